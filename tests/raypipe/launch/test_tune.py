@@ -18,7 +18,8 @@ from torch import nn
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
 from raypipe.integrations.tracking import Target, Trackers
-from raypipe.launch import capacity, tune
+from raypipe.launch import nodes
+from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.launcher import Launcher
@@ -30,7 +31,7 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
@@ -163,7 +164,7 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     assert sweep(tmp_path, launcher, *axes, "sweep.concurrent=1") is not None
     rows = by_point(tmp_path, "train.scaling.cpus_per_worker", "exhaust", "fail")
     assert set(rows.loc[512, "status"]) == {"failed"}
-    assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* has room for 0").all()
+    assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* no room").all()
     assert set(rows.loc[(1, True), "status"]) == {"out_of_memory"}
     assert rows.loc[(1, False, True), "status"] == "failed"
     assert rows.loc[(1, False, True), "reason"] == "ConnectionError: the machine went away"
@@ -287,15 +288,16 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "measured", "concurrent", "workers", "expected"),
+    ("gpus", "measured", "concurrent", "workers", "together", "slots"),
     [
-        (1.0, True, None, 1, 4),  # as many as the largest node has GPUs
-        (1.0, True, 3, 1, 3),
-        (1.0, True, 1, 2, 2),  # the two of a single trial
-        (0.5, True, None, 1, 4),  # a measured trial has its GPU to itself
-        (0.5, False, None, 1, 8),
-        (0.0, True, None, 1, 1),  # it has its node to itself
-        (0.0, False, None, 1, 16),
+        (1.0, True, None, 1, 4, 6),  # as many as the largest node has GPUs
+        (1.0, True, 3, 1, 3, 6),
+        (1.0, True, 1, 2, 2, 3),  # the two of a single trial
+        (0.5, True, None, 1, 4, 6),  # a measured trial has its GPU to itself
+        (0.5, False, None, 1, 8, 12),
+        (0.0, True, None, 1, 1, 2),  # it has its node to itself
+        (0.0, True, None, 2, 2, 1),
+        (0.0, False, None, 1, 16, 32),
     ],
 )
 def test_concurrent_trials_share_the_cores_of_a_node_for_their_loaders(
@@ -303,28 +305,18 @@ def test_concurrent_trials_share_the_cores_of_a_node_for_their_loaders(
     measured: bool,
     concurrent: int | None,
     workers: int,
-    expected: int,
+    together: int,
+    slots: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nodes = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
-    monkeypatch.setattr(capacity, "living_nodes", lambda: nodes)
+    found = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
+    for module in (launched, nodes):
+        monkeypatch.setattr(module, "living_nodes", lambda: found)
     settings = TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
     plan, run = BatchPlan(1, 1, workers, workers), RunDirectory.at(tmp_path)
     job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
-    assert capacity.workers_on_node(job, concurrent) == expected
-
-
-def test_a_trial_knows_how_many_workers_are_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Worker] = []
-    monkeypatch.setattr(tune, "train", lambda job, worker, report: found.append(worker))
-    monkeypatch.setattr(tune.tune, "report", lambda outcome: None)
-    monkeypatch.setattr(TrainingJob, "steps", 1)
-    run, plan = RunDirectory.at(tmp_path), BatchPlan(1, 1, 1, 1)
-    job = TrainingJob(
-        "t", "run", Line(4, False), TrainStageSettings(), plan, run, workers_on_node=4
-    )
-    tune._train({"job": job, "mailbox": None, "threads": 1, "faults": ""})
-    assert [worker.workers_on_node for worker in found] == [4]
+    sized = launched._sized(job, concurrent)
+    assert (sized.workers_on_node, launched._slots(sized)) == (together, slots)
+    alone = measured and not gpus
+    assert sized.settings.scaling.threads == (16 // workers if alone else 1)
