@@ -51,7 +51,6 @@ bench:
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
 	$(PYTHON) -m benchmarks.sweep
 	$(PYTHON) -m benchmarks.matrix
-	$(PYTHON) -m benchmarks.scheduler
 	$(PYTHON) -m benchmarks.lda
 	$(PYTHON) -m benchmarks.teleclass refine
 	$(PYTHON) -m benchmarks.scale overhead

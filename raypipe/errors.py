@@ -95,18 +95,6 @@ class UnitError(RuntimeError):
         return "out_of_memory" if self.kind == "out_of_memory" else "failed"
 
 
-class PreemptionError(UnitError):
-    """A training ended with a checkpoint since a node of its workers will be lost."""
-
-    def __init__(self, unit: str, step: int) -> None:
-        message = f"a node is about to be preempted; ended with a checkpoint at step {step}"
-        super().__init__(unit, "node_lost", message)
-        self.step = step
-
-    def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
-        return type(self), (self.unit, self.step)
-
-
 def message_of(error: BaseException) -> str:
     """Return ``Type: text`` of an exception with its notes, even if its ``__str__`` raises."""
     shown = traceback.TracebackException(type(error), error, None, lookup_lines=False)

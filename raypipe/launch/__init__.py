@@ -16,16 +16,12 @@ gc.set_threshold(50_000, 20, 100)
 ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 
 # Ray reads these variables on import. A worker group polls and stops in tenths of a second, not
-# seconds, and recounts the nodes after waiting ten seconds for its placement group. A worker
-# reports errors of its own (failures.CAUSES) to raypipe, which ends the group at once. After any
-# other failure Ray ends it: workers that wait in an exchange have a second, not thirty, and five
-# more that cannot be set. A caller notices a node that vanished silently after 85 seconds, not
-# seven minutes (Ray's servers allow one ping per minute). raypipe watches for announced losses of
-# nodes itself. Ray's messages address its developers; users read raypipe's progress and
-# RUN_DIR/logs.
+# seconds. After a failure Ray ends it: workers that wait in an exchange have a second, not thirty,
+# and five more that cannot be set. A caller notices a node that vanished silently after 85 seconds,
+# not seven minutes (Ray's servers allow one ping per minute). Ray's messages address its
+# developers; users read raypipe's progress and RUN_DIR/logs.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
     "RAY_grpc_client_keepalive_time_ms": "65000",
     "RAY_grpc_client_keepalive_timeout_ms": "20000",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,11 @@ import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
 
 from raypipe.errors import FailureKind
-from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import living_nodes
+from raypipe.launch.control import Control
 from raypipe.launch.failures import is_node_gone
+from raypipe.launch.nodes import Resources, living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.launch.process import TaskProcess
-from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 
@@ -29,12 +28,17 @@ class ActorPool(RayPool):
     """Run tasks in sequence in as many actors as there is room for, started on demand.
 
     An actor takes its first task once it has started and the caller is in ``finished``. It holds
-    its CPUs and GPUs between tasks, too. When other stages want the CPUs of a pool without GPUs,
-    surplus actors end after their current tasks.
+    its CPUs and GPUs between tasks, too.
     """
 
-    def __init__(self, options: PoolOptions, admission: Admission, lease: Lease) -> None:
-        super().__init__(options, admission, lease)
+    def __init__(
+        self,
+        options: PoolOptions,
+        control: Control,
+        before: Collection[Resources],
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(options, control, before, say)
         self._actor = ray.remote(TaskProcess).options(
             num_cpus=options.cpus,
             num_gpus=options.gpus,
@@ -69,14 +73,11 @@ class ActorPool(RayPool):
         return [*self._running, *self._starting]
 
     def _launch(self) -> None:
-        if self._admission.is_winding_down:
+        if self._control.holds_back(self, self._number()):
+            while self._idle:
+                ray.kill(self._idle.pop().actor)
             return
-        cpus = self._options.cpus
-        most = int(min(self._limit(), self._capacity) / cpus + 1e-9)
-        while self._starting and self._number() > most:
-            ray.kill(self._starting.popitem()[1].actor)
-        while self._idle and self._number() > most:
-            ray.kill(self._idle.pop().actor)
+        most = int(self._capacity / self._options.cpus + 1e-9)
         while self._number() < min(most, len(self._running) + len(self._waiting)):
             actor: Any = self._actor.remote()
             process = _Process(actor, actor.node.remote())
@@ -84,7 +85,6 @@ class ActorPool(RayPool):
         while self._idle and self._waiting:
             process = self._idle.pop()
             self._busy[self._start_next(process.actor.run)] = process
-        self._record_use(self._number() * cpus)
 
     def _number(self) -> int:
         return len(self._starting) + len(self._idle) + len(self._busy)

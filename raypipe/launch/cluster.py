@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import math
 import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from typing import Any
 
 import psutil
 import ray
-from ray._private import worker as ray_worker
-from ray._private.accelerators import NvidiaGPUAcceleratorManager
 from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -30,10 +28,9 @@ from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.actor_pool import ActorPool
-from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import claim_of, living_nodes
-from raypipe.launch.pool import RayPool, await_room, claim_of_tasks
-from raypipe.launch.train import await_workers, fit
+from raypipe.launch.control import Control
+from raypipe.launch.nodes import living_nodes
+from raypipe.launch.pool import RayPool
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
@@ -82,8 +79,12 @@ class RayLauncher:
         self, address: str | None = None, modules: Mapping[str, str] | None = None
     ) -> None:
         self._local = address is None and not in_cluster()
+        self._control = Control()
+        #: of the trainings; started with the first one
+        self._mailbox: Any = None
+        self._lock = Lock()
         if self._local and modules is not None and _is_kept(modules):
-            self._admission = Admission(living_nodes().values())
+            self._nodes = tuple(living_nodes().values())
             self._watch_raylet()
             return
         quiet = {name: os.environ[name] for name in ENVIRONMENT}
@@ -104,9 +105,6 @@ class RayLauncher:
             options["num_gpus"] = len(here.gpus)
             if here.gpus:
                 variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in here.gpus)
-            if here.gpu_problems:  # Ray asks NVML for the first card's name, which may be lost
-                manager: Any = NvidiaGPUAcceleratorManager
-                manager.get_current_node_accelerator_type = _no_type
         else:
             # Python's own variable brings raypipe itself, if it is not installed on the nodes
             given = {k: v for k in ("PYTHONPATH",) if (v := os.environ.get(k))}
@@ -114,19 +112,20 @@ class RayLauncher:
             options["address"] = address or "auto"
             options["runtime_env"] = {"env_vars": {**given, **search, **quiet}}
             _check_reachable(address or os.environ.get(_ADDRESS, ""), named)
-        # Ray prints a colored paragraph per dead worker, regardless of log_to_driver; each death
-        # is a row in `failures`. There is no public switch.
-        ray_worker._worker_logs_enabled = False
+        _silence_ray()
         try:
             with _terminated_as_before(), _ended_if_stuck(), _environment(variables):
                 ray.init(**options)
         except Exception as error:  # Ray raises anything, even a plain Exception
             if self._local:
                 ray.shutdown()
-                reason = f"Ray does not start on this machine: {error}"
+                lost = (
+                    f" ({'; '.join(here.gpu_problems)}; --local works)" if here.gpu_problems else ""
+                )
+                reason = f"Ray does not start on this machine: {error}{lost}"
                 raise UnitError("ray.init", "node_lost", reason) from error
             raise ConfigError(f"{named}: no Ray cluster can be reached there: {error}") from error
-        self._admission = Admission(living_nodes().values())
+        self._nodes = tuple(living_nodes().values())
         if self._local:
             self._watch_raylet()
 
@@ -155,57 +154,31 @@ class RayLauncher:
         return results
 
     def train(
-        self,
-        job: TrainingJob,
-        report: Report,
-        rank: float = 0.0,
-        started: Callable[[], None] = lambda: None,
-        seconds: float = math.inf,
+        self, job: TrainingJob, report: Report, started: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Run a training job in a worker, or several in a Ray Train group. Raises UnitError.
+        """Run a training job in a task, which is or starts its workers. Raises UnitError.
 
-        The outcome has the seconds that the workers lasted, and of CPUs and GPUs that it reserved.
+        The outcome has the seconds that the workers lasted, and of CPUs and GPUs that they held.
         """
+        from raypipe.launch.training import fit, start_mailbox  # torch takes seconds to import
 
-        def await_room() -> None:
-            await_workers(job, report, self._admission)
+        with self._lock:
+            self._mailbox = self._mailbox or start_mailbox()
+        return fit(job, report, started, self._mailbox, self._control, self._nodes)
 
-        await_room()
-        with self._admission.lease(claim_of(job), rank, await_room, seconds) as lease:
-            started()
-            start = time.monotonic()
-            outcome = fit(job, report, self._admission, lease)
-            seconds, processes = time.monotonic() - start, sum(lease.processes.values())
-            used = {n: seconds * processes * lease.claim.bundle.get(n, 0.0) for n in ("CPU", "GPU")}
-            return {**outcome, "leased": (seconds, used["CPU"], used["GPU"])}
-
-    def trials(
-        self, trials: Trials, settings: SweepSettings, run: RunDirectory, rank: float = 0.0
-    ) -> None:
+    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""
-        from raypipe.launch.tune import run_trials  # slow to import, and seldom needed
+        from raypipe.launch.trials import run_trials  # slow to import, and seldom needed
 
-        self._admission.pause()
-        run_trials(trials, settings, run, self._admission, rank)
+        self._control.pause()
+        run_trials(trials, settings, run, self._control, self._nodes)
 
     @contextmanager
-    def pool(
-        self,
-        options: PoolOptions,
-        say: Callable[[str], None] = print,
-        rank: float = 0.0,
-        seconds: float = math.inf,
-    ) -> Iterator[TaskPool]:
+    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-
-        def await_space() -> None:
-            await_room(options, self._admission, say)
-
-        await_space()
-        claim = claim_of_tasks(options)
-        with self._admission.lease(claim, rank, await_space, seconds) as lease:
-            kind = ActorPool if options.keep_processes else RayPool
-            pool = kind(options, self._admission, lease)
+        kind = ActorPool if options.keep_processes else RayPool
+        pool = kind(options, self._control, self._nodes, say)
+        with self._control.working():
             try:
                 yield pool
             finally:
@@ -214,20 +187,20 @@ class RayLauncher:
     @property
     def ending_s(self) -> float:
         """The seconds in which running work could come to an orderly end."""
-        return self._admission.ending_s
+        return self._control.ending_s
 
     @property
     def is_at_rest(self) -> bool:
         """Whether no training, trial or task runs."""
-        return self._admission.is_at_rest
+        return self._control.is_at_rest
 
     def wind_down(self) -> None:
         """Start nothing new; trainings save checkpoints and end."""
-        self._admission.wind_down()
+        self._control.wind_down()
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in every thread that waits on this launcher."""
-        self._admission.interrupt()
+        self._control.interrupt()
 
     def _watch_raylet(self) -> None:
         """Let all work fail once the raylet that was started here dies.
@@ -241,12 +214,12 @@ class RayLauncher:
                 time.sleep(_LOOK_S)
             if raylet is None or not ray.is_initialized() or _raylet() is not None:
                 return  # not started here, stopped in order, or started anew
-            self._admission.interrupt(
+            self._control.interrupt(
                 "Ray's process on this machine (raylet) died: somebody killed it, or the system "
                 "did, for lack of memory"
             )
             deadline = time.monotonic() + _END_S
-            while not self._admission.is_at_rest and time.monotonic() < deadline:
+            while not self._control.is_at_rest and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
             if _raylet() is None:
                 ray.shutdown()
@@ -271,8 +244,28 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _no_type() -> None:
-    """Return no accelerator type, which Ray uses only for placement by type."""
+class _WithoutRay:
+    """Standard output without what Ray's threads print: a paragraph per dead worker.
+
+    Each death is a row in `failures`, and ``log_to_driver`` does not cover these paragraphs.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text unless Ray prints it."""
+        if current_thread().name.startswith("ray_"):
+            return len(text)
+        return int(self._stream.write(text))
+
+
+def _silence_ray() -> None:
+    if not isinstance(sys.stdout, _WithoutRay):
+        sys.stdout = _WithoutRay(sys.stdout)
 
 
 def _is_kept(modules: Mapping[str, str]) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError, message_of
-from raypipe.launch.capacity import living_nodes
+from raypipe.launch.nodes import living_nodes
 from raypipe.training.job import TrainingJob
 from raypipe.training.oom import failure_kind, unit_error
 
@@ -28,11 +28,8 @@ _LOST_PEER = (
     "remote process exited",
     "NCCL communicator was aborted",
 )
-# attributes in which Ray's exceptions keep their causes; its timeouts have no public class
-_CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
 _NODE_GONE = (ray.exceptions.NodeDiedError, ray.exceptions.ActorUnschedulableError)
-_PREEMPTED = "PreemptionError"  # added after Ray 2.55
-_TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
+_DIED = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 # a cause is listed before its consequences on other ranks
 _MOST_TELLING: tuple[FailureKind, ...] = (
     "out_of_memory",
@@ -44,10 +41,6 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
     "worker_hung",
     "node_lost",
     "worker_died",
-)
-#: kinds that are never a consequence of another worker's failure
-CAUSES: frozenset[FailureKind] = frozenset(
-    {"out_of_memory", "host_out_of_memory", "invalid_value", "compile_error"}
 )
 
 
@@ -109,28 +102,38 @@ def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
 
 def _classify(unit: str, error: BaseException) -> UnitError:
     """Return the failure of a worker: the first recognized error in its chain of causes."""
-    seen: BaseException | None = error
-    while seen is not None:
-        kind: FailureKind | None = None
+    for seen in _causes(error):
         if isinstance(seen, UnitError):
             return UnitError(unit, seen.kind, seen.message, seen.limit, seen.trace)
+        kind: FailureKind | None = None
         if isinstance(seen, ray.exceptions.OutOfMemoryError):
             kind = "host_out_of_memory"
-        elif isinstance(seen, _NODE_GONE) or type(seen).__name__ == _PREEMPTED:
+        elif isinstance(seen, _NODE_GONE) or getattr(seen, "preempted", False):
             kind = "node_lost"
-        elif isinstance(seen, ray.exceptions.RayActorError):
-            kind = "node_lost" if seen.preempted else "worker_died"
-        elif type(seen).__name__ in _TIMEOUTS:
+        elif isinstance(seen, _DIED):
+            kind = "worker_died"
+        elif _is_rays(seen) and "Timeout" in type(seen).__name__:
             kind = "timeout"
         if kind is not None:
             return UnitError(unit, kind, str(seen))
-        causes = (getattr(seen, name, None) for name in _CAUSES)
-        seen = next((cause for cause in causes if cause is not None), None)
-    if (failed := getattr(error, "controller_failure", None)) is not None:
-        cause = getattr(failed, "cause", None) or failed  # of a call in a worker
-        message = f"the worker group does not start: {message_of(cause)}"
-        return UnitError(unit, failure_kind(cause), message)
-    return UnitError(unit, failure_kind(error), message_of(error))
+    *_, first = _causes(error)
+    message = message_of(first)
+    if type(error).__name__ == "ControllerError":  # `ray.train` is slow to import
+        message = f"the worker group does not start: {message}"
+    return UnitError(unit, failure_kind(first), message)
+
+
+def _is_rays(error: BaseException) -> bool:
+    return type(error).__module__.startswith("ray.")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes: Ray's errors of trainings keep theirs in their attributes."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        kept = (each for each in vars(seen).values() if isinstance(each, BaseException))
+        seen = next(kept, seen.__cause__)
 
 
 def is_node_gone(nodes: set[str]) -> bool:

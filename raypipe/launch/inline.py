@@ -6,7 +6,6 @@ task runs at a time, nothing is restarted in a fresh process, and a crash ends t
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -52,12 +51,7 @@ class InlineLauncher:
         return [function()]
 
     def train(
-        self,
-        job: TrainingJob,
-        report: Report,
-        rank: float = 0.0,
-        started: Callable[[], None] = lambda: None,
-        seconds: float = math.inf,
+        self, job: TrainingJob, report: Report, started: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
         import torch
@@ -66,13 +60,12 @@ class InlineLauncher:
         from raypipe.training.loop import train
         from raypipe.training.oom import unit_error
 
-        del rank, seconds
         started()
         worker = job.lone_worker()
         if not job.measured:  # a debugger cannot be used in the loader's processes
             job = replace(job, settings=job.settings.with_loader_workers(0))
         before = torch.get_num_threads()
-        torch.set_num_threads(job.settings.scaling.threads or before)
+        torch.set_num_threads(job.settings.scaling.threads)
         self._ending = Ending(wanted=self._winds_down)
         try:
             outcome = train(job, worker, self._unless_interrupted(report), self._ending)
@@ -86,11 +79,9 @@ class InlineLauncher:
             raise KeyboardInterrupt
         return outcome
 
-    def trials(
-        self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory, rank: float = 0.0
-    ) -> None:
+    def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
         """Run the trials in sequence; no scheduler ends one early."""
-        del settings, run_dir, rank
+        del settings, run_dir
         while (job := trials.next()) is not None:
 
             def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
@@ -103,15 +94,9 @@ class InlineLauncher:
                 trials.ended(job.trial_id, error)
 
     @contextmanager
-    def pool(
-        self,
-        options: PoolOptions,
-        say: Callable[[str], None] = print,
-        rank: float = 0.0,
-        seconds: float = math.inf,
-    ) -> Iterator[TaskPool]:
+    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``."""
-        del say, rank, seconds
+        del say
         pool = _InlinePool(options, self._is_ending)
         guard.adopt_orphans()
         try:

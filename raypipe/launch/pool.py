@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,20 +22,11 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace
+from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
 from raypipe.launch import fault_environment
-from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import (
-    await_nodes,
-    bundle,
-    check_alive,
-    for_tasks,
-    living_nodes,
-    may_grow,
-    room,
-)
+from raypipe.launch.control import Control
+from raypipe.launch.nodes import Resources, Wait, bundle, for_tasks, living_nodes, room
 from raypipe.launch.output import run_captured, take_output
-from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.redaction import printable
 
@@ -51,8 +42,6 @@ _CRASHED = (
 )
 #: what Python or C says of a crash, in the output of the process
 _FATAL = re.compile(r"^Fatal Python error: .*(?=\n)", re.MULTILINE)
-# seconds between looks at what other stages leave, which are slow compared with a submission
-_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,72 +56,40 @@ class Call:
     started: float = 0.0
 
 
-def await_room(options: PoolOptions, admission: Admission, say: Callable[[str], None]) -> None:
-    """Wait for lost nodes if a task had room at the start, or for those that may be added.
-
-    Raises:
-        ConfigError: no node has the resources of a task.
-        UnitError: no node is left.
-        KeyboardInterrupt: the run is interrupted.
-
-    """
-    cpus, gpus = options.cpus, options.gpus
-
-    def fits(nodes: Collection[Mapping[str, float]]) -> bool:
-        return room(cpus, gpus, _custom(options, nodes), nodes) > 0
-
-    def enough() -> bool:
-        return fits(living_nodes().values())
-
-    check_alive("pool")
-    lost = fits(admission.nodes)
-    if not enough() and (lost or may_grow()):
-        bundles = [bundle(cpus, gpus, _custom(options, admission.nodes))]
-        reason = "nodes were lost"
-        if not lost:
-            size = f"{cpus:g} CPUs and {gpus:g} GPUs"
-            reason = f"a task needs {size}; no node has that and the cluster may grow"
-        await_nodes("pool", bundles, enough, say, admission.pause, reason)
-    if not enough():
-        largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
-        raise ConfigError(
-            f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
-            f"(the largest has {largest:g} CPUs); ask for less"
-        )
-
-
-def claim_of_tasks(options: PoolOptions) -> Claim:
-    """Return what a pool holds: with GPUs as many tasks as there is room for, else what is left."""
-    each = bundle(options.cpus, options.gpus, _custom(options))
-    if not options.gpus:
-        return Claim(each, pool=True)
-    return Claim(each, most=options.most_tasks or room(options.cpus, options.gpus))
-
-
-def _custom(
-    options: PoolOptions, nodes: Collection[Mapping[str, float]] | None = None
-) -> str | None:
-    """Return the custom resource that tasks request on these nodes (default: living), if any."""
-    return None if options.gpus else for_tasks(nodes)
-
-
 class RayPool:
     """Tasks on fractions of a CPU, submitted to Ray just ahead of free capacity.
 
     Slightly more tasks are in flight than the nodes can run, so that CPUs never wait and an
-    autoscaler sees the demand. The limit follows nodes that join or leave. (GPU tasks hold their
-    resources, so their limit is that of the nodes at the start.) Tasks without a GPU use the CPUs
-    that concurrent stages leave.
+    autoscaler sees the demand. The limit follows nodes that join or leave.
 
     A task whose worker died or that exceeded its time limit is retried, with ``attempts`` attempts
     in all. Each failed attempt is returned as a result, so that it can be recorded.
+
+    Args:
+        options: of all tasks.
+        control: the command's.
+        before: the nodes at the start of the command.
+        say: receives a message if the pool must wait for nodes.
+
+    Raises:
+        ConfigError: no node has the resources of a task.
+
     """
 
-    def __init__(self, options: PoolOptions, admission: Admission, lease: Lease) -> None:
-        self._name, self._custom = secrets.token_hex(8), _custom(options)
-        self._options, self._admission, self._lease = options, admission, lease
+    def __init__(
+        self,
+        options: PoolOptions,
+        control: Control,
+        before: Collection[Resources],
+        say: Callable[[str], None],
+    ) -> None:
+        # with GPUs, the CPUs beside them are not those of tasks
+        self._custom = None if options.gpus else for_tasks() or for_tasks(before)
+        self._asked = bundle(options.cpus, options.gpus, self._custom)
+        self._name, self._options, self._control = secrets.token_hex(8), options, control
+        self._wait = Wait(self._asked, 1, before, say)
+        self._check_room()
         self._measured, self._capacity = 0.0, 0.0
-        self._looked, self._share = 0.0, 0.0
         self._measure()
         self._ray_options = {
             "num_gpus": options.gpus,
@@ -180,8 +137,8 @@ class RayPool:
         """
         self._launch()
         while self._running or self._waiting:
-            if self._admission.is_winding_down and not self._running:
-                self._admission.await_interruption(self._lease)
+            if self._control.is_winding_down and not self._running:
+                self._control.await_end(self)
             ready: list[Any] = []
             if watched := self._watched():
                 # all ready references: each wait takes longer the more are watched
@@ -189,7 +146,9 @@ class RayPool:
                 if not ready:
                     ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
             # if nothing is in flight, wait here for capacity
-            self._admission.pause(0 if watched else _POLL_S)
+            self._control.pause(0 if watched else _POLL_S)
+            if not ready:
+                self._check_room()
             done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
             if done:
@@ -203,49 +162,43 @@ class RayPool:
             ray.cancel(reference, force=True)
         self._running.clear()
         self._running_cpus = 0.0
+        self._control.close(self)
 
     def _watched(self) -> list[Any]:
         return list(self._running)
 
+    def _check_room(self) -> None:
+        """Raise an error if no node has the resources of a task, and waiting for one is vain."""
+        if not self._wait.is_vain("pool"):
+            return
+        cpus, gpus = self._options.cpus, self._options.gpus
+        largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
+        reason = (
+            f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
+            f"(the largest has {largest:g} CPUs); ask for less"
+        )
+        raise UnitError("pool", "node_lost", reason) if self._wait.fitted else ConfigError(reason)
+
     def _limit(self) -> float:
         """Return the CPUs that may be in flight: slightly over capacity, at least one task."""
-        if self._options.gpus:
-            return self._capacity
-        now = time.monotonic()
-        if now > self._measured + _MEASURE_S:
+        if self._control.holds_back(self, len(self._running)):
+            return self._running_cpus
+        if time.monotonic() > self._measured + _MEASURE_S:
             self._measure()
-        if now > self._looked + _LOOK_S:
-            self._share, self._looked = self._admission.share(self._lease), now
-        if self._share < self._capacity or self._options.most_tasks is not None:
-            # tasks queued in Ray would take every CPU that becomes free
-            return min(self._capacity, self._share)
+        if self._options.gpus or self._options.most_tasks is not None:
+            return self._capacity
         return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
 
     def _measure(self) -> None:
-        """Count the capacity of the living nodes; without any, one task waits for the next node.
-
-        With GPUs it is that of the lease.
-        """
-        cpus, most = self._options.cpus, self._options.most_tasks
-        if self._options.gpus:
-            slots = sum(self._lease.processes.values())
-        else:
-            slots = max(1, room(cpus, 0.0, self._custom))
-        self._capacity = min(slots, most or slots) * cpus
+        """Count the capacity of the living nodes; without any, one task waits for the next node."""
+        slots, most = max(1, room(self._asked)), self._options.most_tasks
+        self._capacity = min(slots, most or slots) * self._options.cpus
         self._measured = time.monotonic()
 
     def _launch(self) -> None:
-        if self._admission.is_winding_down:
-            return
         limit = self._limit()
         while self._waiting and self._running_cpus + self._waiting[0].cpus <= limit + 1e-9:
             self._start_next(self._task(self._waiting[0].cpus))
-        self._record_use(self._running_cpus)
-
-    def _record_use(self, running: float) -> None:
-        if not self._options.gpus:
-            queued = len(self._waiting) * self._options.cpus
-            self._admission.use(self._lease, running, queued)
 
     def _task(self, cpus: float) -> Any:
         if cpus not in self._tasks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,16 +41,14 @@ class StageContext:
         self,
         stage: Stage,
         session: Session,
-        rank: float = 0.0,
-        trainings: Callable[[], int] = lambda: 1,
+        beside: Callable[[], Sequence[Stage]] = tuple,
         outcomes: Outcomes | None = None,
-        seconds: float = math.inf,
     ) -> None:
         self.stage = stage
         self._created = time.monotonic()
-        self.trainings = trainings
+        #: the unfinished stages that can run at the same time as this one
+        self.beside = beside
         self.session = session
-        self.rank, self.seconds = rank, seconds
         self.device = "cpu"
         self.gpu_peak_bytes: int | None = None
         #: seconds of its tasks' processors, or of its training: whole, of CPUs, of GPUs
@@ -163,7 +160,7 @@ class StageContext:
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
-        return self.session.launcher.pool(options, self.say, self.rank, self.seconds)
+        return self.session.launcher.pool(options, self.say)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
         """Wait for at least one task, and return all that ended for good since the last call.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -132,8 +131,7 @@ class Trials(Protocol):
 class Launcher(Protocol):
     """Backend that runs the work of stages: a Ray cluster, or this process.
 
-    ``concurrent`` says whether several stages may call it at the same time. The work of a higher
-    ``rank`` gets free resources first.
+    ``concurrent`` says whether several stages may call it at the same time.
     """
 
     concurrent: bool
@@ -143,16 +141,9 @@ class Launcher(Protocol):
         ...
 
     def train(
-        self,
-        job: TrainingJob,
-        report: Report,
-        rank: float = 0.0,
-        started: Callable[[], None] = lambda: None,
-        seconds: float = math.inf,
+        self, job: TrainingJob, report: Report, started: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Run a training job once; ``started`` is called when its resources are free.
-
-        ``seconds`` is how long it is expected to hold them, infinite if unknown.
 
         Raises:
             UnitError: it failed, with the kind of failure.
@@ -160,22 +151,14 @@ class Launcher(Protocol):
         """
         ...
 
-    def trials(
-        self, trials: Trials, settings: Any, run_dir: RunDirectory, rank: float = 0.0
-    ) -> None:
+    def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
         """Run a sweep's trials as the cluster has room; ``settings`` is the sweep's section."""
         ...
 
     def pool(
-        self,
-        options: PoolOptions,
-        say: Callable[[str], None] = print,
-        rank: float = 0.0,
-        seconds: float = math.inf,
+        self, options: PoolOptions, say: Callable[[str], None] = print
     ) -> AbstractContextManager[TaskPool]:
         """Return a pool of tasks; ``say`` receives a message if it must wait for nodes.
-
-        ``seconds`` is how long it is expected to hold GPUs, infinite if unknown.
 
         Raises:
             ConfigError: no node has the resources of a task.

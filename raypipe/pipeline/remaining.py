@@ -2,8 +2,7 @@
 
 It is the larger of two bounds that no schedule can beat: the longest chain of stages, and the time
 in which the nodes have as many CPU and GPU seconds as are left (Graham, Bounds on multiprocessing
-timing anomalies, 1969). The allocator's schedules come close to them: 1.00 to 1.03 in the median of
-simulated graphs (docs/scaling.md). Unlike a simulated schedule, they never fall when work is added.
+timing anomalies, 1969). Unlike a simulated schedule, they never fall when work is added.
 
 The interval takes all stages as short or all as long as expected: it is wider than 80 %.
 """

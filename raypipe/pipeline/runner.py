@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bdb import BdbQuit
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,7 @@ from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.growth import Growth
 from raypipe.pipeline.remaining import Forecast
-from raypipe.pipeline.scheduler import (
-    Outcomes,
-    remaining_paths,
-    run_concurrently,
-    run_in_sequence,
-)
+from raypipe.pipeline.scheduler import Outcomes, run_concurrently, run_in_sequence
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import all_stored, is_done
 from raypipe.pipeline.unit_logs import Failure, brief
@@ -96,12 +90,10 @@ def run_stages(
     ran: set[str] = set()
     ordered = in_order(stages)
     estimates: dict[str, Estimate | None] = {}
-    ranks: dict[str, float] = {}
     writer = _TableWriter(session)
 
     def expect(added: Sequence[Stage]) -> None:
         estimates.update(_estimates(session, added))
-        ranks.update(remaining_paths(added, _expected(estimates)))
         session.display.expect(_forecast(session, ordered, estimates))
 
     expect(ordered)
@@ -135,10 +127,8 @@ def run_stages(
                 writer.after_stage()
             session.display.say(f"{stage.key}: done before")
             return None
-        rank, estimate = ranks[stage.key], estimates.get(stage.key)
-        seconds = math.inf if estimate is None else estimate.seconds
-        trainings = partial(_trainings, stage, ordered, session.ledger)
-        context = StageContext(stage, session, rank, trainings, outcomes, seconds)
+        beside = partial(_beside, stage, ordered, session.ledger)
+        context = StageContext(stage, session, beside, outcomes)
         failure = _run_stage(context, writer, outcomes)
         ran.add(stage.key)
         return failure
@@ -163,14 +153,17 @@ def run_stages(
     return None if first is None else f"{first[0]}: {first[1]}"
 
 
-def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:
-    """Return how many unfinished trainings may use the GPUs at the same time, this one included."""
-    later = {stage.key}
+def _beside(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> list[Stage]:
+    """Return the unfinished stages that are neither before nor after a stage."""
+    later, before = {stage.key}, set(stage.needed_keys)
     for other in stages:
         if later.intersection(other.needed_keys):
             later.add(other.key)
-    others = (s for s in stages if s.training is not None and s.on_gpu and s.key not in later)
-    return 1 + sum(not all_stored([other], ledger) for other in others)
+    for other in reversed(stages):
+        if other.key in before:
+            before.update(other.needed_keys)
+    others = (other for other in stages if other.key not in later | before)
+    return [other for other in others if not all_stored([other], ledger)]
 
 
 def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) -> str | None:
@@ -241,15 +234,6 @@ def _estimates(session: Session, stages: Sequence[Stage]) -> dict[str, Estimate 
     ]
     found = session.durations.estimates(zip(stages, todo, strict=True))
     return {stage.key: estimate for stage, estimate in zip(stages, found, strict=True)}
-
-
-def _expected(estimates: Mapping[str, Estimate | None]) -> dict[str, float]:
-    """Return the expected seconds of stages; unknown ones count as the mean of the others."""
-    known = {key: each.seconds for key, each in estimates.items() if each is not None}
-    if not known:
-        return {}
-    mean = sum(known.values()) / len(known)
-    return {key: known.get(key, mean) for key in estimates}
 
 
 def _forecast(

@@ -3,15 +3,15 @@
 A stage whose units need different stages starts when the first of them can be computed. A stage
 that measures speed starts when no other one runs, and no other one starts beside it.
 
-Stages share the cluster by the leases of their trainings, trials and tasks
-(:mod:`raypipe.pipeline.allocator`); those of the stage with the longest remaining path come first.
+Of the stages that can start, the one with the longest remaining path comes first. What they submit
+waits in Ray's queue for its resources.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from raypipe.pipeline.experiment import Stage
@@ -60,7 +60,7 @@ def run_concurrently(
     started: dict[str, Stage] = {}
 
     def add(stages: Sequence[Stage]) -> None:
-        longest = remaining_paths(stages)
+        longest = _remaining_paths(stages)
         needs.update({stage.key: _alternatives(stage) for stage in stages})
         waiting.extend(sorted(stages, key=lambda stage: -longest[stage.key]))  # stable
 
@@ -148,20 +148,12 @@ class Outcomes:
             self._changed.notify_all()
 
 
-def remaining_paths(
-    stages: Sequence[Stage], seconds: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return the length of the longest path from each stage to the end of the graph.
-
-    Args:
-        stages: in an order in which each follows what it needs.
-        seconds: the expected duration of each stage by name; 1 for stages that it lacks.
-
-    """
-    paths: dict[str, float] = {}
+def _remaining_paths(stages: Sequence[Stage]) -> dict[str, int]:
+    """Return the number of stages from each one to the end of the graph, on the longest path."""
+    paths: dict[str, int] = {}
     for stage in reversed(stages):
         after = [paths[other.key] for other in stages if stage.key in other.needed_keys]
-        paths[stage.key] = (seconds or {}).get(stage.key, 1.0) + max(after, default=0.0)
+        paths[stage.key] = 1 + max(after, default=0)
     return paths
 
 

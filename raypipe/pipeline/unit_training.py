@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -45,6 +44,7 @@ def train(
     from raypipe.training.task import ExternalTask
 
     job = job_of(context, unit, task, settings)
+    job = replace(job, settings=job.settings.with_cpus(_cpus(context, job.settings)))
     goes_on = is_continued(context.ledger.get("units", unit.key), unit)
     job = replace(job, initial=initial, continues=goes_on)
     if goes_on:  # its model will replace the other's
@@ -81,8 +81,7 @@ def train(
             elif not job.measured:
                 show(row)
 
-        expected = math.inf if job.measured else context.seconds
-        return context.session.launcher.train(job, report, context.rank, started, expected)
+        return context.session.launcher.train(job, report, started)
 
     if trial:
         asked = replace(job, measured=True, until=trial)
@@ -146,5 +145,20 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
 
     if not context.session.launcher.concurrent:  # in this process
         return 1
-    nodes = context.session.nodes
-    return automatic_workers(settings, effective_batch, nodes, context.trainings())
+    others = sum(stage.training is not None and stage.on_gpu for stage in context.beside())
+    return automatic_workers(settings, effective_batch, context.session.nodes, 1 + others)
+
+
+def _cpus(context: StageContext, settings: TrainStageSettings) -> float:
+    """Return the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
+    from raypipe.training.requirements import cpus_of_a_worker
+
+    scaling = settings.scaling
+    if scaling.cpus_per_worker != "auto" or scaling.gpus_per_worker:
+        return scaling.reserved_cpus
+    fewest = min(node.cpus for node in context.session.nodes)
+    if not context.session.launcher.concurrent:
+        return max(1.0, fewest)
+    loaders = cpus_of_a_worker(settings) - scaling.reserved_cpus
+    share = fewest // (1 + len(context.beside())) // scaling.most_workers
+    return max(1.0, share - loaders)

@@ -79,7 +79,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         settings = sweep.model_copy(update={"grace_steps": grace})
         if remark := differing_batches(trials):
             context.say(remark)
-        context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
+        context.session.launcher.trials(under_way, settings, context.run_dir)
         if under_way.mistake is not None:
             raise under_way.mistake
         _summarize(context, maker, under_way.trials, objective)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raypipe.errors import TRANSIENT, PreemptionError, UnitError
+from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
@@ -28,8 +28,7 @@ def train_to_the_end(
     batch, and therefore the loss curve, stay the same. At micro-batch 1 apply the steps of
     ``on_oom``, one per attempt, each as long as it lowers the need. If an evaluation runs out of
     memory, halve only its batch. If compiling fails, train without. After a lost worker or node, or
-    out of host memory, restart up to ``max_restarts`` times; announced losses of nodes do not
-    count.
+    out of host memory, restart up to ``max_restarts`` times.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -44,9 +43,7 @@ def train_to_the_end(
             return job, launch(job)
         except UnitError as error:
             change: tuple[TrainingJob, str] | None = None
-            if isinstance(error, PreemptionError):  # nothing is lost
-                change = job, "again on other nodes"
-            elif error.kind == "out_of_memory":
+            if error.kind == "out_of_memory":
                 change = _smaller(job, error)
             elif error.kind == "compile_error":
                 change = _uncompiled(job)

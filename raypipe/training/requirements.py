@@ -110,7 +110,7 @@ def automatic_workers(
 ) -> int:
     """Return the number of workers that ``scaling.workers: auto`` stands for.
 
-    On CPUs it is one, since a worker uses all idle cores. On GPUs it is what fits on an equal share
+    On CPUs it is one, since a worker can use many cores. On GPUs it is what fits on an equal share
     of the nodes, at most one worker per sample of a step, and one on MIG slices, which NCCL does
     not connect.
 

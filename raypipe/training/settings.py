@@ -161,8 +161,9 @@ class ScalingSettings(Settings):
     )
     cpus_per_worker: Operational[PositiveFloat | Literal["auto"]] = Field(
         "auto",
-        description="CPU cores that each worker reserves and uses; auto reserves one and also uses "
-        "an equal part of those that are idle on its node.",
+        description="CPU cores that each worker holds, and the number of its threads; auto is one "
+        "on a GPU, and on CPUs an equal share of a node among the stages that can run at the same "
+        "time.",
     )
     strategy: Operational[Literal["ddp", "fsdp"]] = Field(
         "ddp", description="Data parallelism with replicated (ddp) or sharded (fsdp) weights."
@@ -175,13 +176,13 @@ class ScalingSettings(Settings):
 
     @property
     def reserved_cpus(self) -> float:
-        """The CPU cores that each worker reserves."""
+        """The CPU cores that each worker holds; 1 for ``auto``."""
         return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
 
     @property
-    def threads(self) -> int | None:
-        """The number of threads of each worker; None if the idle cores decide."""
-        return None if self.cpus_per_worker == "auto" else max(1, int(self.cpus_per_worker))
+    def threads(self) -> int:
+        """The number of threads of each worker."""
+        return max(1, int(self.reserved_cpus))
 
     @property
     def fewest_workers(self) -> int:
@@ -309,6 +310,11 @@ class TrainStageSettings(Settings):
     def with_workers(self, workers: int) -> TrainStageSettings:
         """Return the settings with this number of workers."""
         scaling = self.scaling.model_copy(update={"workers": workers})
+        return self.model_copy(update={"scaling": scaling})
+
+    def with_cpus(self, cpus: float) -> TrainStageSettings:
+        """Return the settings with this number of CPUs per worker."""
+        scaling = self.scaling.model_copy(update={"cpus_per_worker": cpus})
         return self.model_copy(update={"scaling": scaling})
 
     def with_loader_workers(self, processes: int) -> TrainStageSettings:

@@ -29,11 +29,12 @@ MODULE = "tests.clusters.provider.Machines"
 TOKEN = "0123456789abcdef" * 4
 REQUEST = """
 import time, ray
-from raypipe.launch.capacity import living_nodes, requested
+from raypipe.launch.nodes import living_nodes
 ray.init()
-with requested([{{"raypipe_tasks": 1.0}}] * {nodes}):
-    while len(living_nodes()) < 1 + {nodes}:
-        time.sleep(1)
+wait = ray.remote(num_cpus=0, resources={{"raypipe_tasks": 1.0}})(lambda: time.sleep(1))
+waiting = [wait.remote() for _ in range({nodes})]
+while len(living_nodes()) < 1 + {nodes}:
+    time.sleep(1)
 """
 SSHD = """
 Port 22

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from raypipe import cli
-from raypipe.launch.capacity import TASKS
+from raypipe.launch.nodes import TASKS
 
 PROJECT = Path(__file__).resolve().parents[2]
 VERSION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]

@@ -35,12 +35,12 @@ found["node"] = [gpu.uuid for node in launcher.on_every_node(hardware.detect) fo
 launcher.close()
 print(json.dumps(found))
 """
-SLICES = [f"MIG-22222222-2222-2222-2222-22222222{slice:02x}01" for slice in range(2)]
+SLICES = [f"MIG-11111111-1111-1111-1111-11111111{slice:02x}01" for slice in range(2)]
 
 
 def test_a_task_sees_its_gpus_and_no_others(rig: Rig) -> None:
-    """On a machine whose first card is lost and whose second card has two MIG slices."""
-    env = {"RIG_LOST": "1;0", "RIG_SLICES": "-1;2"}
+    """On a machine whose first card has two MIG slices and whose second card is lost."""
+    env = {"RIG_LOST": "0;1", "RIG_SLICES": "2;-1"}
     found = rig.run(TASKS, cards=2, name="A100", capability="8.0", env=env)
     order = "PCI_BUS_ID"
     assert found["cpu"] == found["actor"] == [["", [], order]] * 2

@@ -15,7 +15,7 @@ import ray
 from raypipe import faults
 from raypipe.launch.cluster import RayLauncher
 from raypipe.pipeline.launcher import PoolOptions
-from tests.raypipe.launch.test_admission import wait_until
+from tests.raypipe.launch.test_beside import wait_until
 from tests.raypipe.launch.test_pool import collect, square
 
 KEPT = PoolOptions(1, keep_processes=True)

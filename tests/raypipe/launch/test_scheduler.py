@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.launch.tune import scheduler_of
+from raypipe.launch.trials import scheduler_of
 from raypipe.sweep.settings import SweepSettings
 
 curves = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=9), min_size=2, max_size=8)

@@ -18,6 +18,8 @@ from torch import nn
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
 from raypipe.integrations.tracking import Target, Trackers
+from raypipe.launch import nodes
+from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.launcher import Launcher
@@ -28,6 +30,9 @@ from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
@@ -156,7 +161,7 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     assert sweep(tmp_path, launcher, *axes, "sweep.concurrent=1", "sweep.repeats=1") is not None
     rows = by_point(tmp_path, "train.scaling.cpus_per_worker", "exhaust", "fail")
     assert set(rows.loc[512, "status"]) == {"failed"}
-    assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* has room for 0").all()
+    assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* no room").all()
     assert set(rows.loc[(1, True), "status"]) == {"out_of_memory"}
     assert rows.loc[(1, False, True), "status"] == "failed"
     assert rows.loc[(1, False, True), "reason"] == "ConnectionError: the machine went away"
@@ -277,3 +282,35 @@ def is_running(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.parametrize(
+    ("gpus", "measured", "workers", "slots"),
+    [
+        (1.0, True, 1, 6),
+        (1.0, True, 2, 3),
+        (0.5, True, 1, 6),  # a measured trial has its GPU to itself
+        (0.5, False, 1, 12),
+        (0.0, True, 1, 2),  # it has its node to itself
+        (0.0, True, 2, 1),
+        (0.0, False, 1, 32),
+    ],
+)
+def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
+    gpus: float,
+    measured: bool,
+    workers: int,
+    slots: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
+    for module in (launched, nodes):
+        monkeypatch.setattr(module, "living_nodes", lambda: found)
+    settings = TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
+    plan, run = BatchPlan(1, 1, workers, workers), RunDirectory.at(tmp_path)
+    job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
+    sized = launched._sized(job)
+    assert launched._slots(sized) == slots
+    alone = measured and not gpus
+    assert sized.settings.scaling.threads == (16 // workers if alone else 1)

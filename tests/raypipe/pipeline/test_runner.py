@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.experiment import Stage, Unit, in_order, with_needs
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
@@ -260,36 +257,6 @@ def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypa
     )
     run_stages([train_stage("train", plain, lambda s, _: Uneven())], undisturbed)
     assert list(read_table(undisturbed.run_dir, "steps")["loss"]) == list(steps["loss"])
-
-
-def test_the_launcher_learns_the_expected_seconds_of_what_ran_before(tmp_path, monkeypatch):
-    """Leases of known length can be passed by others that end before (EASY backfilling)."""
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    expected: list[tuple[str, float]] = []
-
-    class Noting(InlineLauncher):
-        def train(self, job, report, rank=0.0, started=int, seconds=math.inf):
-            expected.append(("train", seconds))
-            return super().train(job, report, rank, started)
-
-        def pool(self, options, say=print, rank=0.0, seconds=math.inf):
-            expected.append(("pool", seconds))
-            return super().pool(options, say, rank)
-
-    def call(context: StageContext) -> None:
-        context.call("call", int)
-
-    training = TrainingSettings(micro_batch=2, accumulation=1, effective_batch=2, steps=4)
-    settings = TrainStageSettings(training=training)
-    stages = [train_stage("train", settings, lambda *_: Regression()), stage("call", do=call)]
-    for attempt in range(2):
-        session = open_session(tmp_path / str(attempt))
-        durations = Durations(session.nodes)
-        again = replace(session, launcher=Noting(), durations=durations)
-        assert run_stages(stages, again) is None
-    assert expected[:2] == [("train", math.inf), ("pool", math.inf)]
-    assert [name for name, _ in expected[2:]] == ["train", "pool"]
-    assert all(0 < seconds < math.inf for _, seconds in expected[2:])
 
 
 class Slow(Regression):

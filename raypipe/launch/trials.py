@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,26 +19,21 @@ from ray.tune.search import Searcher
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
-from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import (
-    WAIT_FOR_NODES_S,
-    bundle,
-    claim_of,
-    living_nodes,
-    of_a_worker,
-    requested,
-    room,
-)
+from raypipe.launch.control import Control
 from raypipe.launch.failures import group_failure
-from raypipe.launch.group import Groups, WorkerGroup
-from raypipe.launch.train import follow
-from raypipe.launch.worker import logged
-from raypipe.pipeline.allocator import Lease
+from raypipe.launch.nodes import Resources, Wait, living_nodes, room
+from raypipe.launch.training import (
+    STARTED,
+    fit,
+    of_a_worker,
+    refuse_vain,
+    start_mailbox,
+    train_with_ray,
+)
 from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
 from raypipe.training.oom import unit_error
 
 #: keys of a trial's reports to Tune: rows of the table ``steps``, and the outcome
@@ -51,22 +45,22 @@ def run_trials(
     trials: Trials,
     settings: SweepSettings,
     run: RunDirectory,
-    admission: Admission,
-    rank: float = 0.0,
+    control: Control,
+    before: Iterable[Resources],
 ) -> None:
     """Run trials until there are no more.
 
     ``trials`` decides, in this process, which trial comes next and records its outcome. A trial
     with one worker runs in Tune's actor. On a CPU that actor is reused; on a GPU each trial has a
-    new process, so that its peak memory is its own. A trial with several workers trains in a Ray
-    Train group; Tune's actor follows it and holds no CPU.
+    new process, so that its peak memory is its own. A trial with several workers trains in a worker
+    group; Tune's actor only waits for it and holds no CPU.
 
     Raises:
         KeyboardInterrupt: the run is interrupted.
 
     """
     state = run.path(".ray-tune")
-    order = _Order(trials, settings.concurrent, admission, rank)
+    order = _Order(trials, settings.concurrent, control, before)
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
     tuner = tune.Tuner(
@@ -84,18 +78,18 @@ def run_trials(
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
-            callbacks=[_Outcomes(trials, order, admission)],
+            callbacks=[_Outcomes(trials, order, control)],
             verbose=0,
         ),
     )
     # a failed trial is a row in raypipe's tables
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     try:
-        tuner.fit()
+        with control.working():
+            tuner.fit()
     except ray.exceptions.RayError as error:  # not a trial's error: Tune's own processes died
         raise group_failure("sweep", error, set(nodes)) from error
     finally:
-        order.close()
         run.delete(state)
 
 
@@ -103,81 +97,45 @@ class _Order(Searcher):
     """Searcher that gives Tune the next trial when there is room for it."""
 
     def __init__(
-        self, trials: Trials, concurrent: int | None, admission: Admission, rank: float = 0.0
+        self,
+        trials: Trials,
+        concurrent: int | None,
+        control: Control,
+        before: Iterable[Resources],
     ) -> None:
         super().__init__()
-        self._trials = trials
-        self._concurrent = concurrent
-        self._admission, self._rank = admission, rank
-        # of the next trial; by trial; and those of ended trials, which the next one may take
-        self._lease: Lease | None = None
-        self._lease_of: dict[str, Lease] = {}
-        self._idle: list[Lease] = []
-        self._held: TrainingJob | None = None
-        self._lacking_at: float | None = None
-        self._request = ExitStack()
-        self._groups = Groups()
-        self._group_of: dict[str, WorkerGroup] = {}
+        self._trials, self._concurrent = trials, concurrent
+        self._control, self._before = control, tuple(before)
+        self._held: tuple[TrainingJob, Wait] | None = None
         self.running: dict[str, TrainingJob] = {}
 
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None for later; FINISHED at the end."""
-        job = self._held or self._trials.next()
-        while job is not None and (lack := _lacking_room(job)) is not None:
-            if self._may_come(job):
-                self._held = job
-                return None
-            self._trials.ended(job.trial_id, UnitError(job.trial_id, "error", lack))
-            job = self._trials.next()
-        self._held, self._lacking_at = job, None
-        self._request.close()
-        if job is None:
-            if not self._trials.is_over:
-                return None
-            self._release_idle()
-            return Searcher.FINISHED
-        if (lease := self._lease_for(job)) is None:
+        if self._concurrent is not None and len(self.running) >= self._concurrent:
             return None
-        self._held, self.running[trial_id], self._lease_of[trial_id] = None, job, lease
-        group = self._groups.take(job)
-        if group is not None:
-            self._group_of[trial_id] = group
-        return {
-            "job": job,
-            "mailbox": None if group is None else group.mailbox,
-            "threads": job.settings.scaling.threads or self._admission.threads(lease),
-            "faults": os.environ.get(VARIABLE, ""),
-        }
+        while self._held is None:
+            if (job := self._trials.next()) is None:
+                return Searcher.FINISHED if self._trials.is_over else None
+            job = _sized(job)
+            asked, workers = of_a_worker(job), job.settings.scaling.fewest_workers
+            self._held = job, Wait(asked, workers, self._before, lambda _: None)
+            try:
+                refuse_vain(job, self._held[1], asked)
+            except UnitError as error:
+                self._trials.ended(job.trial_id, error)
+                self._held = None
+        job, _ = self._held
+        # Tune would take more trials than there is room for, before their choice is due
+        if sum(1 / _slots(each) for each in (job, *self.running.values())) > 1 + 1e-9:
+            return None
+        self._held, self.running[trial_id] = None, job
+        self._control.place(trial_id, 1)
+        return {"job": job, "faults": os.environ.get(VARIABLE, "")}
 
-    def over(self, trial_id: str, *, ended: bool) -> TrainingJob:
-        """Return the job of a trial that is over; free its group, or close it unless ``ended``."""
-        job, group = self.running.pop(trial_id), self._group_of.pop(trial_id, None)
-        if group is not None and ended:
-            self._groups.give_back(group, job)
-        elif group is not None:
-            group.close()
-        self._idle.append(self._lease_of.pop(trial_id))
-        return job
-
-    def _may_come(self, job: TrainingJob) -> bool:
-        """Whether the trial fit on the initial nodes and lost ones may still return."""
-        if _lacking_room(job, self._admission.nodes) is not None:
-            return False
-        if self._lacking_at is None:
-            self._lacking_at = time.monotonic()
-            workers = job.settings.scaling.fewest_workers
-            self._request.enter_context(requested([bundle(*of_a_worker(job))] * workers))
-        return time.monotonic() < self._lacking_at + WAIT_FOR_NODES_S
-
-    def close(self) -> None:
-        """End all worker groups and leases, and withdraw requests for nodes."""
-        self._request.close()
-        for group in self._group_of.values():
-            group.close()
-        self._groups.close()
-        self._withdraw()
-        self._idle += self._lease_of.values()
-        self._release_idle()
+    def over(self, trial_id: str) -> TrainingJob:
+        """Return the job of a trial that is over."""
+        self._control.ended(trial_id)
+        return self.running.pop(trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -195,44 +153,12 @@ class _Order(Searcher):
         """Return an empty state: Tune pickles a copy, but a sweep lives in this process."""
         return {}
 
-    def _lease_for(self, job: TrainingJob) -> Lease | None:
-        """Return the lease of the next trial, or None while it must wait.
-
-        A trial takes over the lease of one that ended: otherwise CPU tasks would take its resources
-        between trials. Trials whose speed is measured on CPUs get a node each; they would share
-        caches and memory bandwidth.
-        """
-        if self._concurrent is not None and len(self.running) >= self._concurrent:
-            return None
-        claim = claim_of(job, alone=job.measured)
-        while self._idle:
-            lease = self._idle.pop()
-            if lease.claim == claim and self._admission.fits(claim):
-                self._withdraw()
-                return lease
-            self._admission.release(lease)
-        if self._lease is None:
-            self._lease = self._admission.request(claim, self._rank)
-        if not self._admission.is_granted(self._lease):
-            return None
-        lease, self._lease = self._lease, None
-        return lease
-
-    def _withdraw(self) -> None:
-        if self._lease is not None:
-            self._admission.release(self._lease)
-            self._lease = None
-
-    def _release_idle(self) -> None:
-        while self._idle:
-            self._admission.release(self._idle.pop())
-
 
 class _Outcomes(Callback):
     """Callback that reports each trial's outcome to the sweep; Tune calls it in this process."""
 
-    def __init__(self, trials: Trials, order: _Order, admission: Admission) -> None:
-        self._trials, self._order, self._admission = trials, order, admission
+    def __init__(self, trials: Trials, order: _Order, control: Control) -> None:
+        self._trials, self._order, self._control = trials, order, control
         self._nodes = set(living_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,7 +168,14 @@ class _Outcomes(Callback):
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Check for an interrupt; Tune calls this about ten times per second."""
         del iteration, trials, info
-        self._admission.pause()
+        self._control.pause()
+
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Record that a trial has its resources."""
+        del iteration, trials, info
+        self._control.placed(trial.trial_id)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -259,11 +192,9 @@ class _Outcomes(Callback):
         """Record that a trial finished, or that the scheduler stopped it."""
         del iteration, trials, info
         ended = _END in trial.last_result
-        outcome = trial.last_result[_END][0] if ended else None
-        # before its checkpoints are deleted; the workers of a failed trial are ending
-        job = self._order.over(trial.trial_id, ended=isinstance(outcome, dict))
-        if outcome is not None:
-            self._trials.ended(job.trial_id, outcome)
+        job = self._order.over(trial.trial_id)  # before its checkpoints are deleted
+        if ended:
+            self._trials.ended(job.trial_id, trial.last_result[_END][0])
         else:
             self._trials.stopped(job.trial_id)
 
@@ -272,7 +203,7 @@ class _Outcomes(Callback):
     ) -> None:
         """Record that a trial's process died; exceptions of a task are results, not errors."""
         del iteration, trials, info
-        job = self._order.over(trial.trial_id, ended=False)
+        job = self._order.over(trial.trial_id)
         # Tune's own getter reads a delayed copy
         path = trial.pickled_error_file
         error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("unknown")
@@ -281,14 +212,12 @@ class _Outcomes(Callback):
 
 def _train(config: dict[str, Any]) -> None:
     """Train one trial in Tune's actor; its outcome is the last report."""
-    import torch
-
     os.environ[VARIABLE] = config["faults"]  # an existing cluster does not have them
     job: TrainingJob = config["job"]
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any] | str) -> None:
-        if isinstance(row, str):
+        if isinstance(row, str) or row == STARTED:
             return
         # reporting to Tune would count as measured time, and a trial that is at its end
         # must not be ended early
@@ -300,12 +229,10 @@ def _train(config: dict[str, Any]) -> None:
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
-        if config["mailbox"] is not None:
-            outcome = follow(config["mailbox"], job, report, lambda: config["threads"])
+        if job.settings.scaling.most_workers == 1:
+            outcome = train_with_ray(job, report)
         else:
-            torch.set_num_threads(config["threads"])
-            with logged(job, rank=0):
-                outcome = train(job, job.lone_worker(), report)
+            outcome = fit(job, report, lambda: None, start_mailbox(), Control(), ())
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome
@@ -318,28 +245,29 @@ def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
     job: TrainingJob = config["job"]
     if job.settings.scaling.most_workers > 1:
         return PlacementGroupFactory([{"CPU": 0, "memory": 1}])
-    return PlacementGroupFactory([_needs(job)])
+    return PlacementGroupFactory([{"CPU": 0, **of_a_worker(job)}])
 
 
-def _needs(job: TrainingJob) -> dict[str, float]:
-    """Return the CPUs and GPUs of all workers."""
-    cpus, gpus = of_a_worker(job)
-    workers = job.settings.scaling.most_workers
-    return {"CPU": workers * cpus, "GPU": workers * gpus}
+def _sized(job: TrainingJob) -> TrainingJob:
+    """Return a trial with the CPUs of its workers: where speed is measured on CPUs, all of a node.
+
+    The number does not depend on how many trials are left, so that their speeds can be compared.
+    """
+    scaling = job.settings.scaling
+    if not job.measured or scaling.gpus_per_worker or scaling.cpus_per_worker != "auto":
+        return job
+    loaders = of_a_worker(job)["CPU"] - scaling.reserved_cpus
+    most = max((node.get("CPU", 1.0) for node in living_nodes().values()), default=1.0)
+    cpus = max(1.0, most // scaling.most_workers - loaders)
+    return replace(job, settings=job.settings.with_cpus(cpus))
 
 
-def _lacking_room(
-    job: TrainingJob, nodes: Iterable[Mapping[str, float]] | None = None
-) -> str | None:
-    """Return why the trial does not fit on these nodes (default: living), or None if it fits."""
-    cpus, gpus = of_a_worker(job)
-    wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus, nodes=nodes)
-    if has >= wanted:
-        return None
-    return (
-        f"{wanted} worker(s) of {cpus:g} CPUs (with the loader's processes) and {gpus:g} GPUs "
-        f"each were requested, but the cluster has room for {has}"
-    )
+def _slots(job: TrainingJob) -> int:
+    """Return how many such trials run at the same time; measured ones on CPUs one per node."""
+    workers, slots = job.settings.scaling.most_workers, room(of_a_worker(job))
+    if job.measured and not job.settings.scaling.gpus_per_worker:
+        slots = workers if workers > 1 else min(slots, len(living_nodes()))
+    return max(1, slots // workers)
 
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:

@@ -1,0 +1,328 @@
+"""Training job on Ray: a task in which Ray Train runs the training function.
+
+With one worker, the task is the worker: Ray Train calls the function in its process. With several,
+the task only starts a worker group and waits for it; Ray places the group as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypipe.errors import UnitError
+from raypipe.launch import fault_environment
+from raypipe.launch.control import Control
+from raypipe.launch.failures import explained, group_failure, log_sizes, worker_failure
+from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
+from raypipe.launch.worker import compute_with, logged
+from raypipe.training.ending import Ending
+from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.oom import expandable_segments
+from raypipe.training.requirements import cpus_of_a_worker
+
+if TYPE_CHECKING:
+    from ray.train import RunConfig, ScalingConfig
+
+_POLL_S = 0.5
+#: seconds after which an elastic group looks for room for more workers
+_GROW_S = 30.0
+#: seconds for the end of a task that was canceled
+_END_S = 20.0
+#: variable of Ray: seconds that each start of a worker group waits for its resources
+_WAIT_FOR_GROUP = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+#: how long and how often a group waits; an elastic one counts the nodes anew each time
+_WAIT_S, _STARTS = 10**9, 2
+_ELASTIC_WAIT_S, _ELASTIC_STARTS = 10, 360
+#: first row of every attempt: the resources are there
+STARTED = {"started": True}
+
+
+class Mailbox:
+    """Actor between the trainings of a command and their workers: rows, and the wish to end.
+
+    Rows go this way since Ray Train forwards none from a training in the process of its caller, and
+    loses the last ones of a worker that dies. Its process imports nothing else of raypipe.
+    """
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[str, list[dict[str, Any] | str]] = defaultdict(list)
+        self._ending_s: dict[str, float] = {}
+        self._ends: set[str] = set()
+
+    def post(self, training: str, row: dict[str, Any] | str) -> None:
+        """Leave a row or a message for the command."""
+        self._rows[training].append(row)
+
+    def must_end(self, training: str, seconds: float) -> bool:
+        """Whether a training should save a checkpoint and end, which takes some seconds."""
+        self._ending_s[training] = seconds
+        return training in self._ends
+
+    def collect(self, training: str, ends: bool) -> tuple[list[dict[str, Any] | str], float]:
+        """Return what a training has left, and the seconds that its end would take."""
+        if ends:
+            self._ends.add(training)
+        return self._rows.pop(training, []), self._ending_s.get(training, 0.0)
+
+
+def start_mailbox() -> Any:
+    """Return a mailbox on this node, which survives lost nodes and out-of-memory kills."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    kept = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    return ray.remote(Mailbox).options(num_cpus=0, **kept).remote()
+
+
+def fit(
+    job: TrainingJob,
+    report: Report,
+    started: Callable[[], None],
+    mailbox: Any,
+    control: Control,
+    before: Iterable[Resources],
+) -> dict[str, Any]:
+    """Run a training job once in a task and return rank 0's result.
+
+    Args:
+        job: the job.
+        report: receives its progress.
+        started: called when its resources are free.
+        mailbox: the command's.
+        control: the command's.
+        before: the nodes at the start of the command.
+
+    Raises:
+        UnitError: a worker failed or died, or there is no room for the workers.
+        KeyboardInterrupt: the run is interrupted, or has come to its end with a checkpoint.
+
+    """
+    nodes, logs = set(living_nodes()), log_sizes(job)
+    asked, scaling = of_a_worker(job), job.settings.scaling
+    wait = Wait(asked, scaling.fewest_workers, before, report)
+    refuse_vain(job, wait, asked)
+    name = f"{job.trial_id}-{secrets.token_hex(4)}"
+    own = asked if scaling.most_workers == 1 else {}  # a group holds its own
+    task = ray.remote(train_in_task).options(
+        num_cpus=own.get("CPU", 0),
+        num_gpus=own.get("GPU", 0),
+        max_retries=0,
+        runtime_env=_environment(job) or None,
+    )
+    with control.working() as work:
+        control.place(name, scaling.most_workers)
+        reference = task.remote(job, mailbox, name)
+        is_placed = False
+        try:
+            while True:
+                ready, _ = ray.wait([reference], timeout=_POLL_S)
+                rows, ending_s = ray.get(mailbox.collect.remote(name, control.is_winding_down))
+                control.expect(work, ending_s)
+                for row in rows:
+                    if row == STARTED:
+                        if not is_placed:
+                            control.placed(name)
+                            is_placed, start = True, time.monotonic()
+                            started()
+                    else:
+                        report(row)
+                if ready:
+                    outcome: dict[str, Any] = ray.get(reference)
+                    break
+                control.pause()
+                if not is_placed:
+                    if control.is_winding_down:
+                        control.await_end(work)
+                    refuse_vain(job, wait, asked)
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            raise explained(job, group_failure(job.trial_id, cause, nodes), logs) from error
+        finally:
+            _end(reference)
+            control.ended(name)
+        if "ended_at" in outcome:
+            control.await_end(work)
+        seconds = time.monotonic() - start
+        used = {n: seconds * scaling.most_workers * asked.get(n, 0.0) for n in ("CPU", "GPU")}
+        return {**outcome, "leased": (seconds, used["CPU"], used["GPU"])}
+
+
+def of_a_worker(job: TrainingJob) -> dict[str, float]:
+    """Return the resources of a worker, with the CPUs of its loader's processes.
+
+    A measured trial has its GPUs to itself; on CPUs it shares a node with no other one.
+    """
+    cpus, gpus = cpus_of_a_worker(job.settings), job.settings.scaling.gpus_per_worker or 0.0
+    return bundle(cpus, max(1.0, gpus) if gpus and job.measured else gpus)
+
+
+def refuse_vain(job: TrainingJob, wait: Wait, asked: Resources) -> None:
+    """Raise UnitError if the workers have no room on the nodes, and waiting is vain."""
+    if wait.is_vain(job.trial_id):
+        size = " and ".join(f"{amount:g} {name}s" for name, amount in asked.items())
+        raise UnitError(
+            job.trial_id,
+            "node_lost" if wait.fitted or job.attempt > 1 else "error",
+            f"scaling.workers: {job.settings.scaling.fewest_workers} worker(s) of {size} each "
+            "(with the loader's processes) were requested, and the cluster has no room for them; "
+            "lower one of the three or add nodes",
+        )
+
+
+def _end(task: Any) -> None:
+    """End a task, and the worker group that it may have started, unless it has ended."""
+    if not ray.wait([task], timeout=0)[0]:
+        ray.cancel(task, force=True)
+        ray.wait([task], timeout=_END_S)
+
+
+def train_in_task(job: TrainingJob, mailbox: Any, name: str) -> dict[str, Any]:
+    """Train in a task; what ``train_with_ray`` reports goes to the mailbox."""
+
+    def post(row: dict[str, Any] | str) -> None:
+        ray.get(mailbox.post.remote(name, row))
+
+    def must_end(seconds: float) -> bool:
+        return bool(ray.get(mailbox.must_end.remote(name, seconds)))
+
+    return train_with_ray(job, post, must_end)
+
+
+def train_with_ray(
+    job: TrainingJob, report: Report, must_end: Callable[[float], bool] | None = None
+) -> dict[str, Any]:
+    """Train under Ray Train: in this process, which is the worker, or in a worker group.
+
+    Args:
+        job: the job.
+        report: called by rank 0 with its progress; picklable where there is a group.
+        must_end: called by rank 0 with the seconds that an orderly end would take; whether the
+            training should save a checkpoint and end.
+
+    Returns:
+        Rank 0's result.
+
+    Raises:
+        UnitError: this worker failed.
+        ray.train.TrainingFailedError: a worker of the group failed or died.
+
+    """
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    alone = job.settings.scaling.most_workers == 1
+    # NCCL rejects workers that share a GPU
+    backend = "nccl" if (job.settings.scaling.gpus_per_worker or 0.0) >= 1 else "gloo"
+    state = f"{job.run_dir.path('.ray-train')}-{secrets.token_hex(4)}"
+    trainer = TorchTrainer(
+        cast("Callable[[dict[Any, Any]], None]", _work),
+        train_loop_config={"job": job, "report": report, "must_end": must_end},
+        scaling_config=ScalingConfig(num_workers=0) if alone else _group(job),
+        torch_config=None if alone else TorchConfig(backend=backend),
+        run_config=None if alone else _attempt(job, state),
+    )
+    try:
+        result = trainer.fit()
+    finally:
+        if not alone:
+            job.run_dir.delete(state)
+    return cast("dict[str, Any]", cast("Any", result).return_value)
+
+
+def _group(job: TrainingJob) -> ScalingConfig:
+    from ray.train import ScalingConfig
+
+    scaling, asked = job.settings.scaling, of_a_worker(job)
+    number: dict[str, Any] = {"num_workers": scaling.most_workers}
+    if scaling.fewest_workers < scaling.most_workers:
+        number = {
+            "num_workers": (scaling.fewest_workers, scaling.most_workers),
+            "elastic_resize_monitor_interval_s": _GROW_S,
+        }
+    each = {"CPU": asked.get("CPU", 0.0), "GPU": asked.get("GPU", 0.0)}
+    return ScalingConfig(use_gpu="GPU" in asked, resources_per_worker=each, **number)
+
+
+def _attempt(job: TrainingJob, state: str) -> RunConfig:
+    """Return the configuration of a worker group that fails as soon as one of its workers does.
+
+    ``state`` is the folder of what Ray writes, which nobody reads.
+    """
+    from ray.train import FailureConfig, RunConfig
+
+    scaling = job.settings.scaling
+    is_elastic = scaling.fewest_workers < scaling.most_workers
+    os.environ[_WAIT_FOR_GROUP] = str(_ELASTIC_WAIT_S if is_elastic else _WAIT_S)
+    starts = _ELASTIC_STARTS if is_elastic else _STARTS
+    # Ray's own types lack some of them
+    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": starts}
+    options: dict[str, Any] = {"worker_runtime_env": _environment(job) or None}
+    filesystem = None if job.run_dir.is_local else job.run_dir.fs
+    return RunConfig(
+        name="group",
+        storage_path=state,
+        storage_filesystem=filesystem,
+        failure_config=FailureConfig(**failures),
+        **options,
+    )
+
+
+def _environment(job: TrainingJob) -> dict[str, Any]:
+    """Return the runtime environment of workers; Ray Train starts CUDA before their function."""
+    found = fault_environment()
+    if job.settings.scaling.gpus_per_worker and (variables := expandable_segments()):
+        return {"env_vars": {**found.get("env_vars", {}), **variables}}
+    return found
+
+
+def _work(config: dict[str, Any]) -> dict[str, Any]:
+    """Train in a worker; rank 0 reports."""
+    import ray.train
+    from ray.train.torch import get_device
+
+    from raypipe.training.loop import train
+
+    job, report, must_end = config["job"], config["report"], config["must_end"]
+    if job.settings.scaling.most_workers == 1:
+        worker = job.lone_worker()
+    else:
+        context = ray.train.get_context()
+        worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())
+    compute_with(job.settings.scaling.threads)
+    over, ending = threading.Event(), Ending()
+    if worker.rank == 0:
+        report(STARTED)
+    if worker.rank == 0 and must_end is not None:
+        watch = partial(_watch, must_end, ending, over)
+        threading.Thread(target=watch, name="ending", daemon=True).start()
+    # Tune ends a trial by a SystemExit in `report`
+    caught = Exception if must_end is None else (Exception, SystemExit)
+    with logged(job, worker.rank):
+        try:
+            return train(job, worker, report, ending)
+        except caught as error:
+            if (
+                worker.rank
+            ):  # a consequence of another one's error, perhaps, which is recorded alone
+                logging.getLogger(__name__).exception("%s failed", job.trial_id)
+            raise worker_failure(job.trial_id, error) from error
+        finally:
+            over.set()
+
+
+def _watch(must_end: Callable[[float], bool], ending: Ending, over: threading.Event) -> None:
+    """Set whether the training should end early, until it is over."""
+    while not ending.wanted and not over.wait(_POLL_S):
+        try:
+            ending.wanted = must_end(ending.seconds)
+        except RayError:  # the command is gone, and soon this process
+            return

@@ -1,0 +1,212 @@
+"""Work beside other work on one cluster: it gets its CPUs in turn, and all of it ends."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from raypipe.integrations.tracking import Target, Trackers
+from raypipe.launch.cluster import RayLauncher
+from raypipe.launch.control import Control
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import ScalingSettings
+from tests.raypipe.composed import run_stages
+from tests.raypipe.launch.test_train import Regression, ignore, job
+from tests.raypipe.pipeline.test_scheduler import CPU_NODE
+from tests.raypipe.sweep.test_sweep import YAML, stages_of
+
+WAIT_S = 400
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def control(launcher: RayLauncher, monkeypatch: pytest.MonkeyPatch) -> Control:
+    """The control of one test: an interrupt is for good."""
+    fresh = Control()
+    monkeypatch.setattr(launcher, "_control", fresh)
+    return fresh
+
+
+@pytest.fixture
+def beside() -> Iterator[ThreadPoolExecutor]:
+    """The other thread."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@pytest.fixture
+def cpus(launcher: RayLauncher) -> int:
+    number = int(ray.cluster_resources()["CPU"])
+    if number < 2:
+        pytest.skip("needs two CPUs")
+    return number
+
+
+def with_scaling(job: TrainingJob, **scaling: object) -> TrainingJob:
+    settings = job.settings.model_copy(update={"scaling": ScalingSettings(**scaling)})
+    return replace(job, settings=settings)
+
+
+def test_a_training_computes_with_the_cpus_that_it_holds(launcher, control, cpus, tmp_path):
+    one = with_scaling(job(tmp_path / "run", 16, 1, 1), cpus_per_worker=cpus)
+    one = replace(one, task=Threaded(tmp_path / "threads"))
+    assert launcher.train(one, ignore)["leased"][1] > 0
+    assert {int(line) for line in (tmp_path / "threads").read_text().split()} == {cpus}
+
+
+class Threaded(Regression):
+    """Notes the number of threads of each step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def loss(self, model, batch, context):
+        with self.path.open("a") as notes:
+            notes.write(f"{torch.get_num_threads()}\n")
+        return super().loss(model, batch, context)
+
+
+def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
+    launcher, control, beside, cpus, tmp_path
+):
+    one = with_scaling(job(tmp_path / "run", 16, 1, 1), cpus_per_worker=cpus)
+    with launcher.pool(PoolOptions(1, keep_processes=True)) as pool:
+        pool.submit("x", (tmp_path / "ran").touch)
+        assert [result.error for result in pool.finished()] == [None]  # it holds its CPU
+        waiting = beside.submit(launcher.train, one, ignore)
+        wait_until(waiting.running)
+        control.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            waiting.result(WAIT_S)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
+    workers, launcher, control, beside, cpus, tmp_path
+):
+    full, over = threading.Event(), threading.Event()
+
+    def fill() -> int:
+        ended = 0
+        with launcher.pool(PoolOptions(1)) as pool:
+            for number in range(4 * cpus):
+                pool.submit(str(number), time.sleep, 0.05)
+            while results := pool.finished():
+                ended += len(results)
+                full.set()
+                for number in range(0 if over.is_set() else len(results)):
+                    pool.submit(f"{ended}-{number}", time.sleep, 0.05)
+        return ended
+
+    filling: Future[int] = beside.submit(fill)
+    try:
+        assert full.wait(WAIT_S)
+        one = job(tmp_path / "run", 16 // workers, 1, workers)
+        one = with_scaling(one, workers=workers, cpus_per_worker=cpus // workers)
+        assert launcher.train(one, ignore)["steps"] == 12
+    finally:
+        over.set()
+    assert filling.result(WAIT_S) >= 4 * cpus
+
+
+class Beside(Regression):
+    """Trains for long, once a task has begun after it did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def loss(self, model, batch, context):
+        (self.folder / "training").touch()
+        wait_until((self.folder / "task").exists)
+        time.sleep(0.1)
+        return super().loss(model, batch, context)
+
+
+def note(folder: Path) -> None:
+    """A task: a short one before a training, beside it one that has to be ended.
+
+    The process that cancels a task at the moment of its end may abort (ray-project/ray#54527).
+    """
+    if beside := any((folder / name).exists() for name in ("training", "trial")):
+        (folder / "task").touch()
+    time.sleep(WAIT_S if beside else 0.05)
+
+
+@pytest.mark.parametrize("kind", ["training", pytest.param("sweep", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
+    launcher, control, cpus, tmp_path, monkeypatch, kind
+):
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
+    signs.mkdir()
+    none = Trackers((), Target(run, "r", "both", {}))
+    session = Session(run, "r", Ledger(run), launcher, Display(), [CPU_NODE], none)
+    long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
+
+    def fill(context: StageContext) -> None:
+        with context.pool(PoolOptions(1)) as pool:
+            for number in range(4 * cpus):
+                pool.submit(str(number), note, signs)
+            while ended := context.finished(pool):
+                for result in ended:
+                    pool.submit(result.key, note, signs)
+
+    def train(context: StageContext) -> None:
+        launcher.train(long, lambda told: (signs / "steps").touch())
+
+    first = Stage("first", train, [Unit("first", {})], on_gpu=True)
+    begun = [signs / "steps", signs / "task"]
+    if kind == "sweep":  # its trials have the node to themselves, where there is no GPU
+        begun = [signs / "trial"]
+        text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
+        text += f"notes: {begun[0]}\npause_s: 0.1\n"
+        [first, _] = stages_of("train.scaling.gpus_per_worker=0", "sweep.steps=10000", text=text)
+        first = replace(first, name="first", on_gpu=True)
+
+    def interrupt() -> None:
+        try:
+            wait_until(lambda: all(sign.exists() for sign in begun))
+            time.sleep(0.2)  # the last short task
+        finally:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presser = threading.Thread(target=interrupt)
+    presser.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_stages([first, Stage("second", fill, [Unit("second", {})])], session)
+    finally:
+        presser.join()
+        signal.signal(signal.SIGINT, before)
+    found = read_table(run, "stages").set_index("stage")["status"]
+    assert dict(found) == {"first": "interrupted", "second": "interrupted"}
+    assert not list(Path(run.location).glob(".ray*"))
+    gc.collect()  # of Tune's actors nothing is left but a cycle of references
+    wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
