@@ -140,12 +140,13 @@ def vectorize(
     try:
         texts = iter(texts)
         sample = list(islice(texts, _SAMPLE))
-        if not any(text.strip() for text in sample):
-            raise CorpusError(f"{source}: no documents: every line or file is empty")
         counts = vectorizer.fit_transform(chain(sample, texts))
     except CorpusError:
         raise
     except ValueError as error:
+        if not any(text.strip() for text in sample):
+            reason = f"{source}: no documents: every line or file is empty"
+            raise CorpusError(reason) from error
         raise CorpusError(
             f"{source}: no word is left with min_df={settings.min_df}, max_df={settings.max_df}, "
             f"stop_words={settings.stop_words!r} and word_pattern={settings.word_pattern!r} "
