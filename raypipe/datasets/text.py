@@ -137,6 +137,7 @@ def vectorize(
         stop_words=settings.stop_words,
         dtype=np.int64,
     )
+    sample = ["not read yet"]
     try:
         texts = iter(texts)
         sample = list(islice(texts, _SAMPLE))
