@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from raypipe.functions.call import Expected, call, check_numbers
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.identity import canonical_json, fingerprint
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
-from raypipe.pipeline.unit_logs import brief
+from raypipe.pipeline.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.tables import Column, Table
@@ -242,19 +243,24 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             for key, unit in todo.items():
                 yield key, call, key, expected, shared, unit.literals["arguments"]
 
+        sound = bool(done)  # whether a call returned what is named
         for batch in context.outcomes(pool, every_call()):
             ended = [result for result in batch if result.error is None]
             failures += [result for result in batch if result.error is not None]
-            done += len(ended)
             rows = {result.key: _row(todo[result.key], result) for result in ended}
+            lacking = _lacking(rows, settings.arguments, numbers)
+            sound = sound or len(lacking) < len(rows)
+            for result in (each for each in ended if sound and each.key in lacking):
+                del rows[result.key]
+                about = "invalid_value", lacking[result.key], "gave up"
+                context.fail(Failure(result.key, result.attempt, *about))
+                failures.append(replace(result, error=lacking[result.key], kind="invalid_value"))
+            done += len(rows)
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
             for result in batch:
                 _track(context, todo[result.key], result)
-            for key, row in rows.items():
-                try:
-                    _check_numbers(row, settings.arguments, numbers)
-                except ValueError as error:  # of all calls, probably: the finished ones are stored
-                    raise UnitError(key, "invalid_value", str(error)) from None
+            for key in () if sound else lacking:  # of all calls, probably: they are stored
+                raise UnitError(key, "invalid_value", lacking[key])
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]
@@ -262,6 +268,19 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         kind = first.kind or "error"
         message = f"{brief(first.error or '', 700)}{more}"
         raise UnitError(first.key, kind, message, trace=first.trace)
+
+
+def _lacking(
+    rows: Mapping[str, Row], arguments: Iterable[str], names: Iterable[str]
+) -> dict[str, str]:
+    """Return why calls are of no use to ``maximize`` and ``minimize``, by key."""
+    found = {}
+    for key, row in rows.items():
+        try:
+            _check_numbers(row, arguments, names)
+        except ValueError as error:
+            found[key] = str(error)
+    return found
 
 
 def _track(context: StageContext, unit: Unit, result: TaskResult) -> None:

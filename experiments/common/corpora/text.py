@@ -137,6 +137,7 @@ def vectorize(
         stop_words=settings.stop_words,
         dtype=np.int64,
     )
+    sample = ["not read yet"]
     try:
         texts = iter(texts)
         sample = list(islice(texts, _SAMPLE))
@@ -144,9 +145,13 @@ def vectorize(
     except CorpusError:
         raise
     except ValueError as error:
+        if not any(text.strip() for text in sample):
+            reason = f"{source}: no documents: every line or file is empty"
+            raise CorpusError(reason) from error
         raise CorpusError(
-            f"{source}: no corpus with {settings}: {error}; "
-            "lower min_df, raise max_df or give more documents"
+            f"{source}: no word is left with min_df={settings.min_df}, max_df={settings.max_df}, "
+            f"stop_words={settings.stop_words!r} and word_pattern={settings.word_pattern!r} "
+            f"({error}); lower min_df, raise max_df or give more documents"
         ) from error
     # Not CountVectorizer's own limit, which breaks ties depending on the processor.
     totals = np.asarray(counts.sum(axis=0)).ravel()

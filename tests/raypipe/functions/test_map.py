@@ -197,6 +197,18 @@ def test_another_version_is_refused(name):
     assert "version: stored 1, now 2" in refused.output
 
 
+def test_a_call_without_the_value_fails_alone_where_others_return_it(folder, name):
+    text = "def score(x):\n    return {'loss': x} if x != 2 else {'other': 1}\n"
+    (folder / f"{name}.py").write_text(text)
+    words = ("map", f"{name}:score", "x=1..4", "--minimize", "loss", "--run-dir", "r")
+    ran = raypipe(*words)
+    assert ran.status == 1
+    assert "calls/x=2: attempt 1: invalid_value: the function returned no 'loss'" in ran.output
+    assert "result: loss 1 (x=1)" in ran.output
+    assert sorted(calls("r")["x"]) == [1, 3, 4]
+    assert "recovered" not in raypipe("show", "r").output
+
+
 def test_a_value_that_stored_calls_did_not_return_is_refused(folder, name):
     """With the message of a call that ran."""
     problem = (

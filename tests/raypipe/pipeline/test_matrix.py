@@ -296,7 +296,7 @@ def test_the_report_compares_the_variants_and_shows_one_point(chain, capsys):
     assert raypipe("run", "chain.yaml", *AXES, "--run-dir", "all") == 0
     page = (chain / "all/report/index.html").read_text()
     assert "6 points over fit.rate (2 values), judge.power (3 values), with 2 seeds." in page
-    assert "No winner can be told with fewer than" in page
+    assert "cannot tell: needs at least 6 runs" in page
     assert raypipe("report", "all", "--variant", "fit.rate=2.0,judge.power=3,seed=1") == 0
     assert (
         "the point fit.rate=2.0,judge.power=3,seed=1;"

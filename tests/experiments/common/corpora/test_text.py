@@ -139,8 +139,13 @@ def test_parquet_column_must_be_text(tmp_path):
     ids=["too rare", "contradictory", "not allowed"],
 )
 def test_no_word_left_says_so(tokenization):
-    with pytest.raises(CorpusError, match=r"mine: no corpus with Tokenization.*lower min_df"):
+    with pytest.raises(CorpusError, match=r"mine: no word is left with min_df=.*lower min_df"):
         vectorize("c", ["only words", "seen once"], "mine", tokenization)
+
+
+def test_a_corpus_without_documents_says_so():
+    with pytest.raises(CorpusError, match="mine: no documents: every line or file is empty"):
+        vectorize("c", ["", " \n"], "mine")
 
 
 def test_vocabulary_limit_must_be_positive():
