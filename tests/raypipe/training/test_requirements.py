@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from raypipe.hardware import Gpu, Hardware
-from raypipe.pipeline.experiment import Stage, Training, Unit
-from raypipe.pipeline.runner import _trainings
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.runner import _beside
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.requirements import automatic_workers, obstacles
@@ -70,16 +70,14 @@ def test_auto_is_the_default_and_other_texts_are_refused():
         ScalingSettings(workers="all")
 
 
-def test_only_trainings_that_may_run_beside_it_take_part_of_the_gpus(tmp_path: Path) -> None:
-    training = Training(TrainStageSettings(), lambda view, run: None)
+def test_only_stages_that_can_run_at_the_same_time_share_the_resources(tmp_path: Path) -> None:
+    def stage(name: str, *needs: str) -> Stage:
+        return Stage(name, print, [Unit(name)], needs)
 
-    def stage(name: str, *needs: str, trains: bool = True, on_gpu: bool = True) -> Stage:
-        return Stage(
-            name, print, [Unit(name)], needs, training=training if trains else None, on_gpu=on_gpu
-        )
-
-    first, last = stage("a"), stage("e", "a")
-    stages = [first, stage("b"), stage("c", trains=False), stage("d", on_gpu=False), last]
+    stages = [stage("a"), stage("b"), stage("c", "a"), stage("d", "c"), stage("e", "b", "c")]
     ledger = Ledger(RunDirectory.at(tmp_path))
-    assert _trainings(first, stages, ledger) == 2
-    assert _trainings(stages[1], stages, ledger) == 3
+
+    def beside(place: int) -> str:
+        return "".join(other.name for other in _beside(stages[place], stages, ledger))
+
+    assert [beside(place) for place in range(5)] == ["b", "acd", "b", "be", "d"]
