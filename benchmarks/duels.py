@@ -48,7 +48,7 @@ from experiments.pabbo_lda.pabbo.search_measures import (
     measure_rows,
 )
 from experiments.pabbo_lda.pabbo.searches import Searches
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.settings import training_recipe
 from raypipe.stats import half_width, paired_comparisons
@@ -93,7 +93,7 @@ def search(
         raise typer.BadParameter(f"no such file: {missing[0]!r}", param_hint="--weights")
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    held_out = held_out_functions(HELD_OUT, FunctionSettings())
+    held_out = held_out_functions(HELD_OUT, SyntheticFunctionSettings())
     methods = contenders({name: Path(file).read_bytes() for name, file in models.items()}, held_out)
     regret, cpu_s = {}, {}
     for name, (scorer, sampled) in methods.items():
@@ -168,7 +168,7 @@ def ablation(
     """Train the small model with one change of the recipe each; measure on validation functions."""
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    held_out = held_out_functions(VALIDATION, FunctionSettings())
+    held_out = held_out_functions(VALIDATION, SyntheticFunctionSettings())
     for name in only or VARIANTS:
         model, cpu_s = _trained(name)
         curves = {}

@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
+from experiments.pabbo_lda.objective.objectives import CorpusObjective, load_objectives
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import MainSettings
 from experiments.pabbo_lda.study.evaluations import lda_seeds
@@ -37,7 +37,7 @@ OBJECTIVES = {
 _SHOWN = (0.97, 1.25)
 
 
-def quickstart(documents: int, kind: str) -> Objective:
+def quickstart(documents: int, kind: str) -> CorpusObjective:
     """Return an objective of the quickstart on a sample of the built-in corpus."""
     settings = yaml.safe_load((PROJECT / "configs/quickstart.yaml").read_text())
     options = {**settings["data"]["options"], "max_documents": documents}

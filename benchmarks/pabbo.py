@@ -53,7 +53,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
     published_functions,
 )
 from experiments.pabbo_lda.pabbo.model import PabboModel
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import training_recipe
@@ -305,7 +305,7 @@ def main(
     settings = EvaluationSettings(
         functions=functions, starts=1, query_points=128, candidate_pairs=512, seed=1
     )
-    held_out = held_out_functions(settings, FunctionSettings())
+    held_out = held_out_functions(settings, SyntheticFunctionSettings())
     points = measure("random", 0, 0.0, random_scorer(0, held_out), held_out, settings)
     ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # evaluated below
     points_of = {"log_every": 100, "checkpoint_every": 100, "keep_checkpoints": 10, "seed": seed}

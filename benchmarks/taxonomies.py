@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from experiments.teleclass.data.corpus import Corpus, load
+from experiments.teleclass.data.corpus import LabeledCorpus, load
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
-from experiments.teleclass.settings import DataSettings
+from experiments.teleclass.settings import TeleclassDataSettings
 
 #: a class keeps the share 1 / rank ** ZIPF of its documents
 ZIPF = 1.0
@@ -77,22 +77,22 @@ _UPPER = {
 Rows = NDArray[np.int64]
 
 
-def newsgroups(folder: Path) -> Corpus:
+def newsgroups(folder: Path) -> LabeledCorpus:
     """Return 20 Newsgroups with 28 classes from a folder with its files."""
     given = {"source": "files", "dir": folder, "text": ("subject", "text")}
-    return load(DataSettings.model_validate(given))
+    return load(TeleclassDataSettings.model_validate(given))
 
 
-def structures(folder: Path) -> dict[str, Callable[[], Corpus]]:
+def structures(folder: Path) -> dict[str, Callable[[], LabeledCorpus]]:
     """Return the corpora by name; ``folder`` holds 20 Newsgroups."""
 
-    def posts() -> Corpus:
+    def posts() -> LabeledCorpus:
         return newsgroups(folder)
 
-    def docstrings() -> Corpus:
-        return load(DataSettings())
+    def docstrings() -> LabeledCorpus:
+        return load(TeleclassDataSettings())
 
-    drawn: dict[str, Callable[[], Corpus]] = {}
+    drawn: dict[str, Callable[[], LabeledCorpus]] = {}
     for name, corpus in (("newsgroups", posts), ("builtin", docstrings)):
         drawn[name] = corpus
         for kind, draw in (("imbalanced", imbalanced), ("empty", mostly_empty), ("small", small)):
@@ -101,11 +101,13 @@ def structures(folder: Path) -> dict[str, Callable[[], Corpus]]:
     return drawn
 
 
-def _drawn(draw: Callable[[Corpus], Corpus], corpus: Callable[[], Corpus]) -> Corpus:
+def _drawn(
+    draw: Callable[[LabeledCorpus], LabeledCorpus], corpus: Callable[[], LabeledCorpus]
+) -> LabeledCorpus:
     return draw(corpus())
 
 
-def imbalanced(corpus: Corpus) -> Corpus:
+def imbalanced(corpus: LabeledCorpus) -> LabeledCorpus:
     """Return a corpus in which a few classes, the largest ones, have most of the documents."""
     count = np.bincount(_deepest(corpus.train, corpus.taxonomy), minlength=len(corpus.taxonomy))
     share = np.empty(len(count))
@@ -113,7 +115,7 @@ def imbalanced(corpus: Corpus) -> Corpus:
     return _filtered(corpus, lambda own, ids: _draws(ids) < share[own])
 
 
-def mostly_empty(corpus: Corpus) -> Corpus:
+def mostly_empty(corpus: LabeledCorpus) -> LabeledCorpus:
     """Return a corpus in which only every fourth of the deepest classes has documents."""
     classes = sorted(range(len(corpus.taxonomy)), key=lambda c: _draw(corpus.taxonomy.ids[c]))
     deepest = _deepest(corpus.train, corpus.taxonomy)
@@ -121,12 +123,12 @@ def mostly_empty(corpus: Corpus) -> Corpus:
     return _filtered(corpus, lambda own, _: np.isin(own, kept))
 
 
-def small(corpus: Corpus) -> Corpus:
+def small(corpus: LabeledCorpus) -> LabeledCorpus:
     """Return a corpus of 1,000 training documents, with all test documents."""
-    return Corpus(corpus.taxonomy, corpus.train.sample(SMALL), corpus.test)
+    return LabeledCorpus(corpus.taxonomy, corpus.train.sample(SMALL), corpus.test)
 
 
-def deep(corpus: Corpus, groups: Path) -> Corpus:
+def deep(corpus: LabeledCorpus, groups: Path) -> LabeledCorpus:
     """Return 20 Newsgroups with a class per prefix of the dotted names, five levels deep.
 
     ``groups`` is the file of leaf ids and names of newsgroups.
@@ -151,10 +153,10 @@ def deep(corpus: Corpus, groups: Path) -> Corpus:
         return Documents(documents.ids, documents.texts, gold, documents.dropped)
 
     assert corpus.test is not None
-    return Corpus(taxonomy, relabeled(corpus.train), relabeled(corpus.test))
+    return LabeledCorpus(taxonomy, relabeled(corpus.train), relabeled(corpus.test))
 
 
-def write(corpus: Corpus, folder: Path) -> None:
+def write(corpus: LabeledCorpus, folder: Path) -> None:
     """Write a corpus as the files that ``data.source: files`` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     taxonomy = corpus.taxonomy
@@ -179,13 +181,15 @@ def _lines(path: Path, lines: Iterator[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def _filtered(corpus: Corpus, keep: Callable[[Rows, list[str]], NDArray[np.bool_]]) -> Corpus:
+def _filtered(
+    corpus: LabeledCorpus, keep: Callable[[Rows, list[str]], NDArray[np.bool_]]
+) -> LabeledCorpus:
     def part(documents: Documents) -> Documents:
         own = _deepest(documents, corpus.taxonomy)
         return documents.take(np.flatnonzero(keep(own, documents.ids.to_pylist())))
 
     assert corpus.test is not None
-    return Corpus(corpus.taxonomy, part(corpus.train), part(corpus.test))
+    return LabeledCorpus(corpus.taxonomy, part(corpus.train), part(corpus.test))
 
 
 def _deepest(documents: Documents, taxonomy: Taxonomy) -> Rows:
@@ -203,7 +207,7 @@ def _draws(texts: Sequence[str]) -> NDArray[np.float64]:
     return np.array([_draw(text) for text in texts])
 
 
-def sizes(corpus: Corpus) -> dict[str, int]:
+def sizes(corpus: LabeledCorpus) -> dict[str, int]:
     """Return the numbers of a corpus: classes, levels, documents, and classes with documents."""
     own = Counter(_deepest(corpus.train, corpus.taxonomy).tolist())
     return {

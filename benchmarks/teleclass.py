@@ -30,7 +30,7 @@ import pyarrow as pa
 import torch
 
 from benchmarks.teleclass_structures import measure_all
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
@@ -92,7 +92,7 @@ def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
     """Run phase 2 in this process; return its time and the process's peak resident memory."""
     ids = pa.array(np.arange(documents)).cast(pa.large_string())
     train = Documents(ids, ids, None, {})
-    corpus = Corpus(taxonomy(CLASSES), train, None)
+    corpus = LabeledCorpus(taxonomy(CLASSES), train, None)
     display, ledger = Display(), Ledger(run)
     with display, open_trackers((), run, "benchmark", "teleclass", {}) as trackers:
         launcher = InlineLauncher()

@@ -17,10 +17,10 @@ from sklearn.metrics import adjusted_mutual_info_score, cohen_kappa_score, mutua
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass.class_vectors import ClassVectors, centered
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.evaluation import example_f1
-from experiments.teleclass.phases.infer import Predictor, choose
+from experiments.teleclass.phases.infer import TrainedClassifier, choose
 from experiments.teleclass.refinement import label, label_sets, similarities
 from experiments.teleclass.settings import InferSettings, TeleclassSettings
 from raypipe.storage.run_directory import RunDirectory
@@ -50,7 +50,7 @@ _LEAST = 0.02
 
 
 def label_statistics(
-    corpus: Corpus,
+    corpus: LabeledCorpus,
     run: RunDirectory,
     settings: TeleclassSettings,
     vectors: Mapping[str, Vectors],
@@ -108,7 +108,7 @@ def _label_sets(
     for name, each in scores.items():
         best, _ = label(each, taxonomy, settings.refine)
         sets[name] = taxonomy.closure(label_sets(best, len(taxonomy)))
-    probabilities = Predictor(run, "train", InferSettings()).probabilities(texts, own)
+    probabilities = TrainedClassifier(run, "train", InferSettings()).probabilities(texts, own)
     alone = choose(probabilities, taxonomy, InferSettings(threshold=0.5), 1, 3)
     return sets | {"classifier": sparse.csr_matrix(alone)}
 

@@ -23,13 +23,13 @@ from sklearn.preprocessing import normalize
 
 from benchmarks import taxonomies, teleclass_guards
 from experiments.teleclass.class_vectors import ClassVectors
-from experiments.teleclass.data.corpus import Corpus, load
+from experiments.teleclass.data.corpus import LabeledCorpus, load
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.embeddings import embeddings_of
 from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.phases.baselines import tfidf_similarities
 from experiments.teleclass.refinement import label, label_sets, similarities
-from experiments.teleclass.settings import DataSettings, TeleclassSettings
+from experiments.teleclass.settings import TeleclassDataSettings, TeleclassSettings
 from raypipe.config.yaml_text import load_yaml
 from raypipe.stats import half_width
 from raypipe.storage.artifacts import read_parquet
@@ -42,7 +42,9 @@ BASELINES = ("nearest_name", "nearest_description", "tfidf")
 Values = NDArray[np.float64]
 
 
-def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> dict[str, Any]:
+def measure(
+    name: str, corpus: LabeledCorpus, given: Sequence[str], limit_s: float
+) -> dict[str, Any]:
     """Run one structure in a separate process, and return its row."""
     with TemporaryDirectory(prefix="raypipe-structure-") as folder:
         files, run = Path(folder) / "files", RunDirectory.at(Path(folder) / "run")
@@ -63,7 +65,7 @@ def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> 
         if done.returncode:
             raise SystemExit(f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
-        own = load(DataSettings.model_validate(data))
+        own = load(TeleclassDataSettings.model_validate(data))
         vectors = document_vectors(own, run)
         by_document = document_values(own, run, vectors)
         labels = teleclass_guards.label_statistics(own, run, _settings(run), vectors)
@@ -72,7 +74,7 @@ def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> 
             **compared(by_document), "labels": labels}  # fmt: skip
 
 
-def document_vectors(corpus: Corpus, run: RunDirectory) -> dict[str, NDArray[np.float32]]:
+def document_vectors(corpus: LabeledCorpus, run: RunDirectory) -> dict[str, NDArray[np.float32]]:
     """Return the embeddings of the documents to predict, training documents, names and classes."""
     names = {"documents": corpus.predicted} | {n: n for n in ("train", "names", "classes")}
     encode = _settings(run).encode
@@ -88,7 +90,7 @@ def _settings(run: RunDirectory) -> TeleclassSettings:
 
 
 def document_values(
-    corpus: Corpus, run: RunDirectory, vectors: Mapping[str, NDArray[np.float32]]
+    corpus: LabeledCorpus, run: RunDirectory, vectors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Values]:
     """Return the example-F1 of each document to predict, by method."""
     taxonomy = corpus.taxonomy

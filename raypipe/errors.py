@@ -68,6 +68,13 @@ class Trace:
     frame: str = ""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, unlike a KeyboardInterrupt that the user's code raises.
+
+    A command exits cleanly after it: after a plain one in an import, Python exits with -2.
+    """
+
+
 class UnitError(RuntimeError):
     """A unit of work ended without a result; ``kind`` becomes ``failures.kind``."""
 

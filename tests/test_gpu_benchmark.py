@@ -462,7 +462,7 @@ def test_no_earlier_measurement_calibrates_predictions(
     benches = [bench_of(tmp_path, part=part.name) for part in PARTS[:3]]
     assert len({bench.cache for bench in benches}) == 3
     monkeypatch.setenv("RAYPIPE_CACHE", str(benches[2].cache))
-    calibration.save("Card", [calibration.Measured(key="earlier", speed=2.0)])
+    calibration.save("Card", [calibration.Measurement(key="earlier", speed=2.0)])
     assert calibration.load("Card").number == 1
     monkeypatch.setattr(Bench, "predict", lambda *_: PREDICTION)
     monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))

@@ -142,3 +142,13 @@ def test_every_name_of_the_public_api_can_be_imported() -> None:
 
     assert all(getattr(raypipe, name) is not None for name in raypipe.__all__)
     assert {name for names in raypipe._MODULES.values() for name in names} < set(raypipe.__all__)
+
+
+def test_a_class_name_exists_once() -> None:
+    places: dict[str, list[str]] = {}
+    for file in (*MODULES, *sorted((PROJECT / "experiments").rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                place = f"{file.relative_to(PROJECT)}:{node.lineno}"
+                places.setdefault(node.name.lstrip("_"), []).append(place)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -51,12 +51,12 @@ def kneser_ney(
             last = np.uint64((1 << (width * size)) - 1)
             codes = np.unique(_codes(train, size + 1, width)) & last
         grams = _codes(text[before - size + 1 :], size, width)
-        probability = _Level.of(codes, width).interpolated(grams, probability)
+        probability = _NgramOrder.of(codes, width).interpolated(grams, probability)
     return probability
 
 
 @dataclass(frozen=True)
-class _Level:
+class _NgramOrder:
     """One order of the model: its n-grams and their contexts, both sorted.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Level:
     left: NDArray[np.float64]
 
     @classmethod
-    def of(cls, codes: Codes, width: int) -> _Level:
+    def of(cls, codes: Codes, width: int) -> _NgramOrder:
         """Return the level of n-grams, each as often as it counts."""
         grams, counts = np.unique(codes, return_counts=True)
         discounts = _discounts(counts)[np.minimum(counts, 3)]

@@ -18,7 +18,7 @@ from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainSta
 SIZES = {"tiny": tiny, "medium": medium, "large": large}
 
 
-class DataSettings(Settings):
+class LmDataSettings(Settings):
     """Training data and held-out data; `model.context` is the length of a sequence."""
 
     source: Literal["builtin", "text", "random"] = Field(
@@ -64,7 +64,7 @@ class DataSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the random tokens (source `random`).")
 
     @model_validator(mode="after")
-    def _complete(self) -> DataSettings:
+    def _complete(self) -> LmDataSettings:
         if (self.source == "text") != bool(self.files) or (
             self.held_out_files and self.source != "text"
         ):
@@ -76,7 +76,7 @@ class DataSettings(Settings):
         return self
 
 
-class ModelSettings(LmSettings):
+class LmModelSettings(LmSettings):
     """Size and parts of the model: a section, or a size (`tiny`, `medium`, `large`)."""
 
     vocabulary: PositiveInt = Field(
@@ -118,8 +118,8 @@ class SampleSettings(Settings):
 class PretrainingSettings(Settings):
     """Language-model pretraining; the effective batch is 128 sequences on every card."""
 
-    data: DataSettings = Field(DataSettings(), description="Training data and held-out data.")
-    model: ModelSettings = Field(ModelSettings(), description="Size and parts of the model.")
+    data: LmDataSettings = Field(LmDataSettings(), description="Training data and held-out data.")
+    model: LmModelSettings = Field(LmModelSettings(), description="Size and parts of the model.")
     train: TrainStageSettings = Field(
         TrainStageSettings(
             training=TrainingSettings(

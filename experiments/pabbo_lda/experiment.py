@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
-from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
+from experiments.pabbo_lda.objective.objectives import CorpusObjective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer, release
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import regret_rows
@@ -23,7 +23,7 @@ from experiments.pabbo_lda.pabbo.shipped import (
     shipped_weights,
     trained_on,
 )
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import (
     CurveStageSettings,
@@ -191,7 +191,7 @@ def _searches(
     context: StageContext,
     models: Mapping[str, bytes],
     settings: EvaluationSettings,
-    functions: FunctionSettings,
+    functions: SyntheticFunctionSettings,
 ) -> list[Searches]:
     """Return the searches on parts of the functions: one part on a GPU, else a task for each."""
     every, gpus = settings.functions, any(node.gpus for node in context.session.nodes)
@@ -226,7 +226,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
     )
 
 
-def _lda_features(lda: LdaSettings, objectives: Sequence[Objective]) -> dict[str, float]:
+def _lda_features(lda: LdaSettings, objectives: Sequence[CorpusObjective]) -> dict[str, float]:
     """Return the mean size of the fitted corpora, and of the values of T that a study may try."""
     return {
         "counts": fmean(objective.counts for objective in objectives),

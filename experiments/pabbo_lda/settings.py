@@ -42,7 +42,7 @@ def _warn(text: str) -> None:
     log.warning(text)
 
 
-class DataSettings(Settings):
+class CorporaSettings(Settings):
     """Corpora of the studies; their content is part of the identity of a study."""
 
     source: Source = Field("builtin", description="Kind of corpus: `builtin`, or a file format.")
@@ -286,7 +286,7 @@ class LdaSettings(Settings):
 class MainSettings(Settings):
     """The main job."""
 
-    data: DataSettings = Field(DataSettings(), description="Corpora of the studies.")
+    data: CorporaSettings = Field(CorporaSettings(), description="Corpora of the studies.")
     train_small: PabboStageSettings = Field(
         PabboStageSettings(), description="Training of the small PABBO model."
     )

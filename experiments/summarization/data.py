@@ -39,7 +39,7 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class Data:
+class PairSplits:
     """Training pairs, pairs that choose the best step, and held-out pairs.
 
     No document is in two of them; ``validation`` may be empty. ``content`` is the fingerprint of
@@ -61,7 +61,7 @@ def keys_read(settings: Any) -> list[str]:
     return keys + [f"{name}_share" for name in shares if not getattr(settings, f"{name}_files")]
 
 
-def load(settings: Any) -> Data:
+def load(settings: Any) -> PairSplits:
     """Return the pairs of the section ``data``, of which only :func:`keys_read` are used.
 
     Raises:
@@ -89,7 +89,7 @@ def load(settings: Any) -> Data:
 
 def _divide(
     settings: Any, train: Pairs, given: Mapping[str, Pairs], source: str, content: Mapping[str, Any]
-) -> Data:
+) -> PairSplits:
     """Hold out a part of the training pairs, and another to choose the best step, unless given.
 
     Shares are selected by a hash of the document: equal documents are on the same side. A document
@@ -110,7 +110,7 @@ def _divide(
     else:
         chosen = _without(chosen, _VALIDATION, test, _HELD_OUT, notes)
         train = _without(train, "data.files", chosen, _VALIDATION, notes)
-    return Data(train, chosen, test, content, tuple(notes))
+    return PairSplits(train, chosen, test, content, tuple(notes))
 
 
 def _without(pairs: Pairs, key: str, others: Pairs, other_key: str, notes: list[str]) -> Pairs:

@@ -21,10 +21,10 @@ from experiments.common.evaluation import (
     task_device,
 )
 from experiments.summarization.extractive import central, lead
-from experiments.summarization.generation import generate
+from experiments.summarization.generation import GenerationSettings, generate
 from experiments.summarization.model import build_model
 from experiments.summarization.rouge import MEASURES, score
-from experiments.summarization.settings import GenerationSettings, ModelSettings
+from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
 from raypipe.errors import ConfigError
@@ -141,14 +141,16 @@ def read_documents(run_dir: RunDirectory) -> pa.Table:
         ) from error
 
 
-def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5ForConditionalGeneration:
+def load_model(
+    run_dir: RunDirectory, model: SummarizationModelSettings
+) -> T5ForConditionalGeneration:
     """Return a run's trained model for evaluation, on the CPU."""
     return load_trained(build_model(model.sizes), run_dir)
 
 
 def summarize(
     run_dir: RunDirectory,
-    model: ModelSettings,
+    model: SummarizationModelSettings,
     generation: GenerationSettings,
     arithmetic: Precision,
     part: slice,

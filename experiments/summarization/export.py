@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.summarization.evaluation import load_model
 from experiments.summarization.pretrained import export
-from experiments.summarization.settings import ModelSettings
+from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenize_stage import tokenizer_of
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
@@ -16,7 +16,7 @@ def run_export(context: StageContext) -> None:
     context.say(f"the model and its tokenizer: {context.run_dir.artifact('export')}")
 
 
-def export_model(run_dir: RunDirectory, model: ModelSettings) -> None:
+def export_model(run_dir: RunDirectory, model: SummarizationModelSettings) -> None:
     """Write a run's trained model and tokenizer to its directory."""
     network = load_model(run_dir, model)
     export(network, model.sizes, tokenizer_of(run_dir).content, run_dir, run_dir.artifact("export"))

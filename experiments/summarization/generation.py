@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, PositiveInt
 
 from experiments.summarization.model import END, PAD, SPECIAL_TOKENS
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class GenerationSettings(Settings):
-    """How a summary is searched for."""
+    """Search for a summary, greedy or with several beams."""
 
     beams: PositiveInt = Field(1, description="Beams of the search; 1 is a greedy search.")
     length: PositiveInt = Field(
@@ -28,7 +28,7 @@ class GenerationSettings(Settings):
     no_repeat_ngram: int = Field(
         0, ge=0, description="Length of token sequences that are never repeated; 0 allows all."
     )
-    batch: PositiveInt = Field(16, description="Texts that are summarized at the same time.")
+    batch: Operational[PositiveInt] = Field(16, description="Documents per forward pass.")
 
 
 def generate(

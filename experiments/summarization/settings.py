@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from experiments.summarization import generation
+from experiments.summarization.generation import GenerationSettings
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
 from experiments.summarization.tokenizer import FEWEST_TOKENS
 from raypipe.config.settings import Operational, Settings
@@ -26,7 +26,7 @@ Names = Annotated[
 ]
 
 
-class DataSettings(Settings):
+class SummarizationDataSettings(Settings):
     """Documents and reference summaries, and their encoding."""
 
     source: Literal["builtin", "files"] = Field(
@@ -79,7 +79,7 @@ class DataSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _complete(self) -> DataSettings:
+    def _complete(self) -> SummarizationDataSettings:
         more = self.held_out_files or self.validation_files
         if (self.source == "files") != bool(self.files) or (more and self.source != "files"):
             raise ValueError(
@@ -90,7 +90,7 @@ class DataSettings(Settings):
         return self
 
 
-class ModelSettings(T5Settings):
+class SummarizationModelSettings(T5Settings):
     """The model: a size to train from scratch, its parts, or the name of a pretrained model."""
 
     pretrained: Operational[str | None] = Field(
@@ -122,12 +122,6 @@ class ModelSettings(T5Settings):
         return T5Settings.model_validate(self.model_dump(exclude={"pretrained"}))
 
 
-class GenerationSettings(generation.GenerationSettings):
-    """Search for a summary, greedy or with several beams."""
-
-    batch: Operational[PositiveInt] = Field(16, description="Documents per forward pass.")
-
-
 class SummarizationTraining(TrainStageSettings):
     """Training of a T5, whose activations exceed 65,504, the largest number of fp16."""
 
@@ -139,11 +133,13 @@ class SummarizationTraining(TrainStageSettings):
 class SummarizationSettings(Settings):
     """Summarization; the batch sizes are those published for the card."""
 
-    data: DataSettings = Field(
-        DataSettings(), description="Documents and reference summaries, and their encoding."
+    data: SummarizationDataSettings = Field(
+        SummarizationDataSettings(),
+        description="Documents and reference summaries, and their encoding.",
     )
-    model: ModelSettings = Field(
-        ModelSettings(), description="The model, as a section, a size, or a pretrained model."
+    model: SummarizationModelSettings = Field(
+        SummarizationModelSettings(),
+        description="The model, as a section, a size, or a pretrained model.",
     )
     label_smoothing: float = Field(
         0.0,

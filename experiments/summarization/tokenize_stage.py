@@ -12,7 +12,7 @@ from experiments.summarization.data import load
 from experiments.summarization.tokenizer import (
     Encoded,
     Lengths,
-    TextTokenizer,
+    SubwordTokenizer,
     encode_pairs,
     make_tokenizer,
 )
@@ -36,9 +36,9 @@ def documents_path(run_dir: RunDirectory) -> str:
     return run_dir.artifact("tokenize", "documents.arrow")
 
 
-def tokenizer_of(run_dir: RunDirectory) -> TextTokenizer:
+def tokenizer_of(run_dir: RunDirectory) -> SubwordTokenizer:
     """Return the tokenizer of a run. Raises ConfigError if it is missing."""
-    return TextTokenizer(read_tokenizer(run_dir))
+    return SubwordTokenizer(read_tokenizer(run_dir))
 
 
 def run_tokenize(context: StageContext) -> None:
@@ -57,7 +57,7 @@ def run_tokenize(context: StageContext) -> None:
 
     def call(block: Block[Part]) -> tuple[Any, ...]:
         pairs, part = splits[block.split], slice(block.start, block.end)
-        tokenizer = TextTokenizer(content)
+        tokenizer = SubwordTokenizer(content)
         texts = pairs.documents[part], pairs.summaries[part]
         return encode_pairs, tokenizer, settings.prefix, lengths, *texts
 

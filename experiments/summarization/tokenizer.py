@@ -22,7 +22,7 @@ FEWEST_TOKENS = _FEWEST - 1 + len(SPECIAL)
 
 
 @dataclass(frozen=True)
-class TextTokenizer:
+class SubwordTokenizer:
     """A tokenizer as JSON of the library ``tokenizers``; cheap to pickle."""
 
     content: str
@@ -73,7 +73,7 @@ class Encoded(NamedTuple):
 
 
 def encode_pairs(
-    tokenizer: TextTokenizer,
+    tokenizer: SubwordTokenizer,
     prefix: str,
     lengths: Lengths,
     documents: Sequence[str],

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments.teleclass.artifacts import vector_lists
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.storage.artifacts import read_arrow, write_arrow
 from raypipe.storage.run_directory import RunDirectory
@@ -104,7 +104,7 @@ class Embeddings:
         return self.run_dir.artifact("encode", self.name, f"{number:06d}.arrow")
 
 
-def text_sets(corpus: Corpus) -> dict[str, int]:
+def text_sets(corpus: LabeledCorpus) -> dict[str, int]:
     """Return the number of texts in each set that is encoded, by name."""
     classes = len(corpus.taxonomy.ids)
     sets = {"train": len(corpus.train), "classes": classes, "names": classes}
@@ -112,7 +112,7 @@ def text_sets(corpus: Corpus) -> dict[str, int]:
 
 
 def embeddings_of(
-    run_dir: RunDirectory, corpus: Corpus, settings: EncodeSettings, name: str
+    run_dir: RunDirectory, corpus: LabeledCorpus, settings: EncodeSettings, name: str
 ) -> Embeddings:
     """Return the stored vectors of a set of texts."""
     return Embeddings(run_dir, name, text_sets(corpus)[name], settings.block)

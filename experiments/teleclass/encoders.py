@@ -24,7 +24,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from experiments.common.pretrained import model_fingerprint
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Arithmetic
@@ -105,7 +105,9 @@ class SentenceEncoder:
 Encoder = LsaEncoder | SentenceEncoder
 
 
-def stored_encoder(run_dir: RunDirectory, corpus: Corpus, settings: EncodeSettings) -> Encoder:
+def stored_encoder(
+    run_dir: RunDirectory, corpus: LabeledCorpus, settings: EncodeSettings
+) -> Encoder:
     """Return the encoder of the vectors that a run directory holds.
 
     Raises:
@@ -122,7 +124,7 @@ def stored_encoder(run_dir: RunDirectory, corpus: Corpus, settings: EncodeSettin
     return LsaEncoder.stored(run_dir)
 
 
-def lsa_identity(corpus: Corpus, settings: EncodeSettings) -> str:
+def lsa_identity(corpus: LabeledCorpus, settings: EncodeSettings) -> str:
     """Return the fingerprint of the settings and texts that LSA is fitted to."""
     names = {"dimensions", "max_features", "fit_documents", "seed"}
     fit = settings.model_dump(mode="json", include=names)

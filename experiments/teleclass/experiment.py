@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import Corpus, load
+from experiments.teleclass.data.corpus import LabeledCorpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
 from experiments.teleclass.figures import sections
 from experiments.teleclass.generators import load_generator
@@ -140,7 +140,7 @@ def _check(settings: TeleclassSettings) -> None:
 
 
 def _file_literals(
-    settings: TeleclassSettings, corpus: Corpus
+    settings: TeleclassSettings, corpus: LabeledCorpus
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the fingerprints of the files that refine and augment read. Raises ConfigError."""
     labels, texts = {}, {}

@@ -27,7 +27,7 @@ PUBLISHED_REFINE: Mapping[str, Any] = {
 PUBLISHED_INFER: Mapping[str, Any] = {"threshold": 0.5}
 
 
-class DataSettings(Settings):
+class TeleclassDataSettings(Settings):
     """The taxonomy and the documents: built in, or files in a folder."""
 
     source: Literal["builtin", "files"] = Field(
@@ -71,7 +71,7 @@ class DataSettings(Settings):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _whole(self) -> DataSettings:
+    def _whole(self) -> TeleclassDataSettings:
         if (self.source == "files") != (self.dir is not None):
             raise ValueError(
                 f"source = {self.source} with dir = {self.dir}: give a folder for files, and none "
@@ -337,8 +337,8 @@ class TeleclassSettings(Settings):
     """Settings of TELEClass."""
 
     #: operational: the content of the data is a literal of the units that read it
-    data: Operational[DataSettings] = Field(
-        DataSettings(), description="The taxonomy and the documents."
+    data: Operational[TeleclassDataSettings] = Field(
+        TeleclassDataSettings(), description="The taxonomy and the documents."
     )
     encode: EncodeSettings = Field(
         EncodeSettings(), description="Phase 1: vectors of documents and classes."

@@ -15,7 +15,7 @@ from experiments.common.blocks import Block, map_blocks
 from experiments.common.bpe import token_lists, train_bpe
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
 from experiments.teleclass.artifacts import generated_documents, training_set_path, vector_lists
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.embeddings import Vectors, embeddings_of
 from experiments.teleclass.encoders import stored_encoder
 from experiments.teleclass.settings import takes_vectors
@@ -40,7 +40,7 @@ def read_tokens(run_dir: RunDirectory, number: int) -> pa.Table:
     return read_arrow(run_dir, _block_path(run_dir, number))
 
 
-def run_tokenize(corpus: Corpus, context: StageContext) -> None:
+def run_tokenize(corpus: LabeledCorpus, context: StageContext) -> None:
     """Make the tokenizer, and store the training set in blocks as the classifier reads it."""
     run_dir, encoding = context.run_dir, context.settings.encode
     classifier = context.settings.train.classifier

@@ -23,7 +23,7 @@ from sklearn.svm import LinearSVC
 
 from experiments.common.evaluation import measure_rows
 from experiments.transformer.comparison import store_predictions
-from experiments.transformer.data.splits import Data, Rows
+from experiments.transformer.data.splits import Rows, Splits
 from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.evaluation import measures
 from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
@@ -40,7 +40,7 @@ _MOST_STOPPED = 100
 _MOST_VALUES = 255
 
 
-def run_baselines(data: Data, context: StageContext) -> None:
+def run_baselines(data: Splits, context: StageContext) -> None:
     """Train the baselines, and record their measures on the held-out rows."""
     gold = data.held_out.target
     measured, found = {}, {}
@@ -56,14 +56,14 @@ def run_baselines(data: Data, context: StageContext) -> None:
     context.finish(context.stage.name, {"measures": rows})
 
 
-def methods(data: Data) -> tuple[str, ...]:
+def methods(data: Splits) -> tuple[str, ...]:
     """Return the baselines of the data: two for classes, of texts and of tables."""
     if data.columns:
         return BOOSTING, LINEAR
     return (LOGISTIC, SVM) if data.target.kind == "classification" else (RIDGE,)
 
 
-def predict(data: Data, method: str) -> NDArray[Any] | str:
+def predict(data: Splits, method: str) -> NDArray[Any] | str:
     """Task: train a baseline; return its predictions ``[n]`` for the held-out rows.
 
     Of texts and sequences of tokens it sees TF-IDF of all words or tokens, of tables the columns as
@@ -84,7 +84,7 @@ def predict(data: Data, method: str) -> NDArray[Any] | str:
     return found.astype(data.train.target.dtype)
 
 
-def _model(data: Data, method: str, train: Rows) -> Any:
+def _model(data: Splits, method: str, train: Rows) -> Any:
     classes = len(data.target.classes)
     if method == BOOSTING:
         numbers, sizes = _widths(data)
@@ -108,7 +108,7 @@ def _model(data: Data, method: str, train: Rows) -> Any:
     return make_pipeline(vectors, models[method])
 
 
-def _inputs(data: Data, rows: Rows) -> Any:
+def _inputs(data: Splits, rows: Rows) -> Any:
     """Return texts, tokens as texts, or a table as an array ``[n, columns]``, numbers first."""
     if not data.columns:
         column = rows.inputs.column(0).to_pylist()
@@ -126,7 +126,7 @@ def _inputs(data: Data, rows: Rows) -> Any:
     return np.concatenate([part.astype(np.float64) for part in parts], axis=1)
 
 
-def _widths(data: Data) -> tuple[int, list[int]]:
+def _widths(data: Splits) -> tuple[int, list[int]]:
     """Return the number of numeric columns, and the size of each categorical one."""
     sizes = data.sizes()
     return sizes["numeric"], list(sizes["categories"])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import scipy  # loads scipy.stats on first use: it takes half a second
 from numpy.typing import ArrayLike, NDArray
 
-from experiments.transformer.data.splits import Data
+from experiments.transformer.data.splits import Splits
 from experiments.transformer.tables import BRANCHES, TRANSFORMER
 from raypipe.pipeline.context import StageContext
 from raypipe.stats import holm
@@ -31,7 +31,7 @@ def store_predictions(context: StageContext, predicted: Mapping[str, ArrayLike])
     write_parquet(context.run_dir, path, pa.table(columns))
 
 
-def run_compare(data: Data, context: StageContext) -> None:
+def run_compare(data: Splits, context: StageContext) -> None:
     """Record the tests of McNemar of the transformer and its branches.
 
     Each is compared with every baseline, and the transformer with each of its branches.

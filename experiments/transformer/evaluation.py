@@ -25,7 +25,7 @@ from experiments.common.evaluation import (
     task_device,
 )
 from experiments.transformer.comparison import store_predictions
-from experiments.transformer.data.splits import Data, Target
+from experiments.transformer.data.splits import PredictionTarget, Splits
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
@@ -44,7 +44,7 @@ _SHOWN = 12
 OTHERS = "others"
 
 
-def run_evaluate(data: Data, context: StageContext) -> None:
+def run_evaluate(data: Splits, context: StageContext) -> None:
     """Record the measures of the transformer and of a baseline, and the confusion of classes.
 
     With a branch on n-grams, each branch is measured alone, too.
@@ -96,7 +96,9 @@ def predict(
     return np.concatenate(parts)
 
 
-def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dict[str, float]:
+def measures(
+    gold: NDArray[Any], predicted: NDArray[Any], target: PredictionTarget
+) -> dict[str, float]:
     """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2.
 
     The accuracy has the 95 % interval of Wilson 1927, for rows drawn from all possible ones.
@@ -125,7 +127,7 @@ def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dic
 
 
 def confused(
-    gold: NDArray[np.int64], predicted: NDArray[np.int64], target: Target
+    gold: NDArray[np.int64], predicted: NDArray[np.int64], target: PredictionTarget
 ) -> list[dict[str, Any]]:
     """Count predictions by class, for the most frequent classes; the rest is one class."""
     frequent = np.argsort(-np.bincount(gold, minlength=len(target.classes)), kind="stable")

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from experiments.common.blocks import PARTS, Block, Part, map_blocks
 from experiments.common.bpe import token_lists, train_bpe
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
-from experiments.transformer.data.splits import Data
+from experiments.transformer.data.splits import Splits
 from experiments.transformer.data.tables import Column, encode_rows
 from experiments.transformer.ngrams import encode_ngrams, known_ngrams
 from experiments.transformer.settings import NgramSettings
@@ -34,7 +34,7 @@ def ngrams_path(run_dir: RunDirectory) -> str:
     return run_dir.artifact("prepare", "ngrams.parquet")
 
 
-def run_prepare(data: Data, ngrams: NgramSettings | None, context: StageContext) -> None:
+def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContext) -> None:
     """Train the tokenizer and find n-grams on the training texts; encode and store the splits."""
     length, tokenizer, known = context.settings.model.length, None, None
     for note in data.notes:

@@ -17,7 +17,7 @@ _HEAD_WIDTH = 64
 _LONGEST_BYTES = 7
 
 
-class DataSettings(Settings):
+class TransformerDataSettings(Settings):
     """Training and held-out data."""
 
     source: Literal["builtin", "table", "sequences", "random"] = Field(
@@ -73,7 +73,7 @@ class DataSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the samples and the rule (random).")
 
     @model_validator(mode="after")
-    def _whole(self) -> DataSettings:
+    def _whole(self) -> TransformerDataSettings:
         from_files = self.source in ("table", "sequences")
         more = self.test_file or self.validation_file
         if from_files != (self.file is not None) or (more and not from_files):
@@ -203,7 +203,7 @@ class TransformerSettings(EncoderSettings):
         return 1 + (self.length if self.vocabulary else self.numeric + len(self.categories))
 
 
-class ModelSettings(EncoderSettings):
+class TransformerModelSettings(EncoderSettings):
     """The transformer. Its input and output sizes follow from the data unless they are random."""
 
     vocabulary: int | None = Field(None, ge=0, description="Number of token ids (random).")
@@ -243,8 +243,12 @@ class ModelSettings(EncoderSettings):
 class TrainerSettings(Settings):
     """Settings of the transformer trainer."""
 
-    data: DataSettings = Field(DataSettings(), description="Training and held-out data.")
-    model: ModelSettings = Field(ModelSettings(), description="Size of the transformer.")
+    data: TransformerDataSettings = Field(
+        TransformerDataSettings(), description="Training and held-out data."
+    )
+    model: TransformerModelSettings = Field(
+        TransformerModelSettings(), description="Size of the transformer."
+    )
     train: TrainStageSettings = Field(
         TrainStageSettings(
             training=TrainingSettings(

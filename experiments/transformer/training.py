@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 
-from experiments.transformer.data.splits import Data
+from experiments.transformer.data.splits import Splits
 from experiments.transformer.dataset import RandomSamples, Sample, StoredSamples
 from experiments.transformer.model import (
     PADDING,
@@ -109,7 +109,7 @@ def pad(samples: list[Sample]) -> Sample:
     return *padded, torch.stack(targets)
 
 
-def build_task(data: Data | None, settings: Any, run_dir: RunDirectory | None) -> TransformerTask:
+def build_task(data: Splits | None, settings: Any, run_dir: RunDirectory | None) -> TransformerTask:
     """Return the training on prepared samples; on random ones without data or a run directory."""
     model = settings.model.completed(data.sizes() if data else {})
     if data is None or run_dir is None:

@@ -20,13 +20,13 @@ _SMALL = _MIB
 _SMALL_PAGE, _LARGE_PAGE, _UNMAPPED = 2 * _MIB, 20 * _MIB, 2 * _MIB
 
 
-class _Block:
+class _MemoryBlock:
     __slots__ = ("address", "before", "free", "next", "size", "small")
 
     def __init__(self, size: int, address: int, *, small: bool) -> None:
         self.size, self.address, self.small, self.free = size, address, small, True
-        self.before: _Block | None = None
-        self.next: _Block | None = None
+        self.before: _MemoryBlock | None = None
+        self.next: _MemoryBlock | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> 
 
     """
     allocator = _Allocator(capacity)
-    blocks: dict[int, _Block] = {}
+    blocks: dict[int, _MemoryBlock] = {}
     allocated = reserved = in_use = at = 0
     for index, (number, size) in enumerate(events):
         if not size:
@@ -73,11 +73,11 @@ def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> 
 class _Allocator:
     def __init__(self, capacity: float | None) -> None:
         self._capacity = capacity
-        self._last: dict[bool, _Block] = {}  # block of each segment
+        self._last: dict[bool, _MemoryBlock] = {}  # block of each segment
         self.reserved = self._end = 0
-        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+        self._free: dict[bool, list[tuple[int, int, _MemoryBlock]]] = {True: [], False: []}
 
-    def take(self, size: int) -> _Block | None:
+    def take(self, size: int) -> _MemoryBlock | None:
         """Return a block for a request; None if the card is full."""
         size = max(_ROUND, -(-size // _ROUND) * _ROUND)
         small = size <= _SMALL
@@ -95,7 +95,7 @@ class _Allocator:
         block.free = False
         return block
 
-    def release(self, block: _Block) -> None:
+    def release(self, block: _MemoryBlock) -> None:
         """Free a block and merge it with free neighbors."""
         block.free = True
         if (before := block.before) is not None and before.free:
@@ -108,7 +108,7 @@ class _Allocator:
             self._last[block.small] = block
         insort(self._free[block.small], (block.size, block.address, block))
 
-    def _grown(self, size: int, *, small: bool) -> _Block | None:
+    def _grown(self, size: int, *, small: bool) -> _MemoryBlock | None:
         """Return a block at the end of a segment that grows; None if the card is full.
 
         What is unused within the segment can be unmapped, so that only what is in use counts.
@@ -125,7 +125,7 @@ class _Allocator:
             self._drop(last)
             last.size += whole
         else:
-            before, last = last, _Block(whole, self._end, small=small)
+            before, last = last, _MemoryBlock(whole, self._end, small=small)
             last.before = before
             if before is not None:
                 before.next = last
@@ -134,7 +134,7 @@ class _Allocator:
         self._last[small] = last
         return last
 
-    def _unmap_unused(self, kept: _Block | None) -> None:
+    def _unmap_unused(self, kept: _MemoryBlock | None) -> None:
         """Give the pages of free blocks back to the card, but for one block."""
         for free in self._free.values():
             for size, _, block in free:
@@ -143,8 +143,8 @@ class _Allocator:
                     block.free = False  # it is not mapped
             free[:] = [entry for entry in free if entry[2] is kept]
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.size - size, block.address + size, small=block.small)
+    def _split(self, block: _MemoryBlock, size: int) -> None:
+        rest = _MemoryBlock(block.size - size, block.address + size, small=block.small)
         rest.before, rest.next, block.next = block, block.next, rest
         if rest.next is not None:
             rest.next.before = rest
@@ -153,12 +153,12 @@ class _Allocator:
             self._last[block.small] = rest
         insort(self._free[block.small], (rest.size, rest.address, rest))
 
-    def _drop(self, block: _Block) -> None:
+    def _drop(self, block: _MemoryBlock) -> None:
         free = self._free[block.small]
         del free[bisect_left(free, (block.size, block.address))]
 
 
-def _merged(block: _Block, following: _Block) -> _Block:
+def _merged(block: _MemoryBlock, following: _MemoryBlock) -> _MemoryBlock:
     """Return a block grown by the one that follows it."""
     block.size += following.size
     block.next, block.free = following.next, True

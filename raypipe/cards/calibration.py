@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _LEAST_SPREAD = 0.1
 
 
-class Measured(Settings):
+class Measurement(Settings):
     """A measurement of a training on a card, over its uncalibrated prediction.
 
     ``key`` tells trainings apart: the newest measurement of each counts. ``speed`` is the ratio of
@@ -36,7 +36,7 @@ class Measured(Settings):
 
 class _Record(Settings):
     card: str
-    measurements: tuple[Measured, ...]
+    measurements: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def load(card: str) -> Calibration:
     )
 
 
-def save(card: str, measured: Sequence[Measured]) -> None:
+def save(card: str, measured: Sequence[Measurement]) -> None:
     """Add measurements of a card to the stored ones; a warning if the folder cannot be written."""
     new = [each for each in measured if math.isfinite(each.speed)]
     path = _path(card)
@@ -95,7 +95,7 @@ def save(card: str, measured: Sequence[Measured]) -> None:
         log.warning("%s: the calibration cannot be kept: %s", path, error)
 
 
-def _measurements(path: Path) -> tuple[Measured, ...]:
+def _measurements(path: Path) -> tuple[Measurement, ...]:
     """Return the measurements in a file; none if it is missing or, with a warning, damaged."""
     try:
         return _Record.model_validate_json(path.read_bytes()).measurements

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from raypipe.cli import experiments, machine, runs
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, Interrupted, UnitError
 from raypipe.redaction import without_credentials
 
 app = typer.Typer(
@@ -54,10 +54,6 @@ def _common(
     del version
 
 
-class _Interrupted(KeyboardInterrupt):
-    """Ctrl-C that exits cleanly: after a KeyboardInterrupt in an import, Python exits with -2."""
-
-
 def _spread_stages(arguments: list[str]) -> list[str]:
     """Turn ``--only A B`` into ``--only A --only B``: click's options take one value."""
     spread: list[str] = []
@@ -71,7 +67,7 @@ def _spread_stages(arguments: list[str]) -> list[str]:
 
 def _interrupt(number: int, frame: object) -> None:
     del number, frame
-    raise _Interrupted
+    raise Interrupted
 
 
 def _ignore_interrupts() -> None:

@@ -17,7 +17,7 @@ from raypipe.functions.experiment import FunctionSettings
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.identity import fingerprint as hash_of
-from raypipe.pipeline.source import Source
+from raypipe.pipeline.source import SourceCode
 from raypipe.provenance import git_changes
 from raypipe.redaction import printable, source_without_secrets
 from raypipe.storage.ledger import Ledger, Row
@@ -34,10 +34,10 @@ _PATTERNS = tuple(f"*.{ending}" for ending in _ENDINGS)
 
 
 @dataclass(frozen=True)
-class Code:
+class ExperimentCode:
     """The source of this command's experiment; ``scripts`` are files that its stages start."""
 
-    source: Source
+    source: SourceCode
     scripts: Mapping[str, bytes]
 
     @property
@@ -81,9 +81,9 @@ class Code:
         ledger.put("code", {self.fingerprint: {**row, "files": kept, "left_out": left_out}})
 
 
-def code_of(configuration: Configuration, stages: Sequence[Stage]) -> Code:
+def code_of(configuration: Configuration, stages: Sequence[Stage]) -> ExperimentCode:
     """Return the code of a configuration's experiment, and of the scripts of some stages."""
-    return Code(configuration.source(), _scripts(stages))
+    return ExperimentCode(configuration.source(), _scripts(stages))
 
 
 def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
@@ -154,7 +154,7 @@ def edits(earlier: Mapping[str, str], source: Mapping[str, bytes]) -> list[str]:
 
 def check_code(
     ledger: Ledger, stages: Sequence[Stage], configuration: Configuration, *, strict: bool
-) -> tuple[Code, str]:
+) -> tuple[ExperimentCode, str]:
     """Return the code, and a warning if it changed since stored units were computed.
 
     Raises:

@@ -35,20 +35,16 @@ _MOST_ROWS = 60
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A key with its value in each run; None where it has none."""
-
-    key: str
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """Differences between runs, and all measures that any of them has."""
+    """Differences between runs, and all measures that any of them has.
+
+    ``configuration`` and ``environment`` have the value of a key in each run, None where it has
+    none.
+    """
 
     runs: tuple[Summary, ...]
-    configuration: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
+    configuration: Mapping[str, tuple[Any, ...]]
+    environment: Mapping[str, tuple[Any, ...]]
     results: tuple[Measure, ...]
     bests: tuple[Sequence[Headline], ...]
 
@@ -105,8 +101,8 @@ def text(found: Comparison, width: int | None) -> str:
         ("environment", found.environment),
     ):
         rows = [
-            {"key": each.key, **{n: cell(v) for n, v in zip(names, each.values, strict=True)}}
-            for each in differences
+            {"key": key, **{n: cell(v) for n, v in zip(names, values, strict=True)}}
+            for key, values in differences.items()
         ]
         blocks.append(_block(title, rows, "key", names, width))
     differing = [each for each in found.results if each.differs]
@@ -138,8 +134,8 @@ def as_json(found: Comparison) -> dict[str, Any]:
     """Return a comparison as plain values: lists in the order of the runs."""
     return {
         "runs": [{"run_dir": each.run.shown, "status": each.status} for each in found.runs],
-        "configuration": {each.key: list(each.values) for each in found.configuration},
-        "environment": {each.key: list(each.values) for each in found.environment},
+        "configuration": {key: list(each) for key, each in found.configuration.items()},
+        "environment": {key: list(each) for key, each in found.environment.items()},
         "results": [_plain(each) for each in found.results],
         "best": {
             name: [None if each is None else each.leaders for each in best]
@@ -214,10 +210,10 @@ def _cells(measure: Measure) -> list[str]:
     return cells
 
 
-def _differences(found: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
+def _differences(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     keys = dict.fromkeys(key for each in found for key in each)
     values = {key: tuple(each.get(key) for each in found) for key in keys}
-    return tuple(Difference(k, v) for k, v in values.items() if any(one != v[0] for one in v))
+    return {k: v for k, v in values.items() if any(one != v[0] for one in v)}
 
 
 def _configuration(run: RunDirectory) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import TrackerName
 from raypipe.pipeline.configuration import Configuration, load_experiment
 from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.source import Source, current_source
+from raypipe.pipeline.source import SourceCode, current_source
 from raypipe.sweep.settings import SweepSettings
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
@@ -134,7 +134,7 @@ def load_function(document: Document) -> Callable[..., Any]:
 
 def _named(
     document: Document, function: Callable[..., Any] | None
-) -> tuple[Experiment, Callable[[], Source]]:
+) -> tuple[Experiment, Callable[[], SourceCode]]:
     """Return the experiment that a document names, and what reads its source code."""
     if function is not None:
         source = partial(reference.source, document.function, function)
@@ -143,7 +143,7 @@ def _named(
     try:
         modules = current_source(document.experiment)
     except (ImportError, ValueError):  # a name of no module, or of a package that raises
-        modules = Source({})
+        modules = SourceCode({})
     return load_experiment(document.experiment, document.origin), lambda: modules
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.cards import calibration
-from raypipe.cards.calibration import Calibration, Measured
+from raypipe.cards.calibration import Calibration, Measurement
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.commands.report import report
@@ -204,7 +204,7 @@ class Predictor:
             calibration.save(card.name, new)
         return calibration.load(card.name)
 
-    def compared(self, card: Card, rows: Sequence[Row]) -> list[Measured]:
+    def compared(self, card: Card, rows: Sequence[Row]) -> list[Measurement]:
         """Return the fastest row of each stage of a measured fit over its prediction."""
         configuration = self.resolved(card)
         fastest: dict[str, Row] = {}
@@ -228,7 +228,7 @@ def machine(card: Card, number: int) -> Hardware:
 
 def _comparison(
     forecasts: Forecasts, card: Card, settings: TrainStageSettings, row: Row, stage: str
-) -> Measured:
+) -> Measurement:
     """Return a measured training over its uncalibrated prediction."""
     varied = ("precision", "gradient_checkpointing", "compile")
     update = {key: row[key] for key in varied if key in row}
@@ -236,7 +236,7 @@ def _comparison(
     settings = settings.model_copy(update={"training": training})
     predicted = forecasts.row(card, settings, Calibration(), size=row["micro_batch"])
     peak = row.get("gpu_peak_bytes") or row.get("peak_bytes")
-    return Measured(
+    return Measurement(
         key=fingerprint([stage, forecasts.key, training.identity(), row["micro_batch"]]),
         speed=row["samples_per_s"] / predicted["samples_per_s"],
         memory=peak / predicted["peak_bytes"] if peak else None,

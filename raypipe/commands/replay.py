@@ -22,7 +22,7 @@ from raypipe.commands.code import code_of, edits, kept_code
 from raypipe.commands.configuration import resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.report import refuse_code_inside, stored_document
-from raypipe.commands.row_comparison import Comparison, Pair, Replayed
+from raypipe.commands.row_comparison import Pair, Replayed, RowComparison
 from raypipe.commands.run import CONFIGURATION
 from raypipe.commands.run_summary import opened
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
@@ -169,7 +169,7 @@ def replay(
         not_compared = set[str]()
         for number, group in enumerate(groups.values()):
             tables = declared(group[0].configuration.experiment)
-            comparison = Comparison(tables, tolerance, not_compared)
+            comparison = RowComparison(tables, tolerance, not_compared)
             rows += _computed(run, ledger, group, RunDirectory.at(folder / str(number)), comparison)
     choice = ""
     if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
@@ -359,7 +359,7 @@ def _computed(
     ledger: Ledger,
     group: Sequence[_Stored],
     scratch: RunDirectory,
-    comparison: Comparison,
+    comparison: RowComparison,
 ) -> list[Replayed]:
     """Compute units of a stage again; return how each compares, and rows that they share."""
     one, keys = group[0], {each.unit.key for each in group}

@@ -88,7 +88,7 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RowComparison:
     """Comparison of rows, column by column.
 
     Attributes:

@@ -32,7 +32,7 @@ MOST_ROWS = 100
 
 
 @dataclass(frozen=True)
-class _Column:
+class _TextColumn:
     """A column as it is shown; a number is at the right. Cells lose their middle, or last words."""
 
     name: str
@@ -134,24 +134,24 @@ def cell(value: Any) -> str:
 
 def _columns(
     rows: pa.Table, first: Sequence[str], fixed: Sequence[str], by_words: Collection[str]
-) -> list[_Column]:
+) -> list[_TextColumn]:
     first = first or [*rows.column_names[:1], *better(rows.schema)]
     ranks = {name: rank for rank, name in enumerate(first)}
-    columns: list[_Column] = []
+    columns: list[_TextColumn] = []
     for place, name in enumerate(rows.column_names):
         kind = rows.schema.field(name).type
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         cells = [cell(value) for value in rows.column(place).to_pylist()]
         rank = ranks.get(name, len(first) + place)
-        columns.append(_Column(name, cells, is_number, name in fixed, rank, name in by_words))
+        columns.append(_TextColumn(name, cells, is_number, name in fixed, rank, name in by_words))
     return columns
 
 
 def _without_constant(
-    columns: Sequence[_Column], rows: int
-) -> tuple[list[_Column], dict[str, str]]:
+    columns: Sequence[_TextColumn], rows: int
+) -> tuple[list[_TextColumn], dict[str, str]]:
     """Return the columns that say something of a row, and the values of the others."""
-    varying: list[_Column] = []
+    varying: list[_TextColumn] = []
     constant: dict[str, str] = {}
     for column in columns:
         is_empty = not any(column.cells)
@@ -165,12 +165,14 @@ def _without_constant(
     return varying, constant
 
 
-def _total(columns: Sequence[_Column], least: bool = False) -> int:
+def _total(columns: Sequence[_TextColumn], least: bool = False) -> int:
     widths = (column.least if least else column.widest for column in columns)
     return sum(widths) + len(_GAP) * max(0, len(columns) - 1)
 
 
-def _fitting(columns: Sequence[_Column], width: int | None) -> tuple[list[_Column], list[_Column]]:
+def _fitting(
+    columns: Sequence[_TextColumn], width: int | None
+) -> tuple[list[_TextColumn], list[_TextColumn]]:
     """Return the columns that fit, by their ranks, and the others."""
     if width is None:
         return list(columns), []
@@ -186,7 +188,7 @@ def _fitting(columns: Sequence[_Column], width: int | None) -> tuple[list[_Colum
     )
 
 
-def _laid_out(columns: Sequence[_Column], width: int | None) -> list[str]:
+def _laid_out(columns: Sequence[_TextColumn], width: int | None) -> list[str]:
     widths = [column.widest for column in columns]
     if width is not None:
         excess = _total(columns) - width
@@ -205,7 +207,7 @@ def _laid_out(columns: Sequence[_Column], width: int | None) -> list[str]:
     return [_GAP.join(line).rstrip() for line in zip(*parts, strict=True)]
 
 
-def _one_row(columns: Sequence[_Column], width: int) -> list[str]:
+def _one_row(columns: Sequence[_TextColumn], width: int) -> list[str]:
     longest = max(cell_len(column.name) for column in columns)
     room = max(_SHORT, width - longest - len(_GAP))
     return [

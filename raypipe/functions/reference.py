@@ -17,7 +17,7 @@ from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.used import Used
 from raypipe.pipeline.configuration import import_module
-from raypipe.pipeline.source import Source, current_source, source_of
+from raypipe.pipeline.source import SourceCode, current_source, source_of
 
 _FORM = "must be MODULE:FUNCTION, such as mymodule:score"
 
@@ -98,7 +98,7 @@ def is_importable(reference: str) -> bool:
     return not reference.startswith("__main__:")
 
 
-def source(reference: str, function: Callable[..., Any]) -> Source:
+def source(reference: str, function: Callable[..., Any]) -> SourceCode:
     """Return the source of a function: of its module, or of itself and what it uses."""
     if is_importable(reference):
         return source_of(reference.partition(":")[0])
@@ -107,7 +107,7 @@ def source(reference: str, function: Callable[..., Any]) -> Source:
     found, files = used.source(), dict[str, bytes]()
     with suppress(OSError, TypeError):  # typed into an interpreter
         files["__main__.py"] = dedent(inspect.getsource(inspect.unwrap(function))).encode()
-    return Source({**found.modules, reference: used.digest}, {**found.files, **files})
+    return SourceCode({**found.modules, reference: used.digest}, {**found.files, **files})
 
 
 def _name(function: Callable[..., Any]) -> str:

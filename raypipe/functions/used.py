@@ -19,7 +19,7 @@ from pathlib import PurePath
 from types import CodeType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from raypipe.pipeline.source import Source, source_of
+from raypipe.pipeline.source import SourceCode, source_of
 
 #: types whose text is their value
 _PLAIN = (
@@ -49,7 +49,7 @@ class Used:
         """The hash of what was added."""
         return self._hash.hexdigest()[:16]
 
-    def source(self) -> Source:
+    def source(self) -> SourceCode:
         """Return the source of the user's modules, and of those that they import."""
         modules, files = dict[str, str](), dict[str, bytes]()
         for name in sorted(self._modules):
@@ -59,7 +59,7 @@ class Used:
                 continue
             modules |= found.modules
             files |= found.files
-        return Source(modules, files)
+        return SourceCode(modules, files)
 
     def add(self, value: Any) -> None:
         """Add a value."""

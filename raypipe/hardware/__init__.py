@@ -76,7 +76,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class _Card:
+class _Device:
     """A card that NVML lists: what can be computed on, or why nothing can.
 
     ``uuid`` is None if NVML does not report it.
@@ -145,7 +145,7 @@ def _unreadable(problem: str) -> dict[str, Any]:
     return {"gpu_note": "no usable GPU", "gpu_problems": (problem,)}
 
 
-def _card(index: int) -> _Card:
+def _card(index: int) -> _Device:
     """Return a card; one that NVML cannot read, such as a lost one, has a problem."""
     uuid = None
     try:
@@ -158,11 +158,11 @@ def _card(index: int) -> _Card:
         gpus = tuple(_gpu(each, index, capability) for each in found)
     except pynvml.NVMLError as error:
         advice = f"reset it (nvidia-smi --gpu-reset -i {index}) or reboot"
-        return _Card(index, uuid, problem=f"GPU {index}: {error}; {advice}")
+        return _Device(index, uuid, problem=f"GPU {index}: {error}; {advice}")
     if gpus:
-        return _Card(index, uuid, gpus)
+        return _Device(index, uuid, gpus)
     advice = f"create one (nvidia-smi mig -i {index} -cgi PROFILE -C), or disable MIG"
-    return _Card(index, uuid, problem=f"GPU {index}: MIG is enabled and has no slice; {advice}")
+    return _Device(index, uuid, problem=f"GPU {index}: MIG is enabled and has no slice; {advice}")
 
 
 def _slices(handle: Any) -> list[Any] | None:
@@ -193,7 +193,7 @@ def _gpu(handle: Any, index: int, capability: str) -> Gpu:
     return Gpu(index, str(uuid), str(name), memory, capability)
 
 
-def _visible(cards: Sequence[_Card]) -> tuple[list[Gpu], list[str]]:
+def _visible(cards: Sequence[_Device]) -> tuple[list[Gpu], list[str]]:
     """Return the visible GPUs in the variable's order, and the problems of visible cards.
 
     As CUDA does, stop at the first name that is not valid.
@@ -217,18 +217,18 @@ def _visible(cards: Sequence[_Card]) -> tuple[list[Gpu], list[str]]:
     return gpus, problems
 
 
-def _named(name: str, cards: Sequence[_Card]) -> _Card | None:
+def _named(name: str, cards: Sequence[_Device]) -> _Device | None:
     """Return the card or the slice that a number or the beginning of a UUID names."""
     if name.isdigit():
         return next((card for card in cards if card.index == int(name)), None)
     slices = [
-        _Card(card.index, gpu.uuid, (gpu,)) for card in cards for gpu in card.gpus if gpu.is_slice
+        _Device(card.index, gpu.uuid, (gpu,)) for card in cards for gpu in card.gpus if gpu.is_slice
     ]
     found = [each for each in (*cards, *slices) if each.uuid and each.uuid.startswith(name)]
     return found[0] if len(found) == 1 else None
 
 
-def _unknown(name: str, cards: Sequence[_Card]) -> str:
+def _unknown(name: str, cards: Sequence[_Device]) -> str:
     """Return the problem of an entry that names no card, or several."""
     names = [card.uuid for card in cards if card.uuid]
     names += [gpu.uuid for card in cards for gpu in card.gpus if gpu.is_slice]
@@ -238,7 +238,7 @@ def _unknown(name: str, cards: Sequence[_Card]) -> str:
     )
 
 
-def _ambiguous(cards: Sequence[_Card]) -> str | None:
+def _ambiguous(cards: Sequence[_Device]) -> str | None:
     """Return a problem if CUDA and NVML may number the cards differently."""
     order = os.environ.get(_ORDER, "PCI_BUS_ID")
     names = {gpu.name for card in cards for gpu in card.gpus}

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from raypipe.errors import UnitError
-from raypipe.launch.task import Interrupted, Overdue, run_task
+from raypipe.errors import Interrupted, UnitError
+from raypipe.launch.task import Overdue, run_task
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.scripts import guard
 

@@ -20,7 +20,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from raypipe import faults
-from raypipe.errors import FailureKind, Trace, UnitError, message_of, trace_of
+from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
 from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
 from raypipe.scripts import guard
@@ -35,10 +35,6 @@ _SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD),
     *(signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
 )
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during a task, unlike a KeyboardInterrupt that the user's code raises."""
 
 
 class Overdue(BaseException):

@@ -78,7 +78,7 @@ def run_trials(
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
-            callbacks=[_Outcomes(trials, order, control)],
+            callbacks=[_OutcomeCallback(trials, order, control)],
             verbose=0,
         ),
     )
@@ -140,7 +140,7 @@ class _Order(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Do nothing: see ``_Outcomes``."""
+        """Do nothing: see ``_OutcomeCallback``."""
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a run continues from the ledger."""
@@ -154,7 +154,7 @@ class _Order(Searcher):
         return {}
 
 
-class _Outcomes(Callback):
+class _OutcomeCallback(Callback):
     """Callback that reports each trial's outcome to the sweep; Tune calls it in this process."""
 
     def __init__(self, trials: Trials, order: _Order, control: Control) -> None:

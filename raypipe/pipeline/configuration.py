@@ -22,7 +22,7 @@ from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.identity import compose
-from raypipe.pipeline.source import Source
+from raypipe.pipeline.source import SourceCode
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Configuration:
     origin: str
     experiment: Experiment
     named: Mapping[str, str]
-    source: Callable[[], Source]
+    source: Callable[[], SourceCode]
     profile: str
     model: type[BaseModel]
     settings: Any

@@ -22,7 +22,7 @@ from raypipe.pipeline.metric import metric_of, mode_of
 from raypipe.pipeline.optuna_samplers import distribution, sampler_for, study_of
 from raypipe.pipeline.placement import BuiltPoint, Placement, PointBuilder, Stages
 from raypipe.pipeline.race import Race, first_runs
-from raypipe.pipeline.search import TABLE, Bound, Objective, Search
+from raypipe.pipeline.search import TABLE, Bound, Search
 from raypipe.report.measures import monitors_of
 from raypipe.stats import runs_needed
 from raypipe.storage.ledger import Ledger
@@ -202,7 +202,7 @@ def _searching(
         raise ValueError("the matrix has no search")
     at, monitors = f"{where}.metrics", _monitors(configuration)
     objectives = [
-        Objective(metric_of(each, tables, at), mode_of(each, tables, at, monitors))
+        (metric_of(each, tables, at), mode_of(each, tables, at, monitors))
         for each in settings.metrics
     ]
     bounds = [
@@ -214,7 +214,7 @@ def _searching(
         raise ConfigError(f"{configuration.origin}: matrix: every point is excluded")
     concurrent = settings.concurrent or _concurrent(settings, nodes, len(fixed))
     plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
-    decisive = {**plain, "points": fixed, "modes": [each.mode for each in objectives]}
+    decisive = {**plain, "points": fixed, "modes": [mode for _, mode in objectives]}
 
     probes = list(_probes(settings, matrix, builder))
     typed = _typed(settings, probes[-1].settings)

@@ -31,14 +31,6 @@ _GENERATION = ":generation"
 
 
 @dataclass(frozen=True)
-class Objective:
-    """A metric to optimize."""
-
-    metric: Metric
-    mode: Mode
-
-
-@dataclass(frozen=True)
 class Bound:
     """A condition on a metric."""
 
@@ -90,7 +82,7 @@ class Search:
 
     Args:
         settings: the section of the configuration.
-        objectives: its metrics.
+        objectives: its metrics, each with its mode.
         bounds: its constraints.
         concurrent: the number of proposals in flight.
         rows: the table ``search`` of earlier commands by key.
@@ -102,7 +94,7 @@ class Search:
     def __init__(
         self,
         settings: SearchSettings,
-        objectives: Sequence[Objective],
+        objectives: Sequence[tuple[Metric, Mode]],
         bounds: Sequence[Bound],
         concurrent: int,
         rows: Mapping[str, Row],
@@ -124,7 +116,7 @@ class Search:
     def metrics(self) -> list[Metric]:
         """The metrics to measure at each point."""
         bounded = [each.metric for each in self._bounds]
-        return [*(each.metric for each in self._objectives), *bounded]
+        return [*(metric for metric, _ in self._objectives), *bounded]
 
     @property
     def is_over(self) -> bool:
@@ -175,7 +167,7 @@ class Search:
 
     def rows(self) -> dict[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
-        objectives = json.dumps({each.metric.name: each.mode for each in self._objectives})
+        objectives = json.dumps({metric.name: mode for metric, mode in self._objectives})
         return {
             key: {**_row(each), "objectives": objectives} for key, each in self.proposals.items()
         }
@@ -232,20 +224,20 @@ class Search:
         if proposal.status != "succeeded":
             state = TrialState.RUNNING if proposal.status == "running" else TrialState.FAIL
             return create_trial(state=state, **about)
-        values = [proposal.metrics[each.metric.name] for each in self._objectives]
+        values = [proposal.metrics[metric.name] for metric, _ in self._objectives]
         broken = dict(proposal.violations) or None
         return create_trial(state=TrialState.COMPLETE, values=values, constraints=broken, **about)
 
     @property
     def _directions(self) -> list[Direction]:
-        return ["maximize" if each.mode == "max" else "minimize" for each in self._objectives]
+        return ["maximize" if mode == "max" else "minimize" for _, mode in self._objectives]
 
     @property
     def _signs(self) -> list[int]:
-        return [-1 if each.mode == "max" else 1 for each in self._objectives]
+        return [-1 if mode == "max" else 1 for _, mode in self._objectives]
 
     def _costs(self, proposals: Sequence[Proposal]) -> list[list[float]]:
-        names = [each.metric.name for each in self._objectives]
+        names = [metric.name for metric, _ in self._objectives]
         return [
             [sign * each.metrics[name] for name, sign in zip(names, self._signs, strict=True)]
             for each in proposals

@@ -21,7 +21,7 @@ from raypipe.pipeline.identity import fingerprint as hash_of
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceCode:
     """The hash of each source module of an experiment, and the content of their files by path."""
 
     modules: Mapping[str, str]
@@ -38,7 +38,7 @@ class Source:
         return sorted(name for name in names if self.modules.get(name) != earlier.get(name))
 
 
-def source_of(module: str) -> Source:
+def source_of(module: str) -> SourceCode:
     """Return the source of an experiment's module: that of all its :func:`files_of`.
 
     A shipped experiment has the same source in the repository and in the wheel.
@@ -49,14 +49,14 @@ def source_of(module: str) -> Source:
         modules[name] = hashlib.sha256(content).hexdigest()[:16]
         inside = "/__init__" if path.name == "__init__.py" else ""
         files[f"{name.replace('.', '/')}{inside}.py"] = content
-    return Source(modules, files)
+    return SourceCode(modules, files)
 
 
 #: hash of each module of experiments when this process imported it, and its spec if it was loaded
 _imported: dict[str, tuple[str, object]] = {}
 
 
-def current_source(module: str) -> Source:
+def current_source(module: str) -> SourceCode:
     """Return the source of an experiment's module, which this process then imports as it is.
 
     If a file changed since an earlier call, as in a notebook, all modules of the experiment are

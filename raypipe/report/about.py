@@ -15,13 +15,13 @@ from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 from raypipe.report.comparison import variants_of
-from raypipe.report.evaluations import Evaluation, evaluations
+from raypipe.report.evaluations import EvaluationCurve, evaluations
 from raypipe.report.headlines import Headline, headlines, is_baseline
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.search import search_headlines
 from raypipe.report.sections import Section
 from raypipe.report.sweep_summary import sweep_headlines
-from raypipe.report.sweep_trials import SWEEP, Sweep, sweeps
+from raypipe.report.sweep_trials import SWEEP, SweepResults, sweeps
 from raypipe.report.table_shape import (
     MATRIX_SEED,
     Shape,
@@ -124,7 +124,7 @@ class About:
         return str(ordered["command"].iloc[-1]) if len(ordered) else ""
 
     @cached_property
-    def sweeps(self) -> list[Sweep]:
+    def sweeps(self) -> list[SweepResults]:
         """The swept stages with their trials."""
         return list(sweeps(self.tables))
 
@@ -252,7 +252,7 @@ class About:
         return [] if self.varied else [text for each in self.sections for text in each.certainty]
 
     @cached_property
-    def evaluations(self) -> list[Evaluation]:
+    def evaluations(self) -> list[EvaluationCurve]:
         """The held-out metrics of its trainings."""
         return evaluations(self.tables, self.declared.step_metrics, SWEEP, self.monitors)
 

@@ -12,7 +12,7 @@ import numpy as np
 from raypipe.config.edges import Edge, edge_of_values, possible
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.about import About
-from raypipe.report.evaluations import Evaluation
+from raypipe.report.evaluations import EvaluationCurve
 from raypipe.report.formatting import heading, number
 from raypipe.report.headlines import Headline
 from raypipe.report.measures import PREFIX, better_by_name
@@ -131,7 +131,7 @@ def apply_sweep(about: About) -> Iterator[Part]:
         return
 
 
-def _leads(found: Sequence[Evaluation], evaluation: Evaluation) -> bool:
+def _leads(found: Sequence[EvaluationCurve], evaluation: EvaluationCurve) -> bool:
     """Whether it is of the first metric of its run."""
     return next(e.metric for e in found if e.trial == evaluation.trial) == evaluation.metric
 

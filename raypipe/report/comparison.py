@@ -24,7 +24,7 @@ COSTS = ("samples_per_s", "energy_j")
 
 
 @dataclass(frozen=True)
-class Metric:
+class ComparedMetric:
     """A compared number: its table and column, and what tells its rows apart."""
 
     table: str
@@ -85,7 +85,7 @@ class PointMeans:
 
     """
 
-    metric: Metric
+    metric: ComparedMetric
     points: pd.DataFrame
     by_seed: pd.DataFrame
 
@@ -114,13 +114,13 @@ class Observations:
 
     numbers: pd.DataFrame
     variants: pd.DataFrame
-    metrics: Mapping[str, Metric]
+    metrics: Mapping[str, ComparedMetric]
 
     @classmethod
     def of(cls, tables: Tables) -> Observations:
         """Return the compared numbers of variants in the tables of a run."""
         variants = pd.DataFrame.from_dict(variants_of(tables), orient="index")
-        metrics, found = dict[str, Metric](), []
+        metrics, found = dict[str, ComparedMetric](), []
         for metric, names, values in _metrics(tables):
             metrics[metric.name] = metric
             rows = {"metric": metric.name, "variant": names, "value": values}
@@ -291,7 +291,7 @@ def variants_of(tables: Tables) -> dict[str, dict[str, str]]:
     return found
 
 
-def _metrics(tables: Tables) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
+def _metrics(tables: Tables) -> Iterator[tuple[ComparedMetric, pd.Series, pd.Series]]:
     """Yield each metric with the variants and values of its rows."""
     trials, measures = tables.get("trials"), tables.get("measures")
     if trials is not None and len(trials):
@@ -315,8 +315,8 @@ def _metrics(tables: Tables) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
 
 def _columns(
     table: str, of: str, group: pd.DataFrame, columns: Sequence[str]
-) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
+) -> Iterator[tuple[ComparedMetric, pd.Series, pd.Series]]:
     for column in columns:
         if column in group.columns and group[column].notna().any():
             known = group[group[column].notna()]
-            yield Metric(table, column, of), known["variant"], known[column].astype(float)
+            yield ComparedMetric(table, column, of), known["variant"], known[column].astype(float)

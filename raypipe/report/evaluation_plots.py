@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from raypipe.report import plots
-from raypipe.report.evaluations import Evaluation
+from raypipe.report.evaluations import EvaluationCurve
 from raypipe.report.formatting import heading, number
 from raypipe.report.marks import mark_best, tip, toggle
 from raypipe.report.measures import PREFIX
@@ -20,10 +20,10 @@ _MAX_LABELS = 8
 _MOST_TIPS = 60  # points of a run with a value to show
 
 
-def evaluation_plots(found: Sequence[Evaluation]) -> list[Plot]:
+def evaluation_plots(found: Sequence[EvaluationCurve]) -> list[Plot]:
     """Draw each metric of each stage by step, a line per run; not those with one value per run."""
 
-    def key(evaluation: Evaluation) -> tuple[str, str]:
+    def key(evaluation: EvaluationCurve) -> tuple[str, str]:
         return evaluation.stage, evaluation.metric
 
     order = {pair: place for place, pair in enumerate(dict.fromkeys(map(key, found)))}
@@ -35,7 +35,7 @@ def evaluation_plots(found: Sequence[Evaluation]) -> list[Plot]:
         ]
 
 
-def _plot(stage: str, metric: str, curves: Sequence[Evaluation]) -> Plot:
+def _plot(stage: str, metric: str, curves: Sequence[EvaluationCurve]) -> Plot:
     few = len(curves) <= _MAX_LABELS
     labels, note = short_names([curve.trial for curve in curves])
     figure, axes = plots.new_axes(0.6 if len(curves) > 1 and few else 0.84)
@@ -69,7 +69,7 @@ def _plot(stage: str, metric: str, curves: Sequence[Evaluation]) -> Plot:
     return Plot(f"{metric}-{stage}", title, _caption(curves) + (note if few else ""), figure)
 
 
-def _mark(curves: Sequence[Evaluation], axes: Axes) -> None:
+def _mark(curves: Sequence[EvaluationCurve], axes: Axes) -> None:
     """Mark the best step of all runs with its value, and those of few others by a ring alone."""
     first = min(curves, key=lambda curve: float(curve.costs.min()))
     for curve in curves if len(curves) <= _MAX_LABELS else [first]:
@@ -78,7 +78,7 @@ def _mark(curves: Sequence[Evaluation], axes: Axes) -> None:
         mark_best(axes, x, y, text, below=curve.better == "lower")
 
 
-def _caption(curves: Sequence[Evaluation]) -> str:
+def _caption(curves: Sequence[EvaluationCurve]) -> str:
     better = curves[0].better
     if not better:
         last = number(float(curves[0].values[-1]))

@@ -28,7 +28,7 @@ _LAST = 10
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationCurve:
     """The values of a held-out metric in one training run, by step.
 
     Args:
@@ -122,7 +122,7 @@ def evaluations(
     metrics: Sequence[Column],
     swept: str,
     monitors: Mapping[str, str],
-) -> list[Evaluation]:
+) -> list[EvaluationCurve]:
     """Return every held-out metric of every training run, the most important metric first.
 
     Args:
@@ -148,7 +148,7 @@ def evaluations(
                 step = as_numbers(group["step"]).to_numpy(np.float64)
                 others = as_numbers(group[rival]).to_numpy(np.float64) if rival else None
                 found.append(
-                    Evaluation(
+                    EvaluationCurve(
                         stage, trial, name, column.better, step, values, column.unit,
                         heading(rival.removeprefix(PREFIX)), others, trial in memorizing,
                     )

@@ -13,7 +13,7 @@ from raypipe.hardware import bytes_text
 from raypipe.report.about import About, Results
 from raypipe.report.advice import advice
 from raypipe.report.comparison import seeds_of
-from raypipe.report.evaluations import Evaluation
+from raypipe.report.evaluations import EvaluationCurve
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
 from raypipe.report.measures import PREFIX
@@ -226,7 +226,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
     The model is that of the best step if held-out data chose it, else that of the last step.
     """
     chosen = about.chosen_steps
-    by_stage: dict[str, list[Evaluation]] = {}
+    by_stage: dict[str, list[EvaluationCurve]] = {}
     for evaluation in about.evaluations:
         if evaluation.better:
             by_stage.setdefault(evaluation.stage, []).append(evaluation)
@@ -269,13 +269,13 @@ def training_tiles(about: About) -> Iterator[Tile]:
             yield Tile("training loss", number(float(losses.min())), str(name))
 
 
-def _kept(evaluation: Evaluation, chosen: tuple[float, bool] | None) -> int:
+def _kept(evaluation: EvaluationCurve, chosen: tuple[float, bool] | None) -> int:
     """Return the position of the step whose model was kept."""
     steps = [float(step) for step in evaluation.steps]
     return steps.index(chosen[0]) if chosen and chosen[0] in steps else len(steps) - 1
 
 
-def _is_headline(about: About, evaluation: Evaluation) -> bool:
+def _is_headline(about: About, evaluation: EvaluationCurve) -> bool:
     """Whether a table of results has the same number of the trained model."""
     column = evaluation.metric.removeprefix(PREFIX)
     value = number(float(evaluation.values[-1]))

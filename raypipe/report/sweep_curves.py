@@ -15,7 +15,13 @@ from matplotlib.ticker import MaxNLocator
 from raypipe.report import plots
 from raypipe.report.formatting import number, percent
 from raypipe.report.plots import INK, MUTED, Plot
-from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
+from raypipe.report.sweep_trials import (
+    MARKERS,
+    SweepResults,
+    ordered,
+    point_name,
+    precision_strokes,
+)
 from raypipe.report.training import running_median
 
 _BLUE = "#2856cf"
@@ -28,7 +34,7 @@ _LEGEND = ("recommended", "to the end", "stopped early", "failed")
 Curves = Mapping[str, "pd.Series[float]"]
 
 
-def curves_plot(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Plot | None:
+def curves_plot(sweep: SweepResults, tables: Mapping[str, pd.DataFrame]) -> Plot | None:
     """Draw learning curves for the kind quality; for the kind systems the parity of the losses.
 
     None with fewer than two curves or, for the kind systems, without a trial that has a reference.
@@ -42,7 +48,7 @@ def curves_plot(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Plot | None
     return _parity(sweep, steps) if plots.finite(sweep.trials["parity"]).size else None
 
 
-def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
+def _learning(sweep: SweepResults, steps: pd.DataFrame) -> Plot | None:
     states = sweep.trials.set_index("trial_id")["status"]
     column = sweep.metric if sweep.metric in steps.columns else "loss"
     measure = "training loss" if column == "loss" else column.replace("_", " ")
@@ -66,7 +72,7 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
 
 
 def _draw_curves(
-    figure: Figure, axes: Axes, sweep: Sweep, curves: Curves, states: pd.Series[str]
+    figure: Figure, axes: Axes, sweep: SweepResults, curves: Curves, states: pd.Series[str]
 ) -> int:
     """Draw every curve, a mark where it ended early, and a legend; return the number of marks."""
     marks = 0
@@ -132,7 +138,7 @@ def _label_end(axes: Axes, curve: pd.Series[float]) -> None:
     )  # fmt: skip
 
 
-def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:
+def _parity(sweep: SweepResults, steps: pd.DataFrame) -> Plot:
     """Draw the losses by precision, and the largest difference of each trial from fp32."""
     trials = sweep.trials[sweep.trials["parity"].notna()]
     names = ordered(trials["precision"])

@@ -21,7 +21,7 @@ from raypipe.report.plots import INK, MUTED, PAPER, Plot
 from raypipe.report.sweep_trials import (
     GROUP,
     MARKERS,
-    Sweep,
+    SweepResults,
     describe,
     ordered,
     point_name,
@@ -44,7 +44,7 @@ class Panel:
         return f"\u2190 better   {self.label}" if self.less else f"{self.label}   better \u2192"
 
 
-def pareto_plot(sweep: Sweep) -> Plot | None:
+def pareto_plot(sweep: SweepResults) -> Plot | None:
     """Draw samples per second of every measured trial against its memory, energy and quality.
 
     None with fewer than two trials. Without a quality they must differ in settings that cost
@@ -79,7 +79,7 @@ def pareto_plot(sweep: Sweep) -> Plot | None:
     return Plot(f"sweep-pareto-{sweep.stage}", title, caption, figure)
 
 
-def _quality(trials: pd.DataFrame, sweep: Sweep) -> Panel | None:
+def _quality(trials: pd.DataFrame, sweep: SweepResults) -> Panel | None:
     """Return the measure of quality of a sweep that trains to the end; None without one."""
     if sweep.kind != "quality" or sweep.metric not in trials.columns:
         return None
@@ -90,7 +90,7 @@ def _quality(trials: pd.DataFrame, sweep: Sweep) -> Panel | None:
     return Panel(sweep.metric, name, less=sweep.mode == "min")
 
 
-def _panel(axes: Axes, trials: pd.DataFrame, panel: Panel, sweep: Sweep) -> None:
+def _panel(axes: Axes, trials: pd.DataFrame, panel: Panel, sweep: SweepResults) -> None:
     """Draw every trial as a point, opaque on the sweep's front, and the front of this panel."""
     column, sign = panel.column, 1 if panel.less else -1
     cost, gain = trials[column].to_numpy(float), trials["samples_per_s"].to_numpy(float)
@@ -133,7 +133,7 @@ def front(
     return cost, -loss
 
 
-def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
+def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: SweepResults) -> None:
     """Draw a ring around the recommended trial, and its name where there is most room."""
     known = trials.dropna(subset=[column])
     chosen = known[known["trial_id"] == sweep.chosen]
@@ -183,7 +183,7 @@ def _legend(figure: Figure, trials: pd.DataFrame) -> None:
     plots.draw_legend(figure, keys)
 
 
-def _title(trials: pd.DataFrame, sweep: Sweep, panels: Sequence[Panel]) -> str:
+def _title(trials: pd.DataFrame, sweep: SweepResults, panels: Sequence[Panel]) -> str:
     chosen = trials[trials["trial_id"] == sweep.chosen]
     if chosen.empty:
         measures = _listed(["speed", *_measures(panels)])
@@ -207,7 +207,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]])
 
 
-def _caption(trials: pd.DataFrame, sweep: Sweep, panels: Sequence[Panel]) -> str:
+def _caption(trials: pd.DataFrame, sweep: SweepResults, panels: Sequence[Panel]) -> str:
     words = _measures(panels)
     limits = " or ".join(word for word in words if word != "quality")
     caption = f"{len(trials)} trials. Line: the highest speed "

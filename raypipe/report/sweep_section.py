@@ -22,7 +22,7 @@ from raypipe.report.sections import (
 from raypipe.report.sweep_curves import curves_plot
 from raypipe.report.sweep_pareto import pareto_plot
 from raypipe.report.sweep_speed import speed_plot
-from raypipe.report.sweep_trials import Sweep, of_stage, short, sweeps
+from raypipe.report.sweep_trials import SweepResults, of_stage, short, sweeps
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -43,7 +43,7 @@ def sweep_section(tables: Tables) -> Section:
     return Section("Sweep", parts)
 
 
-def sweep_plots(sweep: Sweep, tables: Tables) -> list[Plot]:
+def sweep_plots(sweep: SweepResults, tables: Tables) -> list[Plot]:
     """Return the plots of speed, Pareto front and learning curves.
 
     A plot with fewer than two things to compare is left out.
@@ -68,7 +68,7 @@ def _recommendation(tables: Tables, stage: str) -> list[Part]:
     return parts
 
 
-def _front(tables: Tables, sweep: Sweep) -> list[Part]:
+def _front(tables: Tables, sweep: SweepResults) -> list[Part]:
     pareto = rows(tables, "pareto", ["trial_id"])
     if pareto is None:
         return []
@@ -91,7 +91,7 @@ def _front(tables: Tables, sweep: Sweep) -> list[Part]:
     return [Fold(title, [TableView(table, columns, f"Pareto front of {sweep.stage}", chosen)])]
 
 
-def _trials(sweep: Sweep) -> Fold:
+def _trials(sweep: SweepResults) -> Fold:
     """Return all trials: the recommended first, then by speed; those without one by status."""
     trials = sweep.all_trials.assign(_chosen=sweep.all_trials["trial_id"] == sweep.chosen)
     reasons = trials.get("reason", pd.Series(None, trials.index, dtype=object))
@@ -119,7 +119,7 @@ def _trials(sweep: Sweep) -> Fold:
 
 
 def _with_axes(
-    table: pd.DataFrame, points: Sequence[Mapping[str, Any]], sweep: Sweep
+    table: pd.DataFrame, points: Sequence[Mapping[str, Any]], sweep: SweepResults
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the table with a column per axis of the sweep, and the names of these columns."""
     keys = sweep.axes or list(points[0] if points else {})

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from raypipe.report.formatting import number, quantity
 from raypipe.report.plots import GRID, INK, MUTED, WIDTH, Plot, finite
-from raypipe.report.sweep_trials import Sweep, describe, ordered, short
+from raypipe.report.sweep_trials import SweepResults, describe, ordered, short
 
 _BLUE, _RED = "#2856cf", "#e8265e"
 #: the word in a cell without a speed, the worst status first, and its explanation
@@ -26,7 +26,7 @@ _WORDS = {
 _MAX_ROWS = 16
 
 
-def speed_plot(sweep: Sweep) -> Plot | None:
+def speed_plot(sweep: SweepResults) -> Plot | None:
     """Draw the best speed of each micro-batch and precision, or why there is none.
 
     None if there are fewer than two cells.
@@ -110,7 +110,7 @@ def _draw_cell(
     return status
 
 
-def _caption(sweep: Sweep, words: set[str]) -> str:
+def _caption(sweep: SweepResults, words: set[str]) -> str:
     drawn = ("gradient_checkpointing", "precision", "micro_batch")
     keys = {f"{sweep.stage}.training.{name}" for name in drawn}
     others = [short(key, sweep.stage) for key in sweep.axes if key not in keys]

@@ -13,7 +13,7 @@ from raypipe.errors import ConfigError
 from raypipe.report.formatting import number, with_unit
 from raypipe.report.headlines import Headline, Ranked
 from raypipe.report.sections import Tile
-from raypipe.report.sweep_trials import Sweep, of_stage, short
+from raypipe.report.sweep_trials import SweepResults, of_stage, short
 from raypipe.report.table_shape import point_label
 from raypipe.storage.tables import Column
 
@@ -22,7 +22,7 @@ Tables = Mapping[str, pd.DataFrame]
 _SPEED = "samples_per_s"
 
 
-def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
+def sweep_asked(swept: Sequence[SweepResults]) -> Iterator[str]:
     """Yield which settings of which stage were tried."""
     for sweep in swept:
         keys = sweep.axes
@@ -38,7 +38,7 @@ def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
         yield f"a sweep for {what} of {sweep.stage} with {trials}{listed}"
 
 
-def sweep_headlines(swept: Sequence[Sweep]) -> Iterator[Headline]:
+def sweep_headlines(swept: Sequence[SweepResults]) -> Iterator[Headline]:
     """Yield the recommended point of each swept stage with the value of its metric."""
     for sweep in swept:
         if np.isfinite(sweep.value) and sweep.recommended is not None:
@@ -50,7 +50,7 @@ def sweep_headlines(swept: Sequence[Sweep]) -> Iterator[Headline]:
             yield Headline("trials", column, "", ranking, 1, np.nan, points)
 
 
-def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
+def sweep_tiles(swept: Sequence[SweepResults]) -> list[Tile]:
     """Return the recommended point of each swept stage, against the worst that was measured."""
     tiles = []
     for sweep in swept:
@@ -72,7 +72,7 @@ def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
     return tiles
 
 
-def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
+def sweep_certainty(tables: Tables, swept: Sequence[SweepResults]) -> Iterator[str]:
     """Yield how far the recommended point of each sweep varied; its section has the reason."""
     for sweep in swept:
         table = of_stage(tables, "recommendations", sweep.stage)
@@ -86,7 +86,7 @@ def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
             yield f"{sweep.stage}: each point was measured once, so there is no range."
 
 
-def recommended_settings(tables: Tables, sweep: Sweep) -> dict[str, Any]:
+def recommended_settings(tables: Tables, sweep: SweepResults) -> dict[str, Any]:
     """Return the recommended settings by dotted key; empty if there are none."""
     table = of_stage(tables, "recommendations", sweep.stage)
     snippet = None if table.empty else table.iloc[0].get("snippet")

@@ -33,7 +33,7 @@ _NOT_AXES = ["run_id", "command_id", "trained_stage", "kind", "reference"]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepResults:
     """The trials of one swept stage and their results.
 
     ``trials`` are the points of the sweep, ``all_trials`` also the fp32 trials that are only
@@ -78,7 +78,7 @@ class Sweep:
         return [key for key, different in values.items() if len(different) > 1]
 
 
-def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[Sweep]:
+def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[SweepResults]:
     """Return the sweeps of a run, in the order of the table ``trials``.
 
     Raises ValueError if ``trials`` lacks ``trial_id``, ``stage`` or ``status``.
@@ -105,7 +105,7 @@ def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.Da
     return table[table["trained_stage"] == stage].reset_index(drop=True)
 
 
-def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> Sweep:
+def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> SweepResults:
     trials = _medians(_clean(table).assign(point=cells(points_of(table, tables))))
     on_gpu = bool(np.isfinite(trials["gpu_peak_bytes"]).any())
     measured = trials["status"].isin(["succeeded", "interrupted"])
@@ -113,7 +113,7 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
     trials["peak_bytes"] = trials["gpu_peak_bytes" if on_gpu else "host_peak_bytes"]
     recommendation = of_stage(tables, "recommendations", stage)
     pareto = rows(tables, "pareto", ["trial_id"])
-    return Sweep(
+    return SweepResults(
         stage=stage,
         kind=next((kind for kind in trials["kind"] if kind), "systems"),
         trials=trials[~trials["reference"]].reset_index(drop=True),
@@ -203,7 +203,7 @@ def describe(trial: pd.Series[Any]) -> str:
     return ", ".join(part for part in parts if part) or str(trial["trial_id"])
 
 
-def point_name(sweep: Sweep) -> str:
+def point_name(sweep: SweepResults) -> str:
     """Return the recommended trial by the axes of its sweep: ``learning rate 0.001, seed 2``."""
     chosen = sweep.recommended
     if chosen is None:

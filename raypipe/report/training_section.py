@@ -8,7 +8,7 @@ import pandas as pd
 
 from raypipe.report.about import About
 from raypipe.report.evaluation_plots import evaluation_plots
-from raypipe.report.evaluations import Evaluation
+from raypipe.report.evaluations import EvaluationCurve
 from raypipe.report.formatting import heading, number
 from raypipe.report.measures import PREFIX
 from raypipe.report.plots import Plot, rows
@@ -50,7 +50,7 @@ def training_section(about: About) -> Section:
     return Section("Training runs", parts)
 
 
-def _trials(trials: pd.DataFrame, found: Sequence[Evaluation]) -> TableView:
+def _trials(trials: pd.DataFrame, found: Sequence[EvaluationCurve]) -> TableView:
     """Return the trials with every held-out metric: of the model, and the best with its step."""
     best: dict[str, dict[str, str]] = {}
     for each in (each for each in found if each.better):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from raypipe.errors import UnitError
-from raypipe.scripts.metrics import Batch, numbers
+from raypipe.scripts.metrics import Reading, numbers
 from raypipe.stats import finite_or_none
 from raypipe.storage import tables
 from raypipe.storage.ledger import Row
@@ -41,7 +41,7 @@ _TAKEN = {
 _OVERFLOWS = 3
 
 
-class _Point(NamedTuple):
+class _Arrival(NamedTuple):
     """Time at which records came, the last step by then, and the samples if known."""
 
     at: float
@@ -49,7 +49,7 @@ class _Point(NamedTuple):
     samples: float | None
 
 
-class History:
+class ScriptHistory:
     """Rows of the table ``steps`` by step, from the records of a script.
 
     Records of the same step are one row. ``effective_batch`` is None if the script does not
@@ -70,7 +70,7 @@ class History:
         self.rows: dict[int, Row] = {}
         #: what the script wrote without a step, such as a final accuracy
         self.summary: dict[str, float] = {}
-        self._points: list[_Point] = []
+        self._points: list[_Arrival] = []
         self._given: list[float] = []
         self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
         #: added to epochs that are steps: 1 if the script counts them from 0
@@ -100,7 +100,7 @@ class History:
         first = min(self.rows, default=0)
         self._shift = int(first > 0 and self.rows[first].get("epoch") == first - 1)
 
-    def add(self, batch: Batch, at: float | None) -> list[Row]:
+    def add(self, batch: Reading, at: float | None) -> list[Row]:
         """Add records and return the rows that are new or differ.
 
         Args:
@@ -261,7 +261,7 @@ class History:
         last = max(touched)
         if self._points and last <= self._points[-1].step:
             return
-        point = _Point(at, last, samples)
+        point = _Arrival(at, last, samples)
         rate = _rate(self._points[-1], point) if self._points else None
         for number, row in touched.items():
             if not self._points or number > self._points[-1].step:
@@ -308,7 +308,7 @@ class History:
         return f"metric_metric_{own}"
 
 
-def _rate(first: _Point, last: _Point) -> float | None:
+def _rate(first: _Arrival, last: _Arrival) -> float | None:
     if first.samples is None or last.samples is None or last.at <= first.at:
         return None
     return (last.samples - first.samples) / (last.at - first.at)

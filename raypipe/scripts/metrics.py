@@ -34,7 +34,7 @@ _FORMATTED = re.compile(
 )
 
 
-class Batch(NamedTuple):
+class Reading(NamedTuple):
     """Records that were read together, and remarks on lines that could not be read.
 
     ``restarted``: the file is another one, or was truncated. ``problem``: why the file cannot be
@@ -63,11 +63,11 @@ class MetricsFile:
         self._next_look = 0.0
         self._begin()
 
-    def read(self, *, last: bool = False) -> Batch:
+    def read(self, *, last: bool = False) -> Reading:
         """Return the records since the last call; with ``last`` also an unfinished last line."""
         started = time.monotonic()
         if started < self._next_look and not last:
-            return Batch([])
+            return Reading([])
         batch = self._read(last=last)
         took = time.monotonic() - started
         self._next_look = started + took + max(_POLL_S, took / _SHARE)
@@ -81,15 +81,15 @@ class MetricsFile:
             found = [path for path in [self._folder / self._pattern] if path.is_file()]
         return sorted(found, key=_changed_at)
 
-    def _read(self, *, last: bool) -> Batch:
+    def _read(self, *, last: bool) -> Reading:
         try:
             path = self.files()[-1]
             stat = path.stat()
         except (IndexError, OSError):
-            return Batch([])
+            return Reading([])
         state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if path == self._path and state == self._state and not last:
-            return Batch([])
+            return Reading([])
         other = path != self._path or (self._state is not None and self._state[0] != state[0])
         had = self._path is not None
         self._path, self._state = path, state
@@ -135,7 +135,7 @@ class Lines:
         #: the names whose texts were named, as they look like numbers
         self._formatted: set[str] = set()
 
-    def read(self, lines: list[str], *, last: bool = False) -> Batch:
+    def read(self, lines: list[str], *, last: bool = False) -> Reading:
         """Return the records of the next lines; with ``last`` there are no further ones."""
         records: list[Record] = []
         notes: list[str] = []
@@ -161,7 +161,7 @@ class Lines:
                 notes += self._looks_like_numbers(record)
         if last and self._row and self._problem is None:
             self._problem = f"line {self._number}: a quote is not closed"
-        return Batch(records, notes=tuple(notes), problem=self._problem)
+        return Reading(records, notes=tuple(notes), problem=self._problem)
 
     def _looks_like_numbers(self, record: Record) -> Iterator[str]:
         """Yield a remark on the first text of each name that a reader would take for a number."""
@@ -325,17 +325,17 @@ def _float(value: float) -> float:
         return math.inf
 
 
-def _document(path: Path, *, restarted: bool) -> Batch:
+def _document(path: Path, *, restarted: bool) -> Reading:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
     except (ValueError, RecursionError, OSError):
-        return Batch([])
+        return Reading([])
     if isinstance(content, Mapping):
         history = content.get("log_history")
         content = history if isinstance(history, list) else [content]
     found = content if isinstance(content, list) else []
-    return Batch([record for record in found if isinstance(record, dict)], restarted)
+    return Reading([record for record in found if isinstance(record, dict)], restarted)
 
 
 def _changed_at(path: Path) -> tuple[int, str]:

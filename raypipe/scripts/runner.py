@@ -18,8 +18,8 @@ from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
 from raypipe.scripts.failure import failure_of, oom_kills
-from raypipe.scripts.history import History
-from raypipe.scripts.metrics import Batch, Lines, MetricsFile
+from raypipe.scripts.history import ScriptHistory
+from raypipe.scripts.metrics import Lines, MetricsFile, Reading
 from raypipe.scripts.places import Places
 from raypipe.scripts.process import Exit, ScriptProcess
 from raypipe.scripts.settings import ScriptStageSettings
@@ -56,7 +56,7 @@ class ScriptRun:
         self._splits = {"micro_batch", "accumulation"} <= used
         self._splits |= {"micro_batch", "effective_batch"} <= used
         effective = self._settings.training.effective_batch
-        self._history = History(job, self._settings.columns, effective)
+        self._history = ScriptHistory(job, self._settings.columns, effective)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._stdout, self._problem = Lines(), ""
 
@@ -183,7 +183,7 @@ class ScriptRun:
             for sampler in samplers:
                 sampler.steady()
 
-    def _heard(self) -> Batch:
+    def _heard(self) -> Reading:
         """Return the records of the standard output since the last call."""
         lines = []
         while not self._lines.empty():

@@ -50,7 +50,7 @@ def next_micro_batch(fitting: Collection[int], too_large: int | None, most: int)
 
 
 @dataclass
-class _Search:
+class _PrecisionSearch:
     """The search for one precision, with the trials so far by micro-batch."""
 
     precision: str
@@ -68,7 +68,7 @@ class Fit:
         self, context: StageContext, maker: TrialMaker, precisions: Sequence[str], most: int
     ) -> None:
         self._context, self._maker, self._most = context, maker, most
-        self.searches = [_Search(precision) for precision in precisions]
+        self.searches = [_PrecisionSearch(precision) for precision in precisions]
         self._left = list(self.searches)
         self._running: TrainingJob | None = None
 
@@ -132,7 +132,7 @@ class Fit:
         """Return one row per precision: its largest micro-batch within the margin, and speed."""
         return [self._row(search) for search in self.searches]
 
-    def _row(self, search: _Search) -> dict[str, Any]:
+    def _row(self, search: _PrecisionSearch) -> dict[str, Any]:
         size = self._chosen(search)
         row: dict[str, Any] = {"precision": search.precision, "micro_batch": size}
         if size is not None:
@@ -145,7 +145,7 @@ class Fit:
             search.note = "all of a worker's share of training.effective_batch"
         return row | {"failed": search.failed, "note": search.note}
 
-    def _size(self, search: _Search) -> int | None:
+    def _size(self, search: _PrecisionSearch) -> int | None:
         """Return the next micro-batch of a search.
 
         The search finds the largest that fits, then the largest that leaves the margin free.
@@ -173,7 +173,7 @@ class Fit:
         smaller = max(1, min(int((room - static) / slope), max(search.found) - 1))
         return None if smaller in search.found else smaller
 
-    def _chosen(self, search: _Search) -> int | None:
+    def _chosen(self, search: _PrecisionSearch) -> int | None:
         """Return the largest micro-batch whose measured peak leaves the margin free."""
         room = self._room(search)
         fitting = [
@@ -183,7 +183,7 @@ class Fit:
         ]
         return max(fitting, default=None)
 
-    def _room(self, search: _Search) -> float | None:
+    def _room(self, search: _PrecisionSearch) -> float | None:
         """Return the memory that torch may use: without the margin, and what others hold.
 
         These are the CUDA context, the buffers of NCCL, and other processes.
@@ -194,7 +194,7 @@ class Fit:
             others = max(others, (used or 0) - (own or 0))
         return None if capacity is None else (1 - MEMORY_MARGIN) * capacity - others
 
-    def _trial(self, search: _Search, size: int) -> Trial | None:
+    def _trial(self, search: _PrecisionSearch, size: int) -> Trial | None:
         own = f"{self._maker.sweep.stage}.training"
         return self._maker.trial({f"{own}.micro_batch": size, f"{own}.precision": search.precision})
 

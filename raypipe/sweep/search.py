@@ -14,7 +14,7 @@ from raypipe.sweep.objective import Objective
 from raypipe.sweep.trials import Trial, TrialMaker
 
 
-class Search:
+class SweepSearch:
     """Points proposed by Optuna's tree-structured Parzen estimator.
 
     A proposal depends on the seed, its number and the values reported so far. A continued search

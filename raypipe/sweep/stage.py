@@ -19,7 +19,7 @@ from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.point_results import medians
 from raypipe.sweep.recommendation import nothing, recommend, snippet
-from raypipe.sweep.search import Search
+from raypipe.sweep.search import SweepSearch
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
     Trial,
@@ -68,12 +68,12 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
     def run(context: StageContext) -> None:
         trials, objective = given, Objective(sweep, declared_columns(configuration))
-        search: Search | None = None
+        search: SweepSearch | None = None
         steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.is_searched:
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
-            search = Search(maker, objective, last.key, rows)
+            search = SweepSearch(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})

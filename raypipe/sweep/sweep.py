@@ -14,7 +14,7 @@ from raypipe.stats import finite_or_none
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
 from raypipe.sweep.objective import Objective
-from raypipe.sweep.search import Search
+from raypipe.sweep.search import SweepSearch
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.trials import Trial, shown
 
@@ -38,7 +38,7 @@ class Sweep:
         settings: SweepSettings,
         trials: Sequence[Trial],
         objective: Objective,
-        search: Search | None = None,
+        search: SweepSearch | None = None,
     ) -> None:
         self._context, self._settings = context, settings
         self._all = {trial.unit.key: trial for trial in trials}

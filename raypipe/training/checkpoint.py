@@ -63,7 +63,7 @@ Trace = Callable[[int], str | None]
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """The part of a worker in the checkpoints of a sharded model.
 
     ``attempt`` is a text that the workers of one attempt share. ``is_ended`` tells rank 0 not to
@@ -90,7 +90,7 @@ class CheckpointStore:
     keep: int = 2
     pinned: int | None = None
 
-    def save(self, checkpoint: Checkpoint, part: Part | None = None) -> None:
+    def save(self, checkpoint: Checkpoint, part: CheckpointPart | None = None) -> None:
         """Write a checkpoint and delete the oldest beyond ``keep``; rank 0 calls this.
 
         Of a sharded model, every worker writes its ``part``. Rank 0 waits for all parts, and then
@@ -118,7 +118,7 @@ class CheckpointStore:
         for name in {*earlier, *later} - {*earlier[-self.keep :], *self._pinned(earlier)}:
             self.run.delete(f"{self._folder}/{name}")
 
-    def _await(self, name: str, part: Part) -> None:
+    def _await(self, name: str, part: CheckpointPart) -> None:
         """Wait until all parts are complete."""
         for each in part.names:
             while not self.run.exists(f"{self._folder}/{name}/{each}/{_MANIFEST}"):

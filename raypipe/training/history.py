@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raypipe.storage import tables as results
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.monitor import Best, MonitorSettings, best_of
+from raypipe.training.monitor import BestEvaluation, MonitorSettings, best_of
 from raypipe.training.throughput import Interval
 
 Row = dict[str, Any]
@@ -111,7 +111,9 @@ class History:
         stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
 
-    def best(self, monitor: MonitorSettings, judged: Callable[[int], bool]) -> Best | None:
+    def best(
+        self, monitor: MonitorSettings, judged: Callable[[int], bool]
+    ) -> BestEvaluation | None:
         """Return the best evaluation of the steps that are judged; None without one."""
         rows = [row for row in self.rows if judged(row["step"])]
         return best_of(rows, monitor, self._job.steps_table.columns)

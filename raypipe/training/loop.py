@@ -38,9 +38,9 @@ from raypipe.training.half_memory import bf16_may_fit
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
-from raypipe.training.monitor import Best, MonitorSettings, is_scheduled
+from raypipe.training.monitor import BestEvaluation, MonitorSettings, is_scheduled
 from raypipe.training.saver import Saver, newest
-from raypipe.training.schedule import Trace, check_phases, stable_end, steps
+from raypipe.training.schedule import ScheduleTrace, check_phases, stable_end, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
@@ -105,7 +105,7 @@ class _Loop:
         self.sharded = parallel.is_sharded(job.settings, worker)
         self.recompute = self.training.gradient_checkpointing
         check_phases(self.phases, self.plan)
-        self.trace = Trace(job, self.phases)
+        self.trace = ScheduleTrace(job, self.phases)
         self.model, self.module, self.loss = replica.build(job, worker, self.report)
         self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
@@ -272,7 +272,7 @@ class _Loop:
         every = self.training.eval_every
         return (self.monitor is not None or every is not None) and is_scheduled(step, every)
 
-    def _best(self, until: int | None = None) -> Best | None:
+    def _best(self, until: int | None = None) -> BestEvaluation | None:
         """Return the best evaluation, also of the last step; else of the steps up to ``until``."""
         if self.monitor is None:
             return None

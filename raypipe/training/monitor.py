@@ -51,7 +51,7 @@ def is_scheduled(step: int, every: int | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """The best evaluation, at ``step``; the number of evaluations since, and the last one's step.
 
     ``metric`` is the column of the metric, such as ``eval_loss``.
@@ -73,7 +73,7 @@ class Best:
 
 def best_of(
     rows: Iterable[Row], monitor: MonitorSettings, declared: Sequence[Column]
-) -> Best | None:
+) -> BestEvaluation | None:
     """Return the best of the evaluated rows; None if none has a finite metric.
 
     A change of at most ``min_delta`` is not an improvement.
@@ -93,7 +93,7 @@ def best_of(
             step, best, since = row["step"], cost, 0
         else:
             since += 1
-    return None if step is None else Best(metric, step, since, measured[-1]["step"])
+    return None if step is None else BestEvaluation(metric, step, since, measured[-1]["step"])
 
 
 def _metric(row: Row, monitor: MonitorSettings, declared: Sequence[Column]) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import torch
 NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None}
 
 
-class Gpu:
+class NvmlGpu:
     """NVML readings of one GPU, found by UUID since torch numbers GPUs differently."""
 
     def __init__(self, device: torch.device) -> None:
@@ -70,7 +70,7 @@ class Gpu:
         return None if self._handle is None else _ask(function, self._handle)
 
 
-class VisibleGpu(Gpu):
+class VisibleGpu(NvmlGpu):
     """NVML readings of a GPU by its entry of ``CUDA_VISIBLE_DEVICES``, which another program uses.
 
     This process does not use CUDA, which would take memory of the GPU.

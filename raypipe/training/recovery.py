@@ -10,7 +10,7 @@ from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
-from raypipe.training.schedule import Trace
+from raypipe.training.schedule import ScheduleTrace
 from raypipe.training.settings import OomStep
 
 #: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0
@@ -61,7 +61,7 @@ def check_state(job: TrainingJob) -> None:
     """Raise UnitError if no checkpoint of a finished training is stored that a job continues."""
     training, run_dir = job.settings.training, job.run_dir
     phases = job.task.phases(training, job.plan.effective_batch)
-    if not CheckpointStore(run_dir, job.trial_id).has(Trace(job, phases).after):
+    if not CheckpointStore(run_dir, job.trial_id).has(ScheduleTrace(job, phases).after):
         raise UnitError(job.trial_id, "error", lost_state(job))
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from raypipe.training import parallel
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Part, Trace
+from raypipe.training.checkpoint import Checkpoint, CheckpointPart, CheckpointStore, Trace
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.recovery import lost_state
 
@@ -26,10 +26,10 @@ class Saver:
 
     def __init__(self, worker: Worker, *, sharded: bool) -> None:
         self._ended = threading.Event()
-        self._part: Part | None = None
+        self._part: CheckpointPart | None = None
         if sharded:
             attempt = parallel.from_rank_0(secrets.token_hex(4), worker)
-            self._part = Part(worker.rank, worker.workers, attempt, self._ended.is_set)
+            self._part = CheckpointPart(worker.rank, worker.workers, attempt, self._ended.is_set)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._longest_s = 0.0

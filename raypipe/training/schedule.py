@@ -64,7 +64,7 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
             yield step, phase, phase_step
 
 
-class Trace:
+class ScheduleTrace:
     """Hash of all that decides the first steps of a training, except for its data.
 
     Two trainings with the same trace after a step compute the same steps up to it, so that a

@@ -21,7 +21,7 @@ import torch
 
 from raypipe.provenance import now
 from raypipe.training import oom as memory
-from raypipe.training.nvml import NO_GPU, Gpu, VisibleGpu
+from raypipe.training.nvml import NO_GPU, NvmlGpu, VisibleGpu
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +158,10 @@ class Telemetry:
         seconds = self._at - began
         return (self._energy.joules - (before or 0.0)) / seconds if seconds >= _SHORTEST_S else None
 
-    def _open_gpu(self) -> Gpu | None:
+    def _open_gpu(self) -> NvmlGpu | None:
         if self._program is not None:
             return VisibleGpu(self._program.gpu) if self._program.gpu is not None else None
-        return Gpu(self._device) if self._device.type == "cuda" else None
+        return NvmlGpu(self._device) if self._device.type == "cuda" else None
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):

@@ -20,7 +20,7 @@ Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 _TOKENIZATION = tuple(field.name for field in fields(Tokenization))
 
 
-class _Settings(Settings):
+class _SourceSettings(Settings):
     """Settings of all sources together; each source checks its part."""
 
     max_documents: int | None = None
@@ -61,7 +61,7 @@ def load_corpus(
     for key in settings:
         check_known("option", key, allowed, f"data.options of data.source={source}")
     try:
-        settings = _Settings.model_validate(settings).model_dump(exclude_unset=True)
+        settings = _SourceSettings.model_validate(settings).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:1]))

@@ -18,7 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 
 if TYPE_CHECKING:  # torch comes with the settings of PABBO
-    from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveName
+    from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings, ObjectiveName
 
 #: CPU seconds per pass and count: a constant, and a part per topic (measured on one core)
 _PASS_S, _TOPIC_S = 1.3e-7, 2e-9
@@ -37,7 +37,7 @@ _TOKENS = (
 
 
 @dataclass(frozen=True)
-class Objective:
+class CorpusObjective:
     """A function of (point, seed) on one corpus; smaller is better.
 
     Attributes:
@@ -117,7 +117,7 @@ class Objective:
         return min(1.0, max(0.25, round(4 * self.cost_s(point) / _WHOLE_CPU_S) / 4))
 
 
-def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
+def load_objectives(data: CorporaSettings, lda: LdaSettings) -> list[CorpusObjective]:
     """Return the objective on each corpus of the settings.
 
     Raises:
@@ -129,7 +129,7 @@ def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
     return [_of_corpus(name, data, lda) for name in lda.datasets]
 
 
-def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
+def _of_corpus(name: str, data: CorporaSettings, lda: LdaSettings) -> CorpusObjective:
     corpus = _load(name, data)
     if lda.objective in _SEVERAL and corpus.documents < 2:
         raise ConfigError(
@@ -147,7 +147,7 @@ def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
             f"T must lie in [2, words]{hint}"
         )
     fitted, *held_out = (part.counts for part in corpora.values())
-    return Objective(
+    return CorpusObjective(
         name,
         lda.objective,
         {role: part.fingerprint for role, part in corpora.items()},
@@ -166,14 +166,14 @@ def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
     )
 
 
-def _load(name: str, data: DataSettings, **options: Any) -> Corpus:
+def _load(name: str, data: CorporaSettings, **options: Any) -> Corpus:
     try:
         return load_corpus(data.source, name, data.dir, **{**data.options, **options})
     except CorpusError as error:
         raise CorpusError(f"lda.datasets = {name}: {error}") from error
 
 
-def _split(name: str, data: DataSettings, corpus: Corpus) -> dict[str, Corpus]:
+def _split(name: str, data: CorporaSettings, corpus: Corpus) -> dict[str, Corpus]:
     """Return the training and held-out documents: the files' parts, else a random fifth."""
     if data.source == "bow":
         train, held_out = _load(name, data, split="train"), _load(name, data, split="val")
@@ -188,7 +188,7 @@ def _split(name: str, data: DataSettings, corpus: Corpus) -> dict[str, Corpus]:
     return {"corpus": train, "held_out": held_out}
 
 
-def _tabular(path: Path, lda: LdaSettings) -> list[Objective]:
+def _tabular(path: Path, lda: LdaSettings) -> list[CorpusObjective]:
     try:
         table = TabularObjective.read(path)
     except (OSError, ValueError) as error:
@@ -201,6 +201,6 @@ def _tabular(path: Path, lda: LdaSettings) -> list[Objective]:
             f"its datasets are {known}"
         )
     return [
-        Objective(name, "tabular", {"corpus": table.fingerprint(name)}, table)
+        CorpusObjective(name, "tabular", {"corpus": table.fingerprint(name)}, table)
         for name in lda.datasets
     ]

@@ -26,7 +26,7 @@ from torch import Tensor
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
 from experiments.pabbo_lda.pabbo.duels import pick, summed
 from experiments.pabbo_lda.pabbo.held_out_functions import HELD_OUT
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.perplexity_curves import Curves, CurveSettings, sample_curves
 from experiments.pabbo_lda.pabbo.training_task import ModelTask
 from raypipe.config.settings import Operational, Settings
@@ -40,8 +40,8 @@ STREAM_STUDY = 34
 class CurvePolicySettings(Settings):
     """Training of PABBO on perplexity curves."""
 
-    model: ModelSettings = Field(
-        ModelSettings(layers=2, embedding_depth=3), description="Size of the transformer."
+    model: PabboModelSettings = Field(
+        PabboModelSettings(layers=2, embedding_depth=3), description="Size of the transformer."
     )
     curves: CurveSettings = Field(
         CurveSettings(), description="Distribution of the training curves."

@@ -20,7 +20,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
     held_out_functions,
 )
 from experiments.pabbo_lda.pabbo.model import PabboModel
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, after those of the held-out functions
@@ -115,7 +115,7 @@ def regret_curve(regret: Tensor) -> RegretCurve:
 def evaluate_model(
     model: PabboModel,
     settings: EvaluationSettings,
-    functions: FunctionSettings,
+    functions: SyntheticFunctionSettings,
     device: torch.device | str,
     batch_size: int | None = None,
 ) -> dict[str, float]:

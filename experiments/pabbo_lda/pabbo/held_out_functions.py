@@ -11,7 +11,11 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, bowl, sample_functions
+from experiments.pabbo_lda.pabbo.synthetic_functions import (
+    SyntheticFunctionSettings,
+    bowl,
+    sample_functions,
+)
 from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 
@@ -99,7 +103,7 @@ class HeldOut:
 
 def held_out_functions(
     settings: EvaluationSettings,
-    functions: FunctionSettings,
+    functions: SyntheticFunctionSettings,
     device: torch.device | str = "cpu",
     part: range | None = None,
 ) -> HeldOut:

@@ -20,7 +20,7 @@ from raypipe.config.settings import Settings
 from raypipe.training.weights import parse_weights
 
 
-class ModelSettings(Settings):
+class PabboModelSettings(Settings):
     """Size of the transformer; the defaults are the small model."""
 
     d_model: PositiveInt = Field(32, description="Width of a token.")
@@ -32,14 +32,14 @@ class ModelSettings(Settings):
     embedding_depth: int = Field(2, ge=2, description="Linear layers of the embedding of a point.")
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelSettings:
+    def _heads_divide(self) -> PabboModelSettings:
         if self.d_model % self.heads:
             raise ValueError(f"heads={self.heads} must divide d_model={self.d_model}")
         return self
 
 
-SMALL = ModelSettings()
-LARGE = ModelSettings(d_model=64, heads=4, layers=6, feed_forward=128, embedding_depth=3)
+SMALL = PabboModelSettings()
+LARGE = PabboModelSettings(d_model=64, heads=4, layers=6, feed_forward=128, embedding_depth=3)
 
 
 def _mlp(width_in: int, width: int, width_out: int, depth: int) -> nn.Sequential:
@@ -66,10 +66,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
     return attended.transpose(2, 3)
 
 
-class EncoderLayer(nn.Module):
+class CrossAttentionLayer(nn.Module):
     """Attention to the context, then a feed-forward block, each added and then normalized."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: PabboModelSettings) -> None:
         super().__init__()
         d = settings.d_model
         self.heads = settings.heads
@@ -109,7 +109,7 @@ class EncoderLayer(nn.Module):
 class PabboModel(nn.Module):
     """Transformer that embeds duels and points, encodes points given duels, predicts and scores."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: PabboModelSettings) -> None:
         super().__init__()
         self.settings = settings
         d, hidden = settings.d_model, settings.feed_forward
@@ -117,7 +117,7 @@ class PabboModel(nn.Module):
         self.second = _mlp(1, d, d, settings.embedding_depth)
         # the third row is the paper's unknown preference; it keeps the published parameter count
         self.preference = nn.Embedding(3, d)
-        self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(CrossAttentionLayer(settings) for _ in range(settings.layers))
         self.prediction = _mlp(d, hidden, 2, 2)
         self.acquisition_entry = nn.Linear(2 * d + 1, hidden)
         self.acquisition = _mlp(hidden, hidden, 1, 2)
@@ -185,7 +185,7 @@ class PabboModel(nn.Module):
         return scores
 
 
-def parameter_count(settings: ModelSettings) -> int:
+def parameter_count(settings: PabboModelSettings) -> int:
     """Return the number of parameters of a model without building it, for plans."""
     d, hidden = settings.d_model, settings.feed_forward
     embedding = 2 * d + (settings.embedding_depth - 1) * (d + 1) * d
@@ -240,6 +240,6 @@ def restore_model(content: bytes) -> PabboModel:
     tensors, metadata = parse_weights(content)
     if "model" not in metadata:
         raise ValueError("its metadata lack the key 'model'")
-    model = PabboModel(ModelSettings.model_validate_json(metadata["model"]))
+    model = PabboModel(PabboModelSettings.model_validate_json(metadata["model"]))
     model.load_state_dict(tensors)
     return model.eval()

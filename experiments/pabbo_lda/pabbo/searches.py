@@ -13,7 +13,7 @@ from experiments.pabbo_lda.pabbo.evaluation import policy_scorer, random_scorer,
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, held_out_functions
 from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Searches:
 def search(
     models: Mapping[str, bytes],
     settings: EvaluationSettings,
-    functions: FunctionSettings,
+    functions: SyntheticFunctionSettings,
     part: range,
 ) -> Searches:
     """Return the searches of trained models, and of the methods that they are compared with.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib import resources
 
-from experiments.pabbo_lda.pabbo.model import ModelSettings
+from experiments.pabbo_lda.pabbo.model import PabboModelSettings
 from raypipe.errors import ConfigError
 from raypipe.training.weights import metadata_of
 
@@ -15,7 +15,7 @@ def shipped_weights(stage: str) -> bytes:
     return resources.files(__package__).joinpath("weights", f"{stage}.safetensors").read_bytes()
 
 
-def checked_weights(stage: str, model: ModelSettings) -> bytes:
+def checked_weights(stage: str, model: PabboModelSettings) -> bytes:
     """Return the shipped weights of a stage.
 
     Raises:
@@ -23,7 +23,7 @@ def checked_weights(stage: str, model: ModelSettings) -> bytes:
 
     """
     weights = shipped_weights(stage)
-    shipped = ModelSettings.model_validate_json(metadata_of(weights)["model"])
+    shipped = PabboModelSettings.model_validate_json(metadata_of(weights)["model"])
     if shipped != model:
         sizes = ", ".join(f"{key}: {value}" for key, value in shipped.model_dump().items())
         raise ConfigError(

@@ -35,7 +35,7 @@ _LOG_LENGTH_MEAN, _LOG_LENGTH_STD = math.log(1 / 3), 0.75
 _OFFSET = 5.0
 
 
-class FunctionSettings(Settings):
+class SyntheticFunctionSettings(Settings):
     """Distribution of the synthetic functions."""
 
     length_scale: tuple[float, float] = Field(
@@ -46,7 +46,7 @@ class FunctionSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Functions:
+class SyntheticFunctions:
     """A batch of B functions at N points each."""
 
     points: Tensor
@@ -81,11 +81,11 @@ def sample_functions(
     seed: int,
     samples: Tensor,
     points: int,
-    settings: FunctionSettings,
+    settings: SyntheticFunctionSettings,
     *,
     with_best: bool = False,
     dtype: torch.dtype = torch.float32,
-) -> Functions:
+) -> SyntheticFunctions:
     """Return function ``samples[b]`` at uniform points, for all of ``samples``, an int64 [B].
 
     ``with_best`` replaces the last point by the optimum. The result is on the device of
@@ -99,10 +99,10 @@ def _sample(
     seed: int,
     samples: Tensor,
     n: int,
-    settings: FunctionSettings,
+    settings: SyntheticFunctionSettings,
     with_best: bool,
     dtype: torch.dtype,
-) -> Functions:
+) -> SyntheticFunctions:
     double = torch.float64
     kind, length, std, mean, sharp, best, offset = keyed_random.uniform(
         seed, STREAM_SHAPE, samples, 7, double
@@ -132,7 +132,9 @@ def _sample(
     if with_best:
         gp = torch.cat((gp[:, :-1], torch.zeros_like(gp[:, :1])), dim=1)
     utility = bowl(gp, points, best, offset)
-    return Functions(points.to(dtype), utility.to(dtype), best.to(dtype), (-offset).to(dtype))
+    return SyntheticFunctions(
+        points.to(dtype), utility.to(dtype), best.to(dtype), (-offset).to(dtype)
+    )
 
 
 def _log_normal(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:

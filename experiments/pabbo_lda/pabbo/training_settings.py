@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, check_pairs
-from experiments.pabbo_lda.pabbo.model import ModelSettings
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.model import PabboModelSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from raypipe.config.settings import Operational, Settings
 
 
@@ -22,9 +22,9 @@ class PabboSettings(Settings):
     trajectories of 30 duels, 50 points and pairs.
     """
 
-    model: ModelSettings = Field(ModelSettings(), description="Size of the transformer.")
-    functions: FunctionSettings = Field(
-        FunctionSettings(), description="Distribution of the training functions."
+    model: PabboModelSettings = Field(PabboModelSettings(), description="Size of the transformer.")
+    functions: SyntheticFunctionSettings = Field(
+        SyntheticFunctionSettings(), description="Distribution of the training functions."
     )
     evaluation: Operational[EvaluationSettings] = Field(
         EvaluationSettings(functions=20, starts=1, candidate_pairs=256),
@@ -69,7 +69,7 @@ class PabboSettings(Settings):
     )
 
     @property
-    def distribution(self) -> FunctionSettings:
+    def distribution(self) -> SyntheticFunctionSettings:
         """The distribution of the samples."""
         return self.functions
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from experiments.pabbo_lda.pabbo.evaluation import evaluate_model
 from experiments.pabbo_lda.pabbo.losses import burn_in_loss, policy_loss
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainingSettings
@@ -29,7 +29,7 @@ class ModelTask(TrainTask):
     unused_parameters = True  # a phase may use one head only
     compile_loss = False  # a loop over duels would be unrolled
 
-    def __init__(self, model: ModelSettings, trained_on: Settings) -> None:
+    def __init__(self, model: PabboModelSettings, trained_on: Settings) -> None:
         self._model, self._trained_on = model, trained_on
 
     def build_model(self) -> PabboModel:

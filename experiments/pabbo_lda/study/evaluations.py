@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import TaskPool, TaskResult
@@ -45,10 +45,10 @@ def mean_value(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationRequest:
     """An evaluation that a study needs; ``seed`` is that of LDA."""
 
-    objective: Objective
+    objective: CorpusObjective
     seed: int
     point: Point
 
@@ -83,15 +83,15 @@ class Evaluations:
         context: StageContext,
         pool: TaskPool,
         cache: Cache,
-        objectives: Iterable[Objective],
+        objectives: Iterable[CorpusObjective],
         cpus: float | None,
     ) -> None:
         self._context, self._pool, self._cache, self._cpus = context, pool, cache, cpus
         # compiled here, once; the workers import it before the clock of a task starts
         self._functions = {o.dataset: (o.function(), pool.share(o.data)) for o in objectives}
-        self._waiting: list[tuple[float, int, Request]] = []
+        self._waiting: list[tuple[float, int, EvaluationRequest]] = []
         self._order = count()
-        self._open: dict[str, Request] = {}
+        self._open: dict[str, EvaluationRequest] = {}
         self._submitted: set[str] = set()
         self.computed = self.from_cache = 0
 
@@ -100,7 +100,7 @@ class Evaluations:
         """The number of evaluations that are requested and not finished."""
         return len(self._open)
 
-    def known(self, fits: Mapping[Point, Sequence[Request]]) -> dict[Point, float]:
+    def known(self, fits: Mapping[Point, Sequence[EvaluationRequest]]) -> dict[Point, float]:
         """Return the value of each point whose fits are all stored.
 
         Those in the cache are stored first.
@@ -116,11 +116,11 @@ class Evaluations:
             if None not in found
         }
 
-    def row(self, request: Request) -> Row | None:
+    def row(self, request: EvaluationRequest) -> Row | None:
         """Return the stored row of an evaluation."""
         return self._context.ledger.get("evaluations", request.key)
 
-    def ask(self, request: Request, path_s: float) -> None:
+    def ask(self, request: EvaluationRequest, path_s: float) -> None:
         """Compute a value that is not known, during the next calls of ``finished``.
 
         Args:
@@ -137,7 +137,7 @@ class Evaluations:
         """The number of evaluations that the pool computes, those that start next included."""
         return len(self._submitted)
 
-    def finished(self) -> list[tuple[Request, TaskResult]]:
+    def finished(self) -> list[tuple[EvaluationRequest, TaskResult]]:
         """Wait for evaluations, store them and return them; empty if none is open."""
         self.submit()
         results = [
@@ -174,7 +174,7 @@ class Evaluations:
             arguments = (data, tuple(request.point), request.seed, *objective.arguments)
             self._pool.submit(request.name, function, *arguments, cpus=cpus)
 
-    def _row(self, request: Request, measured: Mapping[str, Any], *, cached: bool) -> Row:
+    def _row(self, request: EvaluationRequest, measured: Mapping[str, Any], *, cached: bool) -> Row:
         about = {"dataset": request.objective.dataset, "seed": request.seed}
         return {**about, **request.point.given, **measured, "cached": cached}
 

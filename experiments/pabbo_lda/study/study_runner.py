@@ -14,7 +14,7 @@ from itertools import count, takewhile
 from statistics import fmean
 from typing import Any
 
-from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.optimizers import (
     OptimizerName,
     Point,
@@ -23,7 +23,7 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
 )
 from experiments.pabbo_lda.settings import LdaSettings, ObjectiveName
-from experiments.pabbo_lda.study.evaluations import Evaluations, Request, lda_seeds
+from experiments.pabbo_lda.study.evaluations import EvaluationRequest, Evaluations, lda_seeds
 from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
@@ -45,7 +45,7 @@ _PACKAGES = ("optuna", "numpy", "scipy", "scikit-learn", "torch")
 class StudySpec:
     """One run of an optimizer on an objective; ``seed`` is the optimizer's, and LDA's first one."""
 
-    objective: Objective
+    objective: CorpusObjective
     optimizer: OptimizerName
     run: int
     seed: int
@@ -55,10 +55,10 @@ class StudySpec:
         """The key of the unit."""
         return f"lda/{self.objective.dataset}/{self.optimizer}/{self.run}"
 
-    def fits(self, point: Point, seeds: range) -> list[Request]:
+    def fits(self, point: Point, seeds: range) -> list[EvaluationRequest]:
         """Return the evaluations of a point with the LDA seeds of these numbers."""
         numbered = lda_seeds(self.seed, seeds.stop)
-        return [Request(self.objective, numbered[number], point) for number in seeds]
+        return [EvaluationRequest(self.objective, numbered[number], point) for number in seeds]
 
     def unit(self, settings: LdaSettings, train: str | None) -> Unit:
         """Return the study as a unit; it needs the stage ``train``, if its optimizer is a model."""
@@ -82,7 +82,7 @@ class StudySpec:
         return Unit(self.key, literals, needs, settings.evaluations, "lda.evaluations")
 
 
-def study_specs(settings: LdaSettings, objectives: Sequence[Objective]) -> list[StudySpec]:
+def study_specs(settings: LdaSettings, objectives: Sequence[CorpusObjective]) -> list[StudySpec]:
     """Return every optimizer on every objective, run by run."""
     return [
         StudySpec(objective, optimizer, run, settings.seed + run)
@@ -188,7 +188,7 @@ class _OpenStudies:
         """Start a study; it requests the values that are not stored."""
         self._move_on(spec)
 
-    def take(self, request: Request, result: TaskResult) -> None:
+    def take(self, request: EvaluationRequest, result: TaskResult) -> None:
         """Continue every study that waits for an evaluation, which is stored or has failed."""
         for key in self._waiting.pop(request.key):
             if result.error is not None:
@@ -255,8 +255,8 @@ class _OpenStudies:
             self._ask(key, fits, costs[point] + rest)
 
     def _raced(
-        self, key: str, fits: dict[Point, list[Request]]
-    ) -> tuple[dict[Point, list[Request]], dict[Point, list[Request]]]:
+        self, key: str, fits: dict[Point, list[EvaluationRequest]]
+    ) -> tuple[dict[Point, list[EvaluationRequest]], dict[Point, list[EvaluationRequest]]]:
         """Return the fits whose mean is the value of a point, and first fits that decide a race."""
         limit = self._limit(key) if self._settings.racing and fits else math.inf
         if limit == math.inf:
@@ -278,11 +278,11 @@ class _OpenStudies:
                 for each in lowest)  # fmt: skip
         return most_for_a_race([[float(row["value"]) for row in fits] for fits in rows])
 
-    def _fits(self, spec: StudySpec, point: Point) -> list[Request]:
+    def _fits(self, spec: StudySpec, point: Point) -> list[EvaluationRequest]:
         """Return the fits whose mean is the value of a point of a study."""
         return spec.fits(point, self._searched[: 1 if point in self._single[spec.key] else None])
 
-    def _ask(self, key: str, fits: Sequence[Request], path_s: float) -> None:
+    def _ask(self, key: str, fits: Sequence[EvaluationRequest], path_s: float) -> None:
         """Request the fits of a study that are not stored."""
         for request in fits:
             if self._evaluations.row(request) is None:
@@ -304,7 +304,7 @@ class _OpenStudies:
         self._finished += self._settings.evaluations
         self._record(spec, study, next(iter(confirmed.values()), None))
 
-    def _new(self, key: str) -> dict[Point, list[Request]]:
+    def _new(self, key: str) -> dict[Point, list[EvaluationRequest]]:
         """Return the fits of each point that a study needs, if it does not wait for any of them."""
         spec, study = self._open[key]
         fits = {point: spec.fits(point, self._searched) for point in study.request()}

@@ -57,7 +57,7 @@ class _Draws:
 
 
 @dataclass(frozen=True)
-class Functions:
+class PriorFunctions:
     """B functions of at most three variables."""
 
     used: Tensor
@@ -128,7 +128,7 @@ class Functions:
         return torch.where(unit > 0, (mapped / unit.clamp(min=1e-9)).round() * unit, mapped)
 
 
-def sample_functions(seed: int, samples: Tensor) -> Functions:
+def sample_functions(seed: int, samples: Tensor) -> PriorFunctions:
     """Return the functions ``samples``, an int64 ``[B]``."""
     draw = _Draws(seed, samples, 64)
     kind = draw.uniform()
@@ -169,7 +169,7 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
     strength = torch.where(explodes, draw.log_uniform(0.05, 0.5), draw.log_uniform(0.03, 1))
     noise = draw.log_uniform(0.003, 0.25) * draw.chance(0.75)
     rounding = draw.log_uniform(0.005, 0.08) * draw.chance(0.1)
-    return Functions(
+    return PriorFunctions(
         used,
         (warp[0], warp[1]),
         frequencies * used[:, :, None],

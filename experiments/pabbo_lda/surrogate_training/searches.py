@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from experiments.pabbo_lda.surrogate.model import DIMENSIONS, ValueScale
-from experiments.pabbo_lda.surrogate_training.prior import STREAM_NOISE, Functions, sample_functions
+from experiments.pabbo_lda.surrogate_training.prior import (
+    STREAM_NOISE,
+    PriorFunctions,
+    sample_functions,
+)
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, apart from those of the functions
@@ -29,7 +33,7 @@ _END = 0.06
 
 
 @dataclass(frozen=True)
-class Searches:
+class SearchStates:
     """Evaluated points and queries of B functions, on the scale of the network."""
 
     known: Tensor
@@ -44,7 +48,7 @@ class Searches:
     """[B, 3]"""
 
 
-def sample_searches(seed: int, samples: Tensor, n: int, m: int) -> Searches:
+def sample_searches(seed: int, samples: Tensor, n: int, m: int) -> SearchStates:
     """Return searches on the functions ``samples``, an int64 ``[B]``, after n evaluations."""
     functions = sample_functions(seed, samples)
     used, total = functions.used, n + m
@@ -78,13 +82,13 @@ def sample_searches(seed: int, samples: Tensor, n: int, m: int) -> Searches:
     queries = torch.cat((near, everywhere[:, n + half :]), 1)
     values = functions(queries, error[:, n:])
     scale = ValueScale(seen)
-    return Searches(
+    return SearchStates(
         known, scale.forward(seen).float(), queries, scale.forward(values).float(), used
     )
 
 
 def _near_best(
-    functions: Functions,
+    functions: PriorFunctions,
     known: Tensor,
     error: Tensor,
     evaluated: Tensor,

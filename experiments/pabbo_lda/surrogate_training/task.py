@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from experiments.pabbo_lda.surrogate.model import Mixture, SurrogateModel, SurrogateSettings
 from experiments.pabbo_lda.surrogate_training.searches import (
     STREAM_SIZE,
-    Searches,
+    SearchStates,
     sample_searches,
 )
 from raypipe.config.settings import Operational, Settings
@@ -97,7 +97,7 @@ def _size(seed: int, step: int, largest: int) -> int:
     return 1 + int(share * (_FEW if short < _SHORT else largest))
 
 
-def _surprise(model: SurrogateModel, searches: Searches) -> Tensor:
+def _surprise(model: SurrogateModel, searches: SearchStates) -> Tensor:
     """Return the negative log density ``[B, m]`` of the targets."""
     s = searches
     posterior: Mixture = model(s.known, s.values, s.queries, s.used)

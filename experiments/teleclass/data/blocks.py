@@ -42,7 +42,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Block:
+class DocumentBlock:
     """Consecutive documents of a file.
 
     Attributes:

@@ -10,13 +10,13 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.data.taxonomy import Taxonomy, read_taxonomy
-from experiments.teleclass.settings import DataSettings
+from experiments.teleclass.settings import TeleclassDataSettings
 
 _FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz")
 
 
 @dataclass(frozen=True)
-class Corpus:
+class LabeledCorpus:
     """A taxonomy, training documents, and documents to predict (None for the training ones)."""
 
     taxonomy: Taxonomy
@@ -39,7 +39,7 @@ class Corpus:
 
 
 @lru_cache(maxsize=1)  # a sweep builds the stages of every trial
-def load(settings: DataSettings) -> Corpus:
+def load(settings: TeleclassDataSettings) -> LabeledCorpus:
     """Return the corpus of the settings.
 
     Raises:
@@ -47,7 +47,7 @@ def load(settings: DataSettings) -> Corpus:
 
     """
     if settings.dir is None:
-        return Corpus(*builtin_documents(settings.max_documents))
+        return LabeledCorpus(*builtin_documents(settings.max_documents))
     folder = settings.dir
     keywords = None if settings.keywords is None else folder / settings.keywords
     taxonomy = read_taxonomy(folder / settings.labels, folder / settings.hierarchy, keywords)
@@ -70,7 +70,7 @@ def load(settings: DataSettings) -> Corpus:
             "name the documents in data.train"
         )
     test = _file(folder, "test", settings.test)
-    return Corpus(
+    return LabeledCorpus(
         taxonomy,
         documents(train, settings.train_labels),
         None if test is None else documents(test, settings.test_labels),

@@ -18,8 +18,8 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.files import check_known, reading
 from experiments.teleclass.data.blocks import (
     BLOCK,
-    Block,
     Columns,
+    DocumentBlock,
     Labels,
     chunks,
     flat_labels,
@@ -38,7 +38,7 @@ def unit(path: Path) -> str:
     return "row" if path.name.removesuffix(".gz").endswith((".csv", ".parquet")) else "line"
 
 
-def document_blocks(path: Path, columns: Columns) -> Iterator[Block]:
+def document_blocks(path: Path, columns: Columns) -> Iterator[DocumentBlock]:
     """Yield the documents of a file in the format of its suffix.
 
     ``.jsonl``, ``.csv`` (each plain or ``.gz``) and ``.parquet`` are tables: a document's text is
@@ -68,7 +68,7 @@ def document_blocks(path: Path, columns: Columns) -> Iterator[Block]:
     )
 
 
-def gold_blocks(path: Path) -> Iterator[Block]:
+def gold_blocks(path: Path) -> Iterator[DocumentBlock]:
     """Yield the lines ``document id<TAB>class id,class id,...`` of a file, plain or ``.gz``.
 
     Raises:
@@ -81,15 +81,15 @@ def gold_blocks(path: Path) -> Iterator[Block]:
         for (number, line), classes in zip(chunk, listed, strict=True):
             if "\t" in classes:  # two lines in one
                 raise malformed(path, number, line, form)
-        yield Block(numbers, ids, None, flat_labels([ids_in(text) for text in listed]))
+        yield DocumentBlock(numbers, ids, None, flat_labels([ids_in(text) for text in listed]))
 
 
-def _txt_blocks(path: Path, _: Columns) -> Iterator[Block]:
+def _txt_blocks(path: Path, _: Columns) -> Iterator[DocumentBlock]:
     form = "id<TAB>text"
     for chunk in chunks(numbered_lines(path, form)):
         numbers, ids, texts = _split_lines(path, chunk, form)
         nothing = flat_labels([None] * len(texts))
-        yield Block(numbers, ids, pa.array(texts, pa.large_string()), nothing)
+        yield DocumentBlock(numbers, ids, pa.array(texts, pa.large_string()), nothing)
 
 
 def _split_lines(
@@ -107,7 +107,7 @@ def _split_lines(
     return numbers, pa.array(ids, pa.large_string()), rest
 
 
-def _jsonl_blocks(path: Path, columns: Columns) -> Iterator[Block]:
+def _jsonl_blocks(path: Path, columns: Columns) -> Iterator[DocumentBlock]:
     form = "an object each"
     start = 0
     has_id = False
@@ -125,7 +125,7 @@ def _jsonl_blocks(path: Path, columns: Columns) -> Iterator[Block]:
                 ids.append(_json_id(record.get(columns.id), place) if has_id else str(row))
                 value = None if columns.labels is None else record.get(columns.labels)
                 labels.append(None if value is None else _json_ids(value, columns.labels, place))
-            yield Block(
+            yield DocumentBlock(
                 np.array([number for number, _ in chunk], dtype=np.int64),
                 pa.array(ids, pa.large_string()),
                 join_texts([pa.array(part, pa.large_string()) for part in parts]),
@@ -166,7 +166,7 @@ def _json_ids(value: object, column: str | None, place: str) -> list[str]:
     return [str(item) for item in value]
 
 
-def _csv_blocks(path: Path, columns: Columns) -> Iterator[Block]:
+def _csv_blocks(path: Path, columns: Columns) -> Iterator[DocumentBlock]:
     reading_options = pa.csv.ReadOptions(block_size=CSV_BLOCK, use_threads=False)
     parsing = pa.csv.ParseOptions(newlines_in_values=True)
     start = 0
@@ -187,7 +187,7 @@ def _csv_blocks(path: Path, columns: Columns) -> Iterator[Block]:
                 start += len(batch)
 
 
-def _parquet_blocks(path: Path, columns: Columns) -> Iterator[Block]:
+def _parquet_blocks(path: Path, columns: Columns) -> Iterator[DocumentBlock]:
     start = 0
     with reading(path, "Parquet"), pq.ParquetFile(path) as file:
         wanted = _wanted(path, columns, file.schema_arrow.names)
@@ -214,7 +214,7 @@ def _wanted(path: Path, columns: Columns, names: Sequence[str]) -> list[str]:
 
 def _table_block(
     path: Path, batch: pa.RecordBatch, start: int, columns: Columns, labels: Labels
-) -> Block:
+) -> DocumentBlock:
     """Return a block of rows from ``start``."""
     rows = np.arange(start, start + len(batch), dtype=np.int64)
     numbers = pa.array(rows).cast(pa.large_string())
@@ -235,7 +235,7 @@ def _table_block(
         if not _is_text(batch[column].type):
             raise _not_text(str(path), column, str(batch[column].type))
     texts = [_checked(batch[column]) for column in columns.texts]
-    return Block(rows, ids, join_texts(texts), labels)
+    return DocumentBlock(rows, ids, join_texts(texts), labels)
 
 
 def _list_labels(path: Path, column: str | None, lists: pa.Array) -> Labels:

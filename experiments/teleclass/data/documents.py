@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.common.corpora.corpus import CorpusError
-from experiments.teleclass.data.blocks import BLOCK, Block, Columns
+from experiments.teleclass.data.blocks import BLOCK, Columns, DocumentBlock
 from experiments.teleclass.data.document_files import document_blocks, gold_blocks, unit
 from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
 
@@ -189,7 +189,7 @@ def _concatenate(parts: Sequence[_Part]) -> _Part:
 
 
 def _gold(
-    path: Path, block: Block, taxonomy: Taxonomy
+    path: Path, block: DocumentBlock, taxonomy: Taxonomy
 ) -> tuple[sparse.csr_matrix, NDArray[np.bool_]]:
     """Return the labels of a block as bool [B, C], and which documents have an entry."""
     values, counts = block.labels.values, block.labels.counts

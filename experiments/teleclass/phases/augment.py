@@ -10,10 +10,10 @@ import numpy as np
 
 from experiments.teleclass.artifacts import label_matrix, pseudo_labels_path
 from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.generators import Assignment, load_generator
-from experiments.teleclass.settings import AugmentSettings, DataSettings
+from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
 from experiments.teleclass.task_pools import pool_options
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet
@@ -22,7 +22,7 @@ from raypipe.storage.ledger import Row
 _EXAMPLES = 3
 
 
-def run_augment(corpus: Corpus, context: StageContext) -> None:
+def run_augment(corpus: LabeledCorpus, context: StageContext) -> None:
     """Write documents for the starved classes into the table ``generated``, and count classes.
 
     A class is starved if it has too few documents, counting the ancestors of labels.
@@ -83,7 +83,7 @@ def documents_per_class(settings: AugmentSettings, starved: int, labeled: int) -
 
 
 def generated_files(
-    data: DataSettings, corpus: Corpus, settings: AugmentSettings
+    data: TeleclassDataSettings, corpus: LabeledCorpus, settings: AugmentSettings
 ) -> tuple[Documents, dict[str, list[int]]]:
     """Return the documents of ``augment.source = files`` and their classes.
 
@@ -96,7 +96,9 @@ def generated_files(
     return texts, read_annotations(folder / settings.labels, corpus.taxonomy)
 
 
-def _from_files(corpus: Corpus, context: StageContext, starved: Sequence[int], number: int) -> None:
+def _from_files(
+    corpus: LabeledCorpus, context: StageContext, starved: Sequence[int], number: int
+) -> None:
     settings = context.settings.augment
     documents, classes = generated_files(context.settings.data, corpus, settings)
     texts: dict[int, list[str]] = {c: [] for c in starved}
@@ -109,7 +111,7 @@ def _from_files(corpus: Corpus, context: StageContext, starved: Sequence[int], n
 
 
 def _from_generator(
-    corpus: Corpus, context: StageContext, surest: dict[int, Any], number: int
+    corpus: LabeledCorpus, context: StageContext, surest: dict[int, Any], number: int
 ) -> None:
     """Write documents for classes, given the rows of their documents, most confident first."""
     settings = context.settings.augment
@@ -130,7 +132,7 @@ def _from_generator(
 
 
 def _assignment(
-    corpus: Corpus, seed: int, c: int, examples: tuple[str, ...], documents: int
+    corpus: LabeledCorpus, seed: int, c: int, examples: tuple[str, ...], documents: int
 ) -> Assignment:
     taxonomy = corpus.taxonomy
     names = [name.replace("_", " ") for name in taxonomy.names]
@@ -158,7 +160,7 @@ def _write(generator: str, assignment: Assignment) -> list[str]:
     return [text for text in texts if text.strip()][: assignment.documents]
 
 
-def _rows(corpus: Corpus, context: StageContext, c: int, texts: list[str]) -> dict[str, Row]:
+def _rows(corpus: LabeledCorpus, context: StageContext, c: int, texts: list[str]) -> dict[str, Row]:
     about = {"class_index": c, "class": corpus.taxonomy.ids[c], "name": corpus.taxonomy.names[c]}
     about["unit"] = context.stage.units[0].fingerprint
     return {

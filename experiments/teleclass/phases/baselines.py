@@ -16,7 +16,7 @@ from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
 from experiments.teleclass.artifacts import record_measures
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.embeddings import embeddings_of
 from experiments.teleclass.evaluation import Counts, count
@@ -28,7 +28,7 @@ _BLOCK = 4096
 _MOST_SUPERVISED = 20_000
 
 
-def run_baselines(corpus: Corpus, context: StageContext) -> None:
+def run_baselines(corpus: LabeledCorpus, context: StageContext) -> None:
     """Measure the baselines on the documents to predict, if they have gold labels.
 
     Each takes the most similar class with its ancestors: by the encoder's vectors of the classes'
@@ -58,7 +58,7 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
         record_measures(context, corpus.taxonomy, "supervised", corpus.predicted, bound)
 
 
-def _constant_measured(corpus: Corpus, gold: sparse.csr_matrix) -> Counts:
+def _constant_measured(corpus: LabeledCorpus, gold: sparse.csr_matrix) -> Counts:
     """Return the sums if all documents have the one class, with ancestors, of the best example-F1.
 
     It is chosen by the gold labels, and classes are ranked by their frequency in them.
@@ -78,12 +78,12 @@ def _constant_measured(corpus: Corpus, gold: sparse.csr_matrix) -> Counts:
     return reduce(add, counts)
 
 
-def _tfidf_measured(corpus: Corpus) -> Counts:
+def _tfidf_measured(corpus: LabeledCorpus) -> Counts:
     """Task: return the sums of the measures of TF-IDF similarity."""
     return _measured(corpus, tfidf_similarities(corpus))
 
 
-def tfidf_similarities(corpus: Corpus) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def tfidf_similarities(corpus: LabeledCorpus) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield the first row and the similarity to descriptions ``[B, C]`` of blocks to predict."""
     descriptions = corpus.taxonomy.descriptions()
     documents = corpus.documents(corpus.predicted)
@@ -94,7 +94,7 @@ def tfidf_similarities(corpus: Corpus) -> Iterator[tuple[int, NDArray[np.float32
         yield start, (vectorizer.transform(texts) @ classes).toarray()
 
 
-def _supervised_measured(corpus: Corpus) -> Counts:
+def _supervised_measured(corpus: LabeledCorpus) -> Counts:
     """Task: return the sums of the measures of linear SVMs on TF-IDF, one per class.
 
     A document has the class of its best score, and those on the positive side.
@@ -131,7 +131,7 @@ def _texts(documents: Documents) -> Iterator[list[str]]:
 
 
 def _measured(
-    corpus: Corpus,
+    corpus: LabeledCorpus,
     blocks: Iterable[tuple[int, NDArray[np.float32]]],
     threshold: float = np.inf,
 ) -> Counts:

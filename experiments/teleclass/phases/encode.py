@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of, text_sets
 from experiments.teleclass.encoders import fit_lsa, is_fitted, lsa_identity, stored_encoder
 from experiments.teleclass.settings import EncodeSettings
@@ -20,7 +20,7 @@ from raypipe.storage.cache import Cache
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TextBlock:
     """A block of texts by their cache keys, with the vectors that are known; equal texts share one.
 
     ``keys`` are in the order of the rows.
@@ -51,7 +51,7 @@ class _Block:
         self.embeddings.write(self.number, vectors, self.identity)
 
 
-def run_encode(corpus: Corpus, context: StageContext) -> None:
+def run_encode(corpus: LabeledCorpus, context: StageContext) -> None:
     """Encode the documents, the classes and their names; keep blocks that are stored.
 
     Raises:
@@ -69,7 +69,7 @@ def run_encode(corpus: Corpus, context: StageContext) -> None:
     options = pool_options(context, settings, neural=settings.model is not None)
     with Cache("embeddings", enabled=settings.cache) as cache, context.pool(options) as pool:
 
-        def calls() -> Iterator[tuple[_Block, Any, list[str]]]:
+        def calls() -> Iterator[tuple[_TextBlock, Any, list[str]]]:
             nonlocal done, cached
             for embeddings in sets:
                 for number in range(len(embeddings)):
@@ -96,14 +96,14 @@ def run_encode(corpus: Corpus, context: StageContext) -> None:
             context.advance(done, f"{cached} known from other runs" if cached else "")
 
 
-def _report_dropped(corpus: Corpus, context: StageContext) -> None:
+def _report_dropped(corpus: LabeledCorpus, context: StageContext) -> None:
     parts = {"train": corpus.train, "test": corpus.test, "taxonomy": corpus.taxonomy}
     for name, part in parts.items():
         for reason, number in part.dropped.items() if part is not None else ():
             context.say(f"{name}: {reason}: {number}")
 
 
-def _fit_lsa(corpus: Corpus, context: StageContext, settings: EncodeSettings) -> None:
+def _fit_lsa(corpus: LabeledCorpus, context: StageContext, settings: EncodeSettings) -> None:
     """Fit LSA to an even sample of the documents and to the classes, unless its weights exist."""
     identity = lsa_identity(corpus, settings)
     if is_fitted(context.run_dir, identity):
@@ -116,7 +116,7 @@ def _fit_lsa(corpus: Corpus, context: StageContext, settings: EncodeSettings) ->
     context.say(f"lsa of {len(texts)} texts: {dimensions} dimensions")
 
 
-def _texts(corpus: Corpus, name: str, start: int, stop: int) -> list[str]:
+def _texts(corpus: LabeledCorpus, name: str, start: int, stop: int) -> list[str]:
     if name == "classes":
         return corpus.taxonomy.descriptions()[start:stop]
     if name == "names":
@@ -124,6 +124,6 @@ def _texts(corpus: Corpus, name: str, start: int, stop: int) -> list[str]:
     return corpus.documents(name).text_list(start, stop)
 
 
-def _block(embeddings: Embeddings, number: int, texts: Sequence[str], encoder: str) -> _Block:
+def _block(embeddings: Embeddings, number: int, texts: Sequence[str], encoder: str) -> _TextBlock:
     keys = [hashlib.sha256(f"{encoder} {text}".encode()).hexdigest() for text in texts]
-    return _Block(embeddings, number, dict(zip(keys, texts, strict=True)), keys)
+    return _TextBlock(embeddings, number, dict(zip(keys, texts, strict=True)), keys)

@@ -13,12 +13,12 @@ from experiments.teleclass.artifacts import (
     pseudo_labels_path,
     training_set_path,
 )
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
-def run_hierarchy(corpus: Corpus, context: StageContext) -> None:
+def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:
     """Write the training set: labeled and generated documents with all ancestors of their labels.
 
     Raises:

@@ -23,7 +23,7 @@ from experiments.common.evaluation import task_device
 from experiments.common.tokenizer import read_tokenizer
 from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.class_vectors import ClassVectors
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.dataset import NOTHING
 from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
@@ -44,7 +44,7 @@ _IDENTITY, _COUNTS = b"identity", b"counts"
 
 
 @dataclass(frozen=True)
-class Predictor:
+class TrainedClassifier:
     """A trained classifier of a run directory with the settings of inference; cheap to pickle."""
 
     run_dir: RunDirectory
@@ -78,10 +78,10 @@ class Predictor:
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class _InferInputs:
     """Inputs that all tasks share."""
 
-    predictor: Predictor
+    predictor: TrainedClassifier
     taxonomy: Taxonomy
     vectors: Embeddings
     takes_vectors: bool
@@ -110,7 +110,7 @@ def choose(
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 
-def run_infer(corpus: Corpus, context: StageContext) -> None:
+def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
     """Predict the labels of the documents, store them, measure them if there are gold labels.
 
     Blocks are stored as they are predicted, and not computed again.
@@ -122,8 +122,8 @@ def run_infer(corpus: Corpus, context: StageContext) -> None:
     settings, identity = context.settings.infer, context.stage.units[0].fingerprint
     run_dir, documents = context.run_dir, corpus.documents(corpus.predicted)
     similarity = settings.similarity if settings.threshold is None else 0.0
-    inputs = _Inputs(
-        Predictor(run_dir, "train", settings),
+    inputs = _InferInputs(
+        TrainedClassifier(run_dir, "train", settings),
         corpus.taxonomy,
         embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted),
         takes_vectors(context.settings.train.classifier),
@@ -179,7 +179,7 @@ def _part(
     )
 
 
-def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None:
+def _finish(context: StageContext, corpus: LabeledCorpus, paths: Sequence[str]) -> None:
     """Write all blocks as one table and one CSV file, and the measures."""
     run_dir = context.run_dir
     parts = [read_parquet(run_dir, path) for path in paths]
@@ -204,7 +204,7 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
 
 
 def _predict(
-    inputs: _Inputs, start: int, texts: Sequence[str], gold: sparse.csr_matrix | None
+    inputs: _InferInputs, start: int, texts: Sequence[str], gold: sparse.csr_matrix | None
 ) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
     """Task: return labels, most probable classes, their probabilities and measures of a block."""
     predictor, taxonomy = inputs.predictor, inputs.taxonomy

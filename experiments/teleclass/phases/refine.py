@@ -16,7 +16,7 @@ from experiments.teleclass import refinement
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path, record_measures
 from experiments.teleclass.class_vectors import ClassVectors, centered
 from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.embeddings import Embeddings, embeddings_of
 from experiments.teleclass.evaluation import Counts, count
@@ -32,7 +32,7 @@ Labeled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class _RefineInputs:
     """Inputs that all tasks of a round share; gold labels only for the labels."""
 
     documents: Embeddings
@@ -42,7 +42,7 @@ class _Inputs:
     settings: RefineSettings
 
 
-def run_refine(corpus: Corpus, context: StageContext) -> None:
+def run_refine(corpus: LabeledCorpus, context: StageContext) -> None:
     """Give the training documents labels; measure them if there are gold labels."""
     settings: RefineSettings = context.settings.refine
     if settings.given is None:
@@ -65,7 +65,7 @@ def run_refine(corpus: Corpus, context: StageContext) -> None:
         record_measures(context, corpus.taxonomy, "pseudo_labels", "train", counts)
 
 
-def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labeled:
+def _given(corpus: LabeledCorpus, annotations: Mapping[str, list[int]]) -> Labeled:
     """Return given labels, with the measures of the documents that have some."""
     taxonomy, gold = corpus.taxonomy, corpus.train.gold
     lists = [annotations.get(name, []) for name in corpus.train.ids.to_pylist()]
@@ -83,20 +83,20 @@ def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labeled:
     return labels, confidence, count(scores, predicted, gold[rows], taxonomy.depth)
 
 
-def _described(context: StageContext, corpus: Corpus) -> ClassVectors:
+def _described(context: StageContext, corpus: LabeledCorpus) -> ClassVectors:
     """Return the vectors of the descriptions, without a center."""
     stored = embeddings_of(context.run_dir, corpus, context.settings.encode, "classes")
     encoded = np.concatenate([vectors for _, vectors in stored.blocks()])
     return ClassVectors.of_descriptions(encoded, np.zeros(encoded.shape[1], np.float32))
 
 
-def _refined(context: StageContext, corpus: Corpus, settings: RefineSettings) -> Labeled:
+def _refined(context: StageContext, corpus: LabeledCorpus, settings: RefineSettings) -> Labeled:
     """Refine the class vectors by documents, then label the documents."""
     documents = embeddings_of(context.run_dir, corpus, context.settings.encode, "train")
     described = _described(context, corpus)
     context.begin(settings.rounds + 1)
     with context.pool(pool_options(context, settings, neural=False)) as pool:
-        inputs = _Inputs(documents, described, corpus.taxonomy, None, settings)
+        inputs = _RefineInputs(documents, described, corpus.taxonomy, None, settings)
         parts = groups(len(documents), pool.capacity / settings.cpus)
         if settings.center:
             calls = [(part, _unit_sums, part, documents) for part in parts]
@@ -137,7 +137,7 @@ def _refined(context: StageContext, corpus: Corpus, settings: RefineSettings) ->
 
 
 def _round(
-    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _Inputs
+    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _RefineInputs
 ) -> tuple[NDArray[np.int32], ClassSums]:
     """Return the most similar class of each document, and the sums of the classes."""
     settings, documents = inputs.settings, inputs.documents
@@ -165,7 +165,7 @@ def _round(
 
 
 def _labeled(
-    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _Inputs
+    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _RefineInputs
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], Counts | None]:
     """Return labels ``[N, max_labels]``, confidence ``[N]`` and measures of all documents."""
     documents = inputs.documents
@@ -194,7 +194,7 @@ def _unit_sums(blocks: range, documents: Embeddings) -> NDArray[np.float64]:
 
 
 def _confidences(
-    number: int, inputs: _Inputs
+    number: int, inputs: _RefineInputs
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """Return a block's centered vectors, most similar classes, and confidence of candidates."""
     taxonomy = inputs.taxonomy
@@ -206,7 +206,7 @@ def _confidences(
     return vectors, scores.argmax(1).astype(np.int32), confidence
 
 
-def _sums(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], ClassSums]:
+def _sums(blocks: range, inputs: _RefineInputs) -> tuple[NDArray[np.int32], ClassSums]:
     """Task: return the most similar classes of the documents in some blocks, and the sums."""
     choices = []
     total = ClassSums.empty(*inputs.classes.vectors.shape)
@@ -221,7 +221,7 @@ def _sums(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], ClassSums]
     return np.concatenate(choices), total
 
 
-def _best_documents(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], TopDocuments]:
+def _best_documents(blocks: range, inputs: _RefineInputs) -> tuple[NDArray[np.int32], TopDocuments]:
     """Task: return the most similar classes in some blocks, and the best documents of classes."""
     choices, most = [], inputs.settings.top_documents
     assert most is not None
@@ -234,7 +234,7 @@ def _best_documents(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], 
 
 
 def _labels(
-    blocks: range, inputs: _Inputs
+    blocks: range, inputs: _RefineInputs
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], Counts | None]:
     """Task: return labels, confidence and measures of the documents in some blocks."""
     taxonomy, gold = inputs.taxonomy, inputs.gold

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from experiments.transformer.data.sequences import load_builtin, load_sequences
-from experiments.transformer.data.splits import Data, Kind
+from experiments.transformer.data.splits import Kind, Splits
 from experiments.transformer.data.tables import load_table
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.settings import TransformerDataSettings
 
 
-def load(settings: DataSettings, kind: Kind | None) -> Data | None:
+def load(settings: TransformerDataSettings, kind: Kind | None) -> Splits | None:
     """Return the data of the settings; None for samples that are drawn at random.
 
     Raises:

@@ -24,20 +24,20 @@ from experiments.common.corpora.rows import (
     text_hashes,
 )
 from experiments.transformer.data.splits import (
-    Data,
     Kind,
     Rows,
+    Splits,
     is_text,
     make_target,
     with_validation,
 )
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.settings import TransformerDataSettings
 from raypipe.pipeline.identity import fingerprint
 
 _TARGET = "target"
 
 
-def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
+def load_builtin(settings: TransformerDataSettings, kind: Kind | None) -> Splits:
     """Return docstrings of Python's standard library, each text once; the class is the package.
 
     A hash of its name decides whether a docstring is held out.
@@ -74,7 +74,7 @@ def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
     return _data(given, parts[1], identity, settings, kind, f"{source}: the package", notes)
 
 
-def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
+def load_sequences(settings: TransformerDataSettings, kind: Kind | None) -> Splits:
     """Return the texts or token ids of a file, split by a hash or with rows of other files.
 
     Raises:
@@ -110,11 +110,11 @@ def _data(
     given: tuple[pa.Table, NDArray[np.bool_]],
     test: pa.Table,
     identity: Mapping[str, Any],
-    settings: DataSettings,
+    settings: TransformerDataSettings,
     kind: Kind | None,
     source: str,
     notes: list[str],
-) -> Data:
+) -> Splits:
     train, validation = given
     parts = train, test
     target, *targets = make_target(train[_TARGET], test[_TARGET], kind, None, source)
@@ -125,7 +125,7 @@ def _data(
     vocabulary = settings.vocabulary
     if "tokens" in train.column_names:
         vocabulary = 1 + max(int(pc.max(pc.list_flatten(part["tokens"])).as_py()) for part in parts)
-    return Data(
+    return Splits(
         *(splits[0], splits[1], target, validation, identity),
         vocabulary=vocabulary,
         notes=tuple(notes),
@@ -137,7 +137,7 @@ def _divided(rows: pa.Table, mask: NDArray[np.bool_]) -> tuple[pa.Table, pa.Tabl
     return rows.filter(pa.array(~mask)), rows.filter(pa.array(mask))
 
 
-def _read(path: Path, settings: DataSettings, notes: list[str]) -> pa.Table:
+def _read(path: Path, settings: TransformerDataSettings, notes: list[str]) -> pa.Table:
     """Return ``text`` or ``tokens``, and ``target``; leave out and count rows without a label."""
     if is_npz(path):
         return _token_rows(path)
@@ -165,7 +165,7 @@ def _picked(
     texts: pa.ChunkedArray,
     labels: pa.ChunkedArray,
     path: Path,
-    settings: DataSettings,
+    settings: TransformerDataSettings,
     notes: list[str],
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Return the rows with labels, and the element ``data.label_index`` of each."""

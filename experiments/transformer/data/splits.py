@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from experiments.common.blocks import Part
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.rows import validation
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.settings import TransformerDataSettings
 
 Kind = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)
-class Target:
+class PredictionTarget:
     """The target: classes, or a number that is standardized by the training rows."""
 
     kind: Kind
@@ -67,7 +67,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Data:
+class Splits:
     """The rows of all splits.
 
     Attributes:
@@ -84,7 +84,7 @@ class Data:
 
     train: Rows
     held_out: Rows
-    target: Target
+    target: PredictionTarget
     validation: NDArray[np.bool_]
     identity: Mapping[str, Any]
     columns: tuple[Numeric | Category, ...] = ()
@@ -121,7 +121,7 @@ def with_validation(
     train: pa.Table,
     given: pa.Table | None,
     hashes: NDArray[np.uint64],
-    settings: DataSettings,
+    settings: TransformerDataSettings,
     notes: list[str],
 ) -> tuple[pa.Table, NDArray[np.bool_]]:
     """Return all rows to learn from, and which of them choose the best step.
@@ -149,7 +149,7 @@ def make_target(
     kind: Kind | None,
     few: int | None,
     source: str,
-) -> tuple[Target, NDArray[Any], NDArray[Any]]:
+) -> tuple[PredictionTarget, NDArray[Any], NDArray[Any]]:
     """Return the target, and its values in the training and the held-out rows.
 
     Args:
@@ -180,7 +180,7 @@ def make_target(
                 f"{source} is {train.type}, not a number; model.kind = regression needs numbers"
             )
         values = [part.to_numpy().astype(np.float64) for part in parts]
-        target = Target(kind, (), float(values[0].mean()), float(values[0].std()))
+        target = PredictionTarget(kind, (), float(values[0].mean()), float(values[0].std()))
         if not target.deviation > 0:
             raise CorpusError(f"{source} is the same in all training rows; nothing to learn")
         scaled = [((v - target.mean) / target.deviation).astype(np.float32) for v in values]
@@ -193,7 +193,7 @@ def make_target(
         pc.index_in(text, pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
         for text in texts
     ]
-    return Target(kind, tuple(names)), indices[0], indices[1]
+    return PredictionTarget(kind, tuple(names)), indices[0], indices[1]
 
 
 def as_text(values: pa.ChunkedArray, source: str) -> pa.ChunkedArray:

@@ -15,23 +15,23 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.rows import check_column, checksum, held_out, table_of
 from experiments.transformer.data.splits import (
     Category,
-    Data,
     Kind,
     Numeric,
     Rows,
+    Splits,
     as_text,
     is_plain,
     make_target,
     with_validation,
 )
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.settings import TransformerDataSettings
 
 Column = Numeric | Category
 #: largest standardized value; beyond it the file is corrupt, and fp32 near its limit
 _MOST = 1e30
 
 
-def load_table(settings: DataSettings, kind: Kind | None) -> Data:
+def load_table(settings: TransformerDataSettings, kind: Kind | None) -> Splits:
     """Return the rows of a file, split by a hash or with rows of other files.
 
     Raises:
@@ -76,7 +76,7 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     numeric = sum(isinstance(column, Numeric) for column in columns)
     notes.append(f"{numeric} numeric and {len(columns) - numeric} categorical columns")
     parts, remarks = (splits[0], splits[1]), tuple(notes)
-    return Data(*parts, made, validation, identity, columns, notes=remarks)
+    return Splits(*parts, made, validation, identity, columns, notes=remarks)
 
 
 def encode_rows(columns: Sequence[Column], rows: pa.Table) -> pa.Table:

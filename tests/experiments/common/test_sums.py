@@ -11,7 +11,7 @@ import torch
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import random_task
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings, CurvePolicyTask
-from experiments.pabbo_lda.pabbo.model import ModelSettings
+from experiments.pabbo_lda.pabbo.model import PabboModelSettings
 from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
@@ -34,7 +34,7 @@ from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 
 SMALL: dict[str, Any] = {"hidden": 16, "heads": 2, "layers": 1}
-WIDTHS = ModelSettings(d_model=8, heads=2, layers=1, feed_forward=8)
+WIDTHS = PabboModelSettings(d_model=8, heads=2, layers=1, feed_forward=8)
 PABBO = PabboSettings(
     model=WIDTHS, trajectories=3, horizon=4, query_points=9, candidate_pairs=12,
     prediction_points=8, prediction_duels=10, prediction_splits=3, max_context=4,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.lm_pretrain.data import divide, keys_read, read_texts, text_content
-from experiments.lm_pretrain.settings import DataSettings, PretrainingSettings
+from experiments.lm_pretrain.settings import LmDataSettings, PretrainingSettings
 from experiments.lm_pretrain.tokenizer import (
     END_OF_TEXT,
     Kind,
@@ -100,7 +100,9 @@ def test_the_forms_of_files_are_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
         file.write(lines)
     names = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt.gz", "d.jsonl.gz")]
-    settings = DataSettings(source="text", files=names[:2], held_out_files=names[2:], column="body")
+    settings = LmDataSettings(
+        source="text", files=names[:2], held_out_files=names[2:], column="body"
+    )
     assert read_texts(settings) == (
         ["plain\ntext", "one\ntwo", "three"],
         ["packed", "one\ntwo", "three"],
@@ -112,10 +114,10 @@ def test_the_identity_is_the_content_of_the_files(tmp_path: Path) -> None:
     for path, text in zip(paths, ("same", "same", "other"), strict=True):
         path.write_text(text, encoding="utf-8")
     first, second, third = (
-        text_content(DataSettings(source="text", files=(path,))) for path in paths
+        text_content(LmDataSettings(source="text", files=(path,))) for path in paths
     )
     assert first == second != third
-    held_out = DataSettings(source="text", files=(paths[0],), held_out_files=(paths[1],))
+    held_out = LmDataSettings(source="text", files=(paths[0],), held_out_files=(paths[1],))
     assert text_content(held_out) != first
 
 
@@ -132,12 +134,12 @@ def test_the_identity_is_the_content_of_the_files(tmp_path: Path) -> None:
 def test_only_the_settings_that_decide_the_text_are_read(
     given: dict[str, list[str]], keys: set[str]
 ) -> None:
-    settings = DataSettings.model_validate({**given, "source": "text" if given else "builtin"})
+    settings = LmDataSettings.model_validate({**given, "source": "text" if given else "builtin"})
     assert set(keys_read(settings)) == {"source", "files", "held_out_files", *keys}
 
 
 def test_the_builtin_text_is_every_docstring_once() -> None:
-    found = read_texts(DataSettings())
+    found = read_texts(LmDataSettings())
     documents = [*found.train, *found.held_out]
     assert len(documents) == len(set(documents)) > 4000
     assert 0.05 < len(found.held_out) / len(documents) < 0.15
@@ -164,7 +166,7 @@ def test_files_without_text_are_refused(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    settings = DataSettings(source="text", files=(tmp_path / name,))
+    settings = LmDataSettings(source="text", files=(tmp_path / name,))
     with pytest.raises(CorpusError, match=message):
         text_content(settings), read_texts(settings)
 
@@ -173,7 +175,7 @@ def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
     paths = tmp_path / "a.txt", tmp_path / "b.txt"
     for path, text in zip(paths, ("text", ""), strict=True):
         path.write_text(text, encoding="utf-8")
-    settings = DataSettings(source="text", files=paths[:1], held_out_files=paths[1:])
+    settings = LmDataSettings(source="text", files=paths[:1], held_out_files=paths[1:])
     with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
         read_texts(settings)
 

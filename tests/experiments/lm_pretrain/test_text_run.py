@@ -18,7 +18,7 @@ from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.source import Source
+from raypipe.pipeline.source import SourceCode
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 
@@ -216,7 +216,7 @@ def test_other_code_does_not_take_the_cache(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
 ) -> None:
     run("first", only=("tokenize",))
-    other = Source({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
+    other = SourceCode({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
     monkeypatch.setattr(
         tokenize_stage, changed, other if changed == "__version__" else lambda name: other
     )

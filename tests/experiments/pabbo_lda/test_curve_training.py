@@ -31,7 +31,7 @@ from experiments.pabbo_lda.pabbo.curve_training_task import (
     studies,
 )
 from experiments.pabbo_lda.pabbo.held_out_functions import HELD_OUT
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, load_model
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings, load_model
 from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings, sample_curves
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study.study import Study
@@ -42,7 +42,7 @@ from raypipe.training.loop import train
 from raypipe.training.task import Phase, StepContext
 
 TINY = CurvePolicySettings(
-    model=ModelSettings(d_model=16, heads=2, layers=1, feed_forward=16),
+    model=PabboModelSettings(d_model=16, heads=2, layers=1, feed_forward=16),
     curves=CurveSettings(t_max=(60, 60), start=(2, 4)), points=59, steps=6, held_out=64,
 )  # fmt: skip
 PHASE = Phase("train", 1, 8, 1e-3)

@@ -24,12 +24,15 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
 )
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.pabbo.searches import Searches, search
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
+from experiments.pabbo_lda.pabbo.synthetic_functions import (
+    SyntheticFunctionSettings,
+    sample_functions,
+)
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified, write_weights
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
-FUNCTIONS = FunctionSettings()
+FUNCTIONS = SyntheticFunctionSettings()
 
 
 def _held_out() -> HeldOut:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, parameter_count
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings, parameter_count
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.plan import plan
@@ -109,7 +109,7 @@ def test_a_training_that_takes_its_batch_from_a_sweep_has_no_features(config):
 
 @given(
     st.builds(
-        lambda width, heads, *sizes: ModelSettings(
+        lambda width, heads, *sizes: PabboModelSettings(
             d_model=width * heads,
             heads=heads,
             layers=sizes[0],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.optimizers import OptimizerName
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study.aggregation import aggregate
@@ -42,8 +42,8 @@ class AnySeed:
 
 @pytest.fixture(autouse=True)
 def formula(monkeypatch) -> None:
-    def objective(dataset: str) -> Objective:
-        return Objective(dataset, "tabular", {"corpus": dataset}, AnySeed())
+    def objective(dataset: str) -> CorpusObjective:
+        return CorpusObjective(dataset, "tabular", {"corpus": dataset}, AnySeed())
 
     monkeypatch.setattr(test_study_runner, "objective", objective)
 
@@ -174,7 +174,7 @@ def test_a_study_without_a_finite_value_has_nothing_to_confirm(tmp_path: Path):
 
 def test_the_numbers_of_seeds_decide_a_study_unless_they_are_the_published_ones():
     def literals(name: OptimizerName = "tpe", **changed) -> Mapping[str, Any]:
-        spec = StudySpec(Objective("hills", "tabular", {}, AnySeed()), name, 0, 0)
+        spec = StudySpec(CorpusObjective("hills", "tabular", {}, AnySeed()), name, 0, 0)
         return spec.unit(small(**changed), None).literals
 
     assert "lda" not in literals()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from experiments.pabbo_lda.pabbo.model import (
     LARGE,
     SMALL,
-    ModelSettings,
     PabboModel,
+    PabboModelSettings,
     attend,
     load_model,
     score_pairs,
@@ -20,7 +20,7 @@ from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 
 
-def _model(settings: ModelSettings = SMALL) -> PabboModel:
+def _model(settings: PabboModelSettings = SMALL) -> PabboModel:
     torch.manual_seed(0)
     return PabboModel(settings).double()
 
@@ -48,7 +48,7 @@ def _torch_encoder(model: PabboModel) -> nn.TransformerEncoder:
     return encoder
 
 
-def _tokens(settings: ModelSettings, size: int, points: int = 7) -> tuple[Tensor, Tensor]:
+def _tokens(settings: PabboModelSettings, size: int, points: int = 7) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     context = torch.randn(2, 3, size, settings.d_model, generator=generator, dtype=torch.float64)
     targets = torch.randn(2, points, settings.d_model, generator=generator, dtype=torch.float64)
@@ -56,7 +56,7 @@ def _tokens(settings: ModelSettings, size: int, points: int = 7) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("settings", [SMALL, LARGE])
-def test_the_encoder_is_pytorch_s_with_the_context_as_keys(settings: ModelSettings) -> None:
+def test_the_encoder_is_pytorch_s_with_the_context_as_keys(settings: PabboModelSettings) -> None:
     model = _model(settings)
     context, targets = _tokens(settings, size=5)
     joint = torch.cat((context, targets[:, None].expand(-1, 3, -1, -1)), 2).flatten(0, 1)
@@ -162,7 +162,7 @@ def test_the_winner_of_a_duel_matters() -> None:
 
 
 def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:
-    settings = ModelSettings(d_model=8, heads=2, layers=1, feed_forward=4, embedding_depth=3)
+    settings = PabboModelSettings(d_model=8, heads=2, layers=1, feed_forward=4, embedding_depth=3)
     model = PabboModel(settings)
     metadata = dict(PabboTask(PabboSettings(model=settings)).metadata())
     save_file(model.state_dict(), tmp_path / "model.safetensors", metadata)
@@ -181,4 +181,4 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(ValueError, match="must divide d_model"):
-        ModelSettings(d_model=32, heads=3)
+        PabboModelSettings(d_model=32, heads=3)

@@ -12,7 +12,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 from experiments.pabbo_lda.objective.objectives import load_objectives
 from experiments.pabbo_lda.objective.topic_model import npmi
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import DataSettings, LdaSettings
+from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 
@@ -44,7 +44,7 @@ def settings(**changed) -> LdaSettings:
 
 
 def objective(folder: Path, **changed):
-    data = DataSettings(source="bow", dir=folder)
+    data = CorporaSettings(source="bow", dir=folder)
     return load_objectives(data, settings(**changed))[0]
 
 
@@ -76,7 +76,7 @@ def test_perplexities_are_those_of_scikit_learn(folder, point):
 
 def test_a_corpus_without_parts_is_split_once_for_all():
     asked = settings(datasets=("stdlib",), objective="heldout_perplexity")
-    first, again = (load_objectives(DataSettings(), asked)[0] for _ in range(2))
+    first, again = (load_objectives(CorporaSettings(), asked)[0] for _ in range(2))
     train, held_out = first.data
     assert 0.19 < held_out.shape[0] / (train.shape[0] + held_out.shape[0]) < 0.21
     assert first.data_fingerprints == again.data_fingerprints

@@ -13,7 +13,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, h
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel
 from experiments.pabbo_lda.pabbo.preferential_gp import Acquisition, preferential_gp_scorer
 from experiments.pabbo_lda.pabbo.searches import search
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
@@ -22,7 +22,7 @@ from raypipe.training.weights import read_verified, write_weights
 SETTINGS = EvaluationSettings(
     functions=4, starts=2, steps=6, query_points=30, candidate_pairs=60, preferential_gp=True
 )
-FUNCTIONS = FunctionSettings()
+FUNCTIONS = SyntheticFunctionSettings()
 needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="BoTorch is missing")
 
 
@@ -42,7 +42,7 @@ def test_the_process_repeats_by_seed_and_its_parts_are_the_whole(acquisition: Ac
 
 @needs_botorch
 def test_the_process_is_ahead_of_random_search_on_smooth_functions() -> None:
-    smooth = FunctionSettings(length_scale=(1.0, 2.0), sharp_probability=0)
+    smooth = SyntheticFunctionSettings(length_scale=(1.0, 2.0), sharp_probability=0)
     settings = SETTINGS.model_copy(update={"functions": 12, "starts": 1})
     held_out = held_out_functions(settings, smooth)
     ours = simple_regret(preferential_gp_scorer(), held_out, settings)

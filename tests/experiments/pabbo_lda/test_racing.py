@@ -12,7 +12,7 @@ import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study.evaluations import lda_seeds
 from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
@@ -41,8 +41,8 @@ class Noisy:
 
 @pytest.fixture(autouse=True)
 def formula(monkeypatch) -> None:
-    def objective(dataset: str) -> Objective:
-        return Objective(dataset, "tabular", {"corpus": dataset}, Noisy())
+    def objective(dataset: str) -> CorpusObjective:
+        return CorpusObjective(dataset, "tabular", {"corpus": dataset}, Noisy())
 
     monkeypatch.setattr(test_study_runner, "objective", objective)
 
@@ -130,7 +130,7 @@ def test_further_fits_of_other_runs_in_the_cache_do_not_change_a_race(tmp_path: 
 
 
 def test_racing_decides_a_study_and_needs_two_seeds():
-    spec = StudySpec(Objective("hills", "tabular", {}, Noisy()), "tpe", 0, 0)
+    spec = StudySpec(CorpusObjective("hills", "tabular", {}, Noisy()), "tpe", 0, 0)
     assert spec.unit(raced(), None).literals["lda"] == {"seeds": 3, "racing": True}
     assert spec.unit(raced(racing=False), None).literals["lda"] == {"seeds": 3}
     with pytest.raises(ValueError, match=r"set lda\.seeds to 2 or more"):

@@ -16,7 +16,7 @@ from experiments.pabbo_lda.pabbo.search_measures import (
     measure_rows,
 )
 from experiments.pabbo_lda.pabbo.searches import Searches
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 
 #: three functions of range 10, two starts, two duels after the first one
 REGRET = torch.tensor(
@@ -59,7 +59,7 @@ def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start() -> Non
 
 def test_a_start_is_far_if_both_ends_of_its_duel_are() -> None:
     settings = EvaluationSettings(functions=40, starts=3, query_points=20, candidate_pairs=40)
-    held_out = held_out_functions(settings, FunctionSettings())
+    held_out = held_out_functions(settings, SyntheticFunctionSettings())
     gap = (held_out.duels[:, :, 0] - held_out.best_point[:, None, None]).abs()
     assert torch.equal(held_out.far, (gap > FAR).all(2))
     assert 0.1 < held_out.far.double().mean() < 0.6

@@ -12,7 +12,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.searches import search
 from experiments.pabbo_lda.pabbo.shipped import shipped_weights, trained_on
-from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
@@ -63,7 +63,7 @@ def test_shipped_models_beat_random_search_on_held_out_functions():
     settings = EvaluationSettings(functions=60, starts=1, steps=20, query_points=128,
                                   candidate_pairs=256, sampled=True, seed=7)  # fmt: skip
     models = {name: shipped_weights(name) for name in ("train_small", "train_large")}
-    found = search(models, settings, FunctionSettings(), range(60)).regret
+    found = search(models, settings, SyntheticFunctionSettings(), range(60)).regret
     mean = {name: float(regret.mean()) for name, regret in found.items()}
     assert mean["train_small"] < mean["random"]
     assert mean["train_large"] < mean["random"]

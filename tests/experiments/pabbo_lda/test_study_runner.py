@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
 from experiments.pabbo_lda.optimizers import Optimizer, OptimizerName, Point, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
@@ -117,8 +117,8 @@ def table() -> TabularObjective:
 TABLE = table()
 
 
-def objective(dataset: str) -> Objective:
-    return Objective(dataset, "tabular", {"corpus": dataset}, TABLE)
+def objective(dataset: str) -> CorpusObjective:
+    return CorpusObjective(dataset, "tabular", {"corpus": dataset}, TABLE)
 
 
 def study_settings(**changed) -> LdaSettings:

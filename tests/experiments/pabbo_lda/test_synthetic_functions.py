@@ -9,14 +9,14 @@ from sklearn.gaussian_process.kernels import RBF, Matern
 
 from experiments.pabbo_lda.pabbo.synthetic_functions import (
     KERNELS,
-    FunctionSettings,
+    SyntheticFunctionSettings,
     _log_normal,
     bowl,
     covariance,
     sample_functions,
 )
 
-SETTINGS = FunctionSettings()
+SETTINGS = SyntheticFunctionSettings()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_length_scales_follow_the_cut_log_normal() -> None:
 
 def test_the_draw_is_the_conditional_process() -> None:
     """|g| at two points near and far from the optimum against scikit-learn's posterior."""
-    settings = FunctionSettings(
+    settings = SyntheticFunctionSettings(
         length_scale=(0.5, 0.5001), std=(1.0, 1.0001), sharp_probability=0.0
     )
     drawn = sample_functions(0, torch.arange(40000), 1, settings, dtype=torch.float64)

@@ -14,7 +14,7 @@ from experiments.pabbo_lda.pabbo.losses import (
     expected_improvement,
     reinforce,
 )
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
@@ -22,7 +22,7 @@ from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 
 TINY = PabboSettings(
-    model=ModelSettings(d_model=8, heads=2, layers=2, feed_forward=8),
+    model=PabboModelSettings(d_model=8, heads=2, layers=2, feed_forward=8),
     trajectories=3, horizon=4, query_points=9, candidate_pairs=12, prediction_points=8,
     prediction_duels=10, prediction_splits=3, max_context=4,
 )  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.summarization import data as pairs
-from experiments.summarization.data import Data, load
-from experiments.summarization.settings import DataSettings
+from experiments.summarization.data import PairSplits, load
+from experiments.summarization.settings import SummarizationDataSettings
 
 ROWS = [{"document": f"text {i} of some words.", "summary": f"text {i}"} for i in range(60)]
 
@@ -30,11 +30,13 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def of_files(*files: Path, **given: Any) -> Data:
-    return load(DataSettings.model_validate({"source": "files", "files": files, **given}))
+def of_files(*files: Path, **given: Any) -> PairSplits:
+    return load(
+        SummarizationDataSettings.model_validate({"source": "files", "files": files, **given})
+    )
 
 
-def everything(data: Data) -> dict[str, tuple[str, ...]]:
+def everything(data: PairSplits) -> dict[str, tuple[str, ...]]:
     return {
         document: tuple(summaries)
         for part in (data.train, data.held_out)
@@ -142,9 +144,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"no-one.csv"):
         of_files(tmp_path / "no-one.csv")
     with pytest.raises(ValueError, match="only source = files reads files"):
-        DataSettings(files=(tmp_path / "a.txt",))
+        SummarizationDataSettings(files=(tmp_path / "a.txt",))
     with pytest.raises(ValueError, match="source = files with 0 files"):
-        DataSettings(source="files")
+        SummarizationDataSettings(source="files")
 
 
 def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> None:
@@ -159,17 +161,17 @@ def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> Non
     ]
     records = [DocstringRecord("m", f"f{i}", "function", text) for i, text in enumerate(texts)]
     monkeypatch.setattr(pairs, "docstring_records", lambda: iter(records))
-    data = load(DataSettings(min_words=5))
+    data = load(SummarizationDataSettings(min_words=5))
     found = everything(data)
     expected = {f"{body}, {i}.\n\nAnd more.": (f"Do it {i}.",) for i in range(60)}
     assert found == {**expected, f"{body}.": ("Do it.",)}
-    assert load(DataSettings(min_words=2)).content != data.content
+    assert load(SummarizationDataSettings(min_words=2)).content != data.content
     with pytest.raises(CorpusError, match=r"data.min_words = 500"):
-        load(DataSettings(min_words=500))
+        load(SummarizationDataSettings(min_words=500))
 
 
 def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both_sides() -> None:
-    data = load(DataSettings())
+    data = load(SummarizationDataSettings())
     assert len(data.train) > 1500
     assert len(data.held_out) > 100
     assert not set(data.train.documents) & set(data.held_out.documents)

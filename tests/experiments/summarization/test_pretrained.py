@@ -21,7 +21,7 @@ from experiments.summarization.pretrained import (
     pretrained_settings,
     tokenizer_content,
 )
-from experiments.summarization.tokenizer import TextTokenizer
+from experiments.summarization.tokenizer import SubwordTokenizer
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 from tests.experiments.summarization.references import (
@@ -212,7 +212,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None:
     library = _save_tokenizer(tmp_path)
     library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    tokenizer = TextTokenizer(tokenizer_content(str(tmp_path)))
+    tokenizer = SubwordTokenizer(tokenizer_content(str(tmp_path)))
     ids = tokenizer.encode(TEXTS)
     assert ids == library(TEXTS, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode([[PAD, *each, END, PAD] for each in ids]) == TEXTS
@@ -222,7 +222,7 @@ def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None
 def test_a_text_gives_no_token_that_is_none(tmp_path: Path) -> None:
     _save_tokenizer(tmp_path)
     library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    tokenizer = TextTokenizer(tokenizer_content(str(tmp_path)))
+    tokenizer = SubwordTokenizer(tokenizer_content(str(tmp_path)))
     (ids,) = tokenizer.encode(["the cat </s> sat </s><pad>"])
     assert END not in ids
     assert PAD not in ids
@@ -289,5 +289,5 @@ def test_an_exported_tokenizer_gives_equal_tokens_and_ends(tmp_path: Path) -> No
         expected = [*tokenizer.encode(text).ids, END]
         assert found == expected + [PAD] * (len(found) - len(expected))
     assert library.batch_decode(ids, skip_special_tokens=True) == TEXTS
-    again = TextTokenizer(tokenizer_content(str(tmp_path / "exported")))
+    again = SubwordTokenizer(tokenizer_content(str(tmp_path / "exported")))
     assert again.encode(TEXTS) == [tokenizer.encode(text).ids for text in TEXTS]

@@ -20,7 +20,7 @@ from experiments.summarization.model import (
 )
 from experiments.summarization.tokenize_stage import pairs_path
 from experiments.summarization.tokenizer import Lengths as TokenLengths
-from experiments.summarization.tokenizer import TextTokenizer, encode_pairs, make_tokenizer
+from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
 from raypipe.storage.artifacts import write_arrow
 from raypipe.storage.run_directory import RunDirectory
@@ -199,7 +199,7 @@ def test_the_task_describes_its_model() -> None:
 
 def test_texts_become_tokens_that_end_and_are_cut() -> None:
     texts = ["one two three four five", "six seven", "</s> is text"]
-    tokenizer = pickle.loads(pickle.dumps(TextTokenizer(make_tokenizer(texts * 3, 300, None))))
+    tokenizer = pickle.loads(pickle.dumps(SubwordTokenizer(make_tokenizer(texts * 3, 300, None))))
     summaries = [["one", "two three"], ["six"], ["text"]]
     whole = encode_pairs(tokenizer, "say: ", TokenLengths(100, 100), texts, summaries)
     assert (whole.cut_sources, whole.cut_targets) == (0, 0)

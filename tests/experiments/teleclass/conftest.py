@@ -14,7 +14,7 @@ from pyarrow import fs as arrow_fs
 from scipy import sparse
 
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
@@ -52,7 +52,7 @@ def context(tmp_path: Path) -> StageContext:
 
 
 #: a corpus, and the text of each document to train on with its classes and their ancestors
-Labeled = tuple[Corpus, list[tuple[str, set[int]]]]
+Labeled = tuple[LabeledCorpus, list[tuple[str, set[int]]]]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def labeled(context: StageContext) -> Callable[[int], Labeled]:
             if classes
         ]
         documents = Documents(ids, pa.array(texts, pa.large_string()), None, {})
-        return Corpus(taxonomy, documents, None), expected + [(t, every) for t in new]
+        return LabeledCorpus(taxonomy, documents, None), expected + [(t, every) for t in new]
 
     return prepare
 

@@ -13,13 +13,13 @@ import pytest
 from scipy import sparse
 
 from experiments.teleclass.artifacts import generated_documents, label_lists, pseudo_labels_path
-from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.generators import Assignment, from_keywords, load_generator
 from experiments.teleclass.phases.augment import documents_per_class, run_augment
-from experiments.teleclass.settings import AugmentSettings, DataSettings
+from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.storage.artifacts import write_parquet
 from tests.experiments.teleclass.sections import with_sections
@@ -43,7 +43,7 @@ def corpus(context):
     labels = label_lists(sparse.csr_matrix(DIRECT))
     table = pa.table({"id": ids, "labels": labels, "confidence": confidence})
     write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
-    return Corpus(TAXONOMY, Documents(ids, texts, None, {}), None)
+    return LabeledCorpus(TAXONOMY, Documents(ids, texts, None, {}), None)
 
 
 @pytest.fixture
@@ -66,7 +66,11 @@ def generator(monkeypatch):
 
 
 def run(context, corpus, folder=None, **changed):
-    data = DataSettings() if folder is None else DataSettings(source="files", dir=folder)
+    data = (
+        TeleclassDataSettings()
+        if folder is None
+        else TeleclassDataSettings(source="files", dir=folder)
+    )
     run_augment(
         corpus,
         with_sections(

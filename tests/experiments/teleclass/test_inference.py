@@ -18,7 +18,7 @@ from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.evaluation import count, summarize
 from experiments.teleclass.model import build_classifier, metadata_of
 from experiments.teleclass.phases import infer
-from experiments.teleclass.phases.infer import Predictor, choose
+from experiments.teleclass.phases.infer import TrainedClassifier, choose
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.tokenize_stage import make_tokenizer
 from raypipe.storage.run_directory import RunDirectory
@@ -68,7 +68,7 @@ def test_a_text_has_the_same_probabilities_whatever_is_beside_it(trained):
     expected = torch.cat(logits).sigmoid().numpy()
     assert np.ptp(expected, axis=0).max() > 0.01
     for order, size in ((list(range(13)), 64), (draw.sample(range(13), 13), 4), ([5, 5, 12], 2)):
-        predictor = Predictor(run, "train", InferSettings(batch_size=size))
+        predictor = TrainedClassifier(run, "train", InferSettings(batch_size=size))
         mine = vectors[order] if width else None
         found = predictor.probabilities([texts[i] for i in order], mine)
         np.testing.assert_allclose(found, expected[order], atol=1e-5)
@@ -76,7 +76,7 @@ def test_a_text_has_the_same_probabilities_whatever_is_beside_it(trained):
 
 def test_a_precision_that_the_device_lacks_is_refused_by_its_key(trained, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    predictor = Predictor(trained[0], "train", InferSettings(precision="tf32"))
+    predictor = TrainedClassifier(trained[0], "train", InferSettings(precision="tf32"))
     with pytest.raises(ValueError, match=r"^infer\.precision = tf32: this cpu device lacks it"):
         predictor.probabilities(["a text"], None)
 

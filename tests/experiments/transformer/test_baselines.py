@@ -12,14 +12,14 @@ import pytest
 from experiments.transformer import baselines
 from experiments.transformer.baselines import methods, predict
 from experiments.transformer.data.load import load
-from experiments.transformer.data.splits import Data, Rows, Target
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.data.splits import PredictionTarget, Rows, Splits
+from experiments.transformer.settings import TransformerDataSettings
 
 #: of 80 training rows, on which the baselines train as on the others
 VALIDATION = np.arange(80) % 4 == 0
 
 
-def texts(kind: str = "classification") -> Data:
+def texts(kind: str = "classification") -> Splits:
     """Each class has a word of its own."""
     draws = np.random.default_rng(0)
     labels = draws.integers(0, 3, 120)
@@ -30,7 +30,7 @@ def texts(kind: str = "classification") -> Data:
         for rows in (slice(0, 80), slice(80, 120))
     ]
     classes = ("a", "b", "c") if kind == "classification" else ()
-    return Data(*parts, Target(kind, classes), VALIDATION, {})
+    return Splits(*parts, PredictionTarget(kind, classes), VALIDATION, {})
 
 
 def test_texts_are_classified_by_their_words() -> None:
@@ -60,7 +60,7 @@ def test_tokens_count_as_words() -> None:
         )
         for part in (data.train, data.held_out)
     ]
-    tokens = Data(*parts, data.target, VALIDATION, {}, vocabulary=10)
+    tokens = Splits(*parts, data.target, VALIDATION, {}, vocabulary=10)
     for method in methods(tokens):
         np.testing.assert_array_equal(predict(tokens, method), tokens.held_out.target)
 
@@ -75,7 +75,9 @@ def test_tables_have_two_baselines_that_see_every_column(tmp_path: Path, target:
     columns = {"number": pa.array(number, mask=draws.random(600) < 0.05), "kind": kind}
     columns[target] = np.where(size > 2, "yes", "no") if target == "above" else size
     pcsv.write_csv(pa.table(columns), tmp_path / "t.csv")
-    data = load(DataSettings(source="table", file=tmp_path / "t.csv", target=target), None)
+    data = load(
+        TransformerDataSettings(source="table", file=tmp_path / "t.csv", target=target), None
+    )
     assert data is not None
     gold = data.held_out.target
     assert methods(data) == ("gradient boosting", "linear model")
@@ -94,7 +96,9 @@ def test_a_class_with_one_row_among_many_is_no_failure(tmp_path: Path) -> None:
     label = np.where(number > 0, "yes", "no").astype(object)
     label[7] = "rare"
     pcsv.write_csv(pa.table({"number": number, "label": label}), tmp_path / "t.csv")
-    data = load(DataSettings(source="table", file=tmp_path / "t.csv", target="label"), None)
+    data = load(
+        TransformerDataSettings(source="table", file=tmp_path / "t.csv", target="label"), None
+    )
     assert data is not None
     found = predict(data, "gradient boosting")
     assert (found == data.held_out.target).mean() > 0.99
@@ -106,7 +110,7 @@ def test_texts_without_words_are_left_out_with_the_reason() -> None:
         Rows(pa.table({"text": ["!?"] * len(part.target)}), part.target)
         for part in (data.train, data.held_out)
     ]
-    found = predict(Data(*parts, data.target, VALIDATION, {}), "tfidf, linear svm")
+    found = predict(Splits(*parts, data.target, VALIDATION, {}), "tfidf, linear svm")
     assert isinstance(found, str)
     assert "empty vocabulary" in found
 
@@ -120,6 +124,6 @@ def test_more_rows_than_needed_are_a_random_part(monkeypatch: pytest.MonkeyPatch
         Rows(pa.table({"text": words[rows]}), labels[rows])
         for rows in (slice(0, 80), slice(80, 120))
     ]
-    data = Data(*parts, Target("classification", ("a", "b")), VALIDATION, {})
+    data = Splits(*parts, PredictionTarget("classification", ("a", "b")), VALIDATION, {})
     for method in methods(data):
         np.testing.assert_array_equal(predict(data, method), data.held_out.target)

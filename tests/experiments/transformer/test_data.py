@@ -17,22 +17,24 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer.data import sequences
 from experiments.transformer.data.load import load
-from experiments.transformer.data.splits import Category, Data, Numeric, make_target
+from experiments.transformer.data.splits import Category, Numeric, Splits, make_target
 from experiments.transformer.data.tables import encode_rows
-from experiments.transformer.settings import DataSettings, ModelSettings
+from experiments.transformer.settings import TransformerDataSettings, TransformerModelSettings
 from raypipe.errors import ConfigError
 from tests.experiments.transformer.samples import ROWS, frame, lines, write
 
 
-def table(path: Path, kind=None, **given) -> Data:
+def table(path: Path, kind=None, **given) -> Splits:
     settings = {"source": "table", "file": path, "target": "y", **given}
-    data = load(DataSettings.model_validate(settings), kind)
+    data = load(TransformerDataSettings.model_validate(settings), kind)
     assert data is not None
     return data
 
 
-def texts(path: Path, kind=None, **given) -> Data:
-    data = load(DataSettings.model_validate({"source": "sequences", "file": path, **given}), kind)
+def texts(path: Path, kind=None, **given) -> Splits:
+    data = load(
+        TransformerDataSettings.model_validate({"source": "sequences", "file": path, **given}), kind
+    )
     assert data is not None
     return data
 
@@ -275,7 +277,7 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     ]
     records.append(DocstringRecord("tiny", "f", "function", "Alone."))
     monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records))
-    data = load(DataSettings(), None)
+    data = load(TransformerDataSettings(), None)
     assert data is not None
     assert data.target.classes == ("p0", "p1", "p2")
     found = [
@@ -283,11 +285,11 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     ]
     assert sorted(found) == sorted({record.text for record in records[:-1]})
     monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records[::-1]))
-    again = load(DataSettings(), None)
+    again = load(TransformerDataSettings(), None)
     assert again is not None
     assert len(again.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
-        load(DataSettings(min_documents=99), None)
+        load(TransformerDataSettings(min_documents=99), None)
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
@@ -298,10 +300,10 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         ({"source": "table", "file": "a.csv"}, "target must name"),
     ]:
         with pytest.raises(ValueError, match=message):
-            DataSettings.model_validate(values)
+            TransformerDataSettings.model_validate(values)
     found = {"vocabulary": 0, "numeric": 2, "categories": (), "kind": "regression", "outputs": 1}
-    assert ModelSettings(numeric=2).completed(found).numeric == 2
+    assert TransformerModelSettings(numeric=2).completed(found).numeric == 2
     with pytest.raises(ConfigError, match=r"numeric = 5: the data have 2(.|\n)*outputs = 3: the"):
-        ModelSettings(numeric=5, outputs=3).completed(found)
+        TransformerModelSettings(numeric=5, outputs=3).completed(found)
     with pytest.raises(ConfigError, match="model: give either vocabulary"):
-        ModelSettings().completed({})
+        TransformerModelSettings().completed({})

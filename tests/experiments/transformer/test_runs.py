@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
 from experiments.transformer.data import sequences
-from experiments.transformer.data.splits import Target
+from experiments.transformer.data.splits import PredictionTarget
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
@@ -268,7 +268,7 @@ def test_a_mistake_is_one_message_and_nothing_is_started(tmp_path, override, mes
 
 
 def test_measures_are_those_of_their_definitions():
-    target = Target("classification", ("a", "b", "c"))
+    target = PredictionTarget("classification", ("a", "b", "c"))
     gold, predicted = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2])
     # f1 of a: 2/3, of b: 1/2; c does not occur
     # the interval of k = 2 of n = 4: (k + z^2 / 2 +- z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2)
@@ -282,12 +282,14 @@ def test_measures_are_those_of_their_definitions():
     assert measures(gold, predicted, target) == expected
     pairs = {(r["gold"], r["predicted"]): r["rows"] for r in confused(gold, predicted, target)}
     assert pairs == {("a", "a"): 1, ("a", "b"): 1, ("b", "b"): 1, ("b", "c"): 1}
-    own = measures(np.array([-1.0, 1.0]), np.zeros(2), Target("regression", (), 10.0, 5.0))
+    own = measures(
+        np.array([-1.0, 1.0]), np.zeros(2), PredictionTarget("regression", (), 10.0, 5.0)
+    )
     assert own == {"rmse": 5.0, "mae": 5.0, "r2": 0.0}
 
 
 def test_rare_classes_are_shown_as_one():
-    target = Target("classification", tuple(f"c{i:02}" for i in range(20)))
+    target = PredictionTarget("classification", tuple(f"c{i:02}" for i in range(20)))
     gold = np.repeat(np.arange(20), np.arange(20, 0, -1))
     rows = confused(gold, gold, target)
     table = pd.DataFrame(rows)

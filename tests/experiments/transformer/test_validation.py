@@ -11,7 +11,7 @@ import pytest
 from experiments.common.corpora.corpus import CorpusError
 from experiments.transformer.data.load import load
 from experiments.transformer.dataset import StoredSamples
-from experiments.transformer.settings import DataSettings
+from experiments.transformer.settings import TransformerDataSettings
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
@@ -100,7 +100,7 @@ def test_a_validation_file_chooses_the_step_and_the_baselines_train_on_it(tmp_pa
     path = lines(tmp_path / "bad.jsonl", [{"text": "red", "label": 1}] * 3)
     settings = {"source": "sequences", "file": train, "validation_file": path}
     with pytest.raises(CorpusError, match=r"bad.jsonl: differs from data.file: .* string vs int64"):
-        load(DataSettings.model_validate(settings), None)
+        load(TransformerDataSettings.model_validate(settings), None)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_the_parts_are_disjoint_and_the_test_part_stays_the_same(tmp_path: Path)
     found = []
     for share in (0.0, 0.2):
         given = {"source": "sequences", "file": path, "validation_share": share}
-        data = load(DataSettings.model_validate(given), None)
+        data = load(TransformerDataSettings.model_validate(given), None)
         assert data is not None
         parts = {
             part: data.split(part).inputs["text"].to_pylist()

@@ -18,7 +18,7 @@ from raypipe.config.search import SearchSettings
 from raypipe.pipeline import runner
 from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Measured, Metric
-from raypipe.pipeline.search import Bound, Objective, Proposal, Search
+from raypipe.pipeline.search import Bound, Proposal, Search
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table, read_table, write_table
 from tests.raypipe.toy import raypipe
@@ -417,7 +417,7 @@ def made(rows: dict | None = None, **given: object) -> Search:
     }
     section = SearchSettings.model_validate(plain)
     several = len(section.metrics) > 1
-    objectives = [Objective(LOSS, "min"), *([Objective(SIZE, "max")] if several else [])]
+    objectives = [(LOSS, "min"), *([(SIZE, "max")] if several else [])]
     bounds = [] if several else [Bound(SIZE, 40.0, None)]
     return Search(section, objectives, bounds, section.concurrent or 3, rows or {})
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.scripts import metrics
-from raypipe.scripts.history import History
-from raypipe.scripts.metrics import Batch, MetricsFile, numbers
+from raypipe.scripts.history import ScriptHistory
+from raypipe.scripts.metrics import MetricsFile, Reading, numbers
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.task import ScriptTask
 from raypipe.storage.run_directory import RunDirectory
@@ -48,13 +48,13 @@ def job(folder: Path) -> TrainingJob:
     return TrainingJob("t", "run", task, settings, BatchPlan(4, 2, 8, 1), RunDirectory.at(folder))
 
 
-def history(folder: Path, **columns: str) -> History:
-    return History(job(folder), columns, 8)
+def history(folder: Path, **columns: str) -> ScriptHistory:
+    return ScriptHistory(job(folder), columns, 8)
 
 
 def test_a_file_that_appears_late_and_grows_within_lines(tmp_path: Path) -> None:
     reader = MetricsFile(tmp_path, "m.jsonl")
-    assert reader.read() == Batch([])
+    assert reader.read() == Reading([])
     with (tmp_path / "m.jsonl").open("w") as file:
         found = []
         for part in (
@@ -100,7 +100,7 @@ def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert not reader.read().restarted
     path.write_text('{"step": 2}\n{"step": 3}\n{"step": 4}\n')  # longer, with another beginning
-    assert reader.read() == Batch([{"step": 2}, {"step": 3}, {"step": 4}], restarted=True)
+    assert reader.read() == Reading([{"step": 2}, {"step": 3}, {"step": 4}], restarted=True)
     path.write_text("")
     reader.read()
     path.write_text('{"step": 3}\n')
@@ -163,11 +163,11 @@ def test_the_state_of_the_trainer(tmp_path: Path) -> None:
 
 def test_rows_from_the_first_new_step_on_are_replaced(tmp_path: Path) -> None:
     rows = history(tmp_path)
-    rows.add(Batch([{"step": n, "loss": 1} for n in range(1, 7)]), 1.0)
+    rows.add(Reading([{"step": n, "loss": 1} for n in range(1, 7)]), 1.0)
     rows.store()
     again = history(tmp_path)
     again.restore()
-    again.add(Batch([{"step": 4, "loss": 2}], restarted=True), 2.0)
+    again.add(Reading([{"step": 4, "loss": 2}], restarted=True), 2.0)
     again.store()
     stored = read_rows(RunDirectory.at(tmp_path), "steps", "t")
     assert [(row["step"], row["loss"]) for row in stored] == [(1, 1), (2, 1), (3, 1), (4, 2)]
@@ -175,7 +175,9 @@ def test_rows_from_the_first_new_step_on_are_replaced(tmp_path: Path) -> None:
 
 def test_names_can_be_given(tmp_path: Path) -> None:
     rows = history(tmp_path, loss="train/nll", eval_accuracy="acc")
-    rows.add(Batch([{"global_step": 3, "train/nll": "1.5", "acc": 0.5, "phase": 7, "ok": True}]), 1)
+    rows.add(
+        Reading([{"global_step": 3, "train/nll": "1.5", "acc": 0.5, "phase": 7, "ok": True}]), 1
+    )
     assert rows.rows[3] == {
         "trial_id": "t", "step": 3, "loss": 1.5, "eval_accuracy": 0.5, "metric_phase": 7.0,
         "samples_per_s": None,
@@ -185,36 +187,36 @@ def test_names_can_be_given(tmp_path: Path) -> None:
 def test_without_steps_epochs_count_and_samples_give_the_speed(tmp_path: Path) -> None:
     rows = history(tmp_path)
     for epoch in (1, 2, 3):
-        rows.add(Batch([{"epoch": epoch, "loss": 1.0, "samples": 500 * epoch}]), 10.0 * epoch)
+        rows.add(Reading([{"epoch": epoch, "loss": 1.0, "samples": 500 * epoch}]), 10.0 * epoch)
     assert rows.rows[2].items() >= {"step": 2, "epoch": 2.0, "samples_per_s": 50.0}.items()
     assert rows.speed(60)["samples_per_s"] == 50.0
 
 
 def test_epochs_from_zero_are_steps_from_one(tmp_path: Path) -> None:
     rows, task, training = history(tmp_path), job(tmp_path).task, TrainingSettings(epochs=3)
-    new = rows.add(Batch([{"epoch": n, "loss": 1.0, "val_loss": 2.0} for n in (0, 1)]), 1.0)
+    new = rows.add(Reading([{"epoch": n, "loss": 1.0, "val_loss": 2.0} for n in (0, 1)]), 1.0)
     found = [(row["step"], row["epoch"], task.done(row, training)) for row in new]
     assert found == [(1, 0.0, 1), (2, 1.0, 2)]
     rows.store()
     again = history(tmp_path)
     again.restore()
-    again.add(Batch([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], restarted=True), 9.0)
+    again.add(Reading([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], restarted=True), 9.0)
     assert [(step, row["loss"]) for step, row in again.rows.items()] == [(1, 1), (2, 0.5), (3, 0.4)]
     assert again.last_step == 3
 
 
 def test_an_evaluation_before_the_first_epoch_is_step_zero(tmp_path: Path) -> None:
     rows = history(tmp_path)
-    rows.add(Batch([{"epoch": 0, "val_loss": 2.0}, {"epoch": 1, "loss": 1.0}]), 1.0)
+    rows.add(Reading([{"epoch": 0, "val_loss": 2.0}, {"epoch": 1, "loss": 1.0}]), 1.0)
     assert list(rows.rows) == [0, 1]
 
 
 def test_losses_that_are_not_finite_end_it_after_three_rows(tmp_path: Path) -> None:
     rows = history(tmp_path)
-    rows.add(Batch([{"step": 1, "loss": math.nan}, {"step": 2, "loss": 1.0}]), 1.0)
+    rows.add(Reading([{"step": 1, "loss": math.nan}, {"step": 2, "loss": 1.0}]), 1.0)
     assert rows.rows[1]["loss"] is None
-    rows.add(Batch([{"step": n, "loss": math.inf} for n in (3, 4)]), 2.0)
+    rows.add(Reading([{"step": n, "loss": math.inf} for n in (3, 4)]), 2.0)
     with pytest.raises(FloatingPointError, match="loss of the script is inf at step 4"):
         rows.finish()
     with pytest.raises(FloatingPointError, match="at step 5"):
-        rows.add(Batch([{"step": 5, "loss": math.nan}]), 3.0)
+        rows.add(Reading([{"step": 5, "loss": math.nan}]), 3.0)

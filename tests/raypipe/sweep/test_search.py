@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from raypipe.sweep.search import Search
+from raypipe.sweep.search import SweepSearch
 from raypipe.sweep.settings import SweepSettings
 
 AXES = {"rate": {"low": 1e-4, "high": 1.0, "log": True}, "size": {"low": 1, "high": 64}}
 OBJECTIVE = SimpleNamespace(cost=lambda row: row["loss"])
 
 
-def made(samples: int, rows: list[dict]) -> Search:
+def made(samples: int, rows: list[dict]) -> SweepSearch:
     sweep = SweepSettings(stage="train", axes=AXES, search="optuna", samples=samples)
     maker = SimpleNamespace(
         sweep=sweep,
         key=lambda name: name,
         trial=lambda point: SimpleNamespace(unit=SimpleNamespace(key=str(point)), point=point),
     )
-    return Search(maker, OBJECTIVE, "search", rows)
+    return SweepSearch(maker, OBJECTIVE, "search", rows)
 
 
-def drive(search: Search, rows: list[dict]) -> list[dict]:
+def drive(search: SweepSearch, rows: list[dict]) -> list[dict]:
     """Evaluate the points one by one, and return their rows."""
     rows = list(rows)
     while (trial := search.ask()) is not None:

@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Joined, Part, _Hashing
+from raypipe.training.checkpoint import (
+    Checkpoint,
+    CheckpointPart,
+    CheckpointStore,
+    Joined,
+    _Hashing,
+)
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -196,8 +202,8 @@ def parts(number: int, step: int) -> list[Checkpoint]:
     return found
 
 
-def of_rank(rank: int, attempt: str = "0123abcd", *, is_ended: bool = False) -> Part:
-    return Part(rank, 3, attempt, lambda: is_ended)
+def of_rank(rank: int, attempt: str = "0123abcd", *, is_ended: bool = False) -> CheckpointPart:
+    return CheckpointPart(rank, 3, attempt, lambda: is_ended)
 
 
 def test_the_parts_of_all_workers_are_one_checkpoint(store: CheckpointStore) -> None:

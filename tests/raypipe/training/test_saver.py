@@ -14,7 +14,7 @@ from safetensors.torch import load
 from torch import nn
 
 from raypipe.training import state
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Part
+from raypipe.training.checkpoint import Checkpoint, CheckpointPart, CheckpointStore
 from raypipe.training.job import Worker
 from raypipe.training.loop import train
 from raypipe.training.saver import Saver
@@ -43,7 +43,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(
     """The first one waits for step 4, and still holds the weights after step 2."""
     task, real, reached = Stepping(3), CheckpointStore.save, []
 
-    def save(store: CheckpointStore, checkpoint: Checkpoint, part: Part | None) -> None:
+    def save(store: CheckpointStore, checkpoint: Checkpoint, part: CheckpointPart | None) -> None:
         reached.append(task.reached.wait(LONG_S))
         real(store, checkpoint)
 
@@ -63,7 +63,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(store: CheckpointStore, checkpoint: Checkpoint, part: Part | None) -> None:
+    def save(store: CheckpointStore, checkpoint: Checkpoint, part: CheckpointPart | None) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(CheckpointStore, "save", save)
