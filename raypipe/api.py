@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypipe.commands.results import existing
-from raypipe.config.plain_values import plain
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
@@ -404,3 +403,27 @@ def _executed(request: Request) -> Run:
     if ended.status:
         raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
     return found
+
+
+def plain(value: Any) -> Any:
+    """Return ranges and arrays as lists, NumPy's scalars as Python's, and paths as text.
+
+    Raises:
+        ConfigError: a value that no file could hold.
+
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain(each) for each in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist()) if value is not value.tolist() else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{value!r:.100}: a value of type {type(value).__name__} cannot be a setting or an "
+        "argument, since it has no stable text; give plain values, and build or load the object in "
+        "the function"
+    )

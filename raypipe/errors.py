@@ -68,6 +68,21 @@ class Trace:
     frame: str = ""
 
 
+class LostLeaseError(RuntimeError):
+    """Another command has taken the run directory over.
+
+    Attributes:
+        holder: that command, in words.
+
+    """
+
+    def __init__(self, run: str, holder: str) -> None:
+        super().__init__(
+            f"{run}: {holder} took over, because this process or the store did not respond in time"
+        )
+        self.holder = holder
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM, unlike a KeyboardInterrupt that the user's code raises.
 

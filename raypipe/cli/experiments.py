@@ -170,7 +170,7 @@ def sweep(
 ) -> None:
     """Measure the points of the section `sweep` and recommend one for this machine."""
     show_start()
-    from raypipe.commands import sweep as command
+    from raypipe.commands import run as command
     from raypipe.commands.request import Request
 
     given = overrides or [], run_dir, profile, (), address, write

@@ -47,9 +47,9 @@ def plan(request: Request) -> pd.DataFrame:
         refuse_other_axes(ledger, configuration, run.shown)
         stored_stages(graph, ledger, run.shown)
     stages = graph.stages
-    if graph.growing is not None:
-        stages = list(graph.growing.at_most(ledger).stages.values())
-        print(graph.growing.text())
+    if graph.adaptive is not None:
+        stages = list(graph.adaptive.at_most(ledger).stages.values())
+        print(graph.adaptive.text())
     todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
     expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []

@@ -240,8 +240,8 @@ def _find(
             if number == 0:
                 raise
             continue  # an earlier configuration, of data that are gone, say
-        growing = graph.growing
-        stages = graph.stages if growing is None else growing.growth(ledger).replay(ledger)[0]
+        adaptive = graph.adaptive
+        stages = graph.stages if adaptive is None else adaptive.loop(ledger).replay(ledger)[0]
         keyed = {stage.key: stage for stage in stages}
         for stage in stages:
             if not named and (stage.name == HARDWARE or stage.always_rerun):

@@ -1,4 +1,4 @@
-"""``raypipe run``: run an experiment, or continue it."""
+"""``raypipe run`` and ``raypipe sweep``: run an experiment, or continue it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 
 from raypipe import faults
 from raypipe.commands import cluster
@@ -28,7 +29,7 @@ from raypipe.commands.selection import (
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
 from raypipe.config.yaml_text import dump_yaml, load_yaml
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import open_trackers
@@ -43,14 +44,14 @@ from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.status_writer import StatusWriter, first_status
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.lock import LostLeaseError, writing
+from raypipe.storage.lock import writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.run_status import KeyResult
+from raypipe.storage.run_status import KeyResult, StatusWriter, first_status
 from raypipe.storage.tables import measures, single_tables
+from raypipe.sweep.stage import NAME as SWEEP
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
@@ -93,7 +94,7 @@ def execute(request: Request) -> Ended:
         configuration = resolve(document, request.overrides, request.profile, nodes)
         configuration, left_out = matrix_or_sweep(configuration, request.only)
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
-        growing = graph.growing
+        adaptive = graph.adaptive
         check_training(configuration, graph, nodes)
         if launcher is None and not request.local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
@@ -143,8 +144,8 @@ def execute(request: Request) -> Ended:
             )
             status = stack.enter_context(StatusWriter(run_dir, begun, display.snapshot, check))
             announce(display, configuration, nodes)
-            if growing is not None:
-                display.say(growing.text())
+            if adaptive is not None:
+                display.say(adaptive.text())
             elif graph.variants:
                 display.say(f"matrix: {graph.points} points, {len(stages)} stages")
             if left_out:
@@ -181,9 +182,9 @@ def execute(request: Request) -> Ended:
                 None if request.local else Durations(nodes),
             )
             with budget.watched(launcher, display.say):
-                growth = None if growing is None else growing.growth(ledger)
+                loop = None if adaptive is None else adaptive.loop(ledger)
                 try:
-                    failed = run_stages(stages if growth is None else (), session, growth)
+                    failed = run_stages(stages if loop is None else (), session, loop)
                 except UnitError as error:  # a search without its metric; what there is, is shown
                     failed = str(error)
             if ledger.rows("stages"):
@@ -338,3 +339,15 @@ def announce(display: Display, configuration: Configuration, nodes: Sequence[Har
         )
     if value := os.environ.get(faults.VARIABLE):
         display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")
+
+
+def sweep(request: Request) -> int:
+    """Run the sweep, print what it recommends, and write it if ``--write`` asks for it.
+
+    Raises:
+        ConfigError: ``--write`` names a file that exists.
+
+    """
+    if request.write is not None and Path(request.write).exists():
+        raise ConfigError(f"--write {request.write}: exists already; choose another name")
+    return run(replace(request, only=[SWEEP]))

@@ -101,8 +101,8 @@ def selected(
                 f"--only {name}: unknown stage{did_you_mean(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
-    if graph.growing is not None:
-        return replace(graph, growing=replace(graph.growing, only=tuple(only)))
+    if graph.adaptive is not None:
+        return replace(graph, adaptive=replace(graph.adaptive, only=tuple(only)))
     return replace(graph, stages=with_needs(stages, only) if only else stages)
 
 
@@ -113,11 +113,11 @@ def stored_stages(graph: Graph, ledger: Ledger, where: str) -> tuple[Sequence[St
         ConfigError: the configuration would alter stored results, or they lack what it optimizes.
 
     """
-    if graph.growing is None:
+    if graph.adaptive is None:
         stages, complete = graph.stages, True
     else:
-        graph.growing.refuse_changes(ledger, where)
-        stages, complete = graph.growing.growth(ledger).replay(ledger)
+        graph.adaptive.refuse_changes(ledger, where)
+        stages, complete = graph.adaptive.loop(ledger).replay(ledger)
     refuse_changes(ledger, stages, where)
     check_stored(stages, ledger, where)
     return stages, complete and all_stored(stages, ledger)

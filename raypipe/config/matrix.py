@@ -141,14 +141,14 @@ class MatrixSettings(Settings):
         given = [*self.axes, *(key for point in self.points for key in point)]
         if self.runs and SEED in given:
             raise ValueError("runs: the axis `seed` is also given; give one of the two")
-        self._check_growth()
+        self._check_adaptive()
         for excluded in self.exclude:
             for key in excluded:
                 if key not in self.keys:
                     raise ValueError(f"exclude: {key} is not varied by this matrix")
         return self
 
-    def _check_growth(self) -> None:
+    def _check_adaptive(self) -> None:
         """Reject a search or a race that contradicts the other keys. Raises ValueError."""
         fixed = [*self.axes, *(key for point in self.points for key in point)]
         for key in self.searched:

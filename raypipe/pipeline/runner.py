@@ -19,7 +19,7 @@ from raypipe.pipeline.continuation import (
 )
 from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
-from raypipe.pipeline.growth import Growth
+from raypipe.pipeline.point_loop import PointLoop
 from raypipe.pipeline.remaining import Forecast
 from raypipe.pipeline.scheduler import Outcomes, run_concurrently, run_in_sequence
 from raypipe.pipeline.session import Session
@@ -71,12 +71,12 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
 
 
 def run_stages(
-    stages: Sequence[Stage], session: Session, growth: Growth | None = None
+    stages: Sequence[Stage], session: Session, loop: PointLoop | None = None
 ) -> str | None:
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
     Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
-    ``growth`` adds further stages whenever one has ended.
+    ``loop`` adds further stages whenever one has ended.
 
     Returns:
         None if all stages are finished, otherwise the first failure: its stage or unit, and why.
@@ -99,9 +99,9 @@ def run_stages(
     expect(ordered)
 
     def further() -> Sequence[Stage]:
-        if growth is None:
+        if loop is None:
             return ()
-        added = growth.further(session.ledger, outcomes, session.display.say)
+        added = loop.further(session.ledger, outcomes, session.display.say)
         if added:
             ordered.extend(added)
             expect(added)
@@ -141,7 +141,7 @@ def run_stages(
         writer.after_stage()
     unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
     try:
-        if session.launcher.concurrent and (growth is not None or len(unfinished) > 1):
+        if session.launcher.concurrent and (loop is not None or len(unfinished) > 1):
             run_concurrently(tuple(ordered), run, interrupt, further)
         else:
             run_in_sequence(tuple(ordered), run, further)

@@ -16,9 +16,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from raypipe.config.matrix import Point, point_text
 from raypipe.config.search import Mode, SearchSettings
-from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Metric
 from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
+from raypipe.pipeline.point_loop import Outcome
 from raypipe.report.formatting import number as number_text
 from raypipe.stats import on_pareto_front, ranked
 from raypipe.storage.ledger import Row

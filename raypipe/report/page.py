@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 
 from raypipe.report.about import About, Declarations, Results, Tables
+from raypipe.report.closing_sections import (
+    environment_section,
+    predictions_section,
+    repetition_section,
+)
 from raypipe.report.comparison import variants_of
-from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
-from raypipe.report.predictions import predictions_section
-from raypipe.report.repetition import repetition_section
 from raypipe.report.sections import (
     Bar,
     Code,

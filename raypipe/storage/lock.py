@@ -24,7 +24,7 @@ import psutil
 from filelock import FileLock, Timeout
 from pyarrow import fs as arrow_fs
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.storage import run_status
 from raypipe.storage.object_store import ConditionalObject, ConflictError
 from raypipe.storage.run_directory import RunDirectory, make_folder
@@ -115,22 +115,6 @@ def is_held(run: RunDirectory, pace: Pace = Pace()) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-class LostLeaseError(RuntimeError):
-    """Another command has taken the run directory over.
-
-    Attributes:
-        holder: that command, in words.
-
-    """
-
-    def __init__(self, run: RunDirectory, holder: str) -> None:
-        super().__init__(
-            f"{run.shown}: {holder} took over, because this process or the store did not respond "
-            "in time"
-        )
-        self.holder = holder
 
 
 @contextmanager
@@ -302,7 +286,7 @@ class _Lease:
             holder = _Holder.parse(found)
             if holder.owner != self._mine.owner and version != self._version:
                 self._renewed = float("-inf")  # no further write
-                raise LostLeaseError(self._run, str(holder)) from None
+                raise LostLeaseError(self._run.shown, str(holder)) from None
             self._version = self._object.write(content, version)
 
 

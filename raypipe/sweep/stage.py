@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from raypipe.config.axes import Value
+from raypipe.config.edges import edge_of_axis, possible
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
+from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
-from raypipe.sweep.edges import edge_remarks
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
-from raypipe.sweep.parity import record_parity
 from raypipe.sweep.point_results import medians
 from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.search import SweepSearch
@@ -246,3 +250,72 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
     plan = plan.for_workers(trial.training.settings.scaling.most_workers)
     return {**row, **{name: getattr(plan, name) for name in KEYS}}
+
+
+def edge_remarks(maker: TrialMaker, best: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+    """Yield each axis at whose end the best point lies, and what to try beyond it.
+
+    Values that the configuration, a constraint or the hardware rejects are not proposed.
+    """
+    for name, axis in maker.sweep.axes.items():
+        key = maker.key(name)
+        if key not in best:
+            continue
+
+        def allows(value: Any, key: str = key) -> bool:
+            try:
+                trial = maker.trial({**best, key: value})
+            except ConfigError:
+                return False
+            return trial is not None and trial.lacks is None
+
+        if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
+            short = key.removeprefix(f"{maker.sweep.stage}.")
+            yield short, edge.remark(short, f"sweep.axes.{name}")
+
+
+def record_parity(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
+    """Record the parity of the trials; return the rows of all that have one, by trial."""
+    rows = _rows(context, trials)
+    context.ledger.put("trials", _with_parity(context, trials, rows))
+    return _rows(context, trials)
+
+
+def _rows(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
+    return {
+        trial.unit.key: row
+        for trial in trials
+        if (row := context.ledger.get("trials", trial.unit.key)) is not None
+    }
+
+
+def _with_parity(
+    context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
+) -> dict[str, Row]:
+    """Return the rows with the relative difference of their logged losses to fp32.
+
+    Compared trials have the same micro-batch, accumulation and workers, which decide what dropout
+    draws. A trial without such a partner gets the largest difference of its precision elsewhere.
+    """
+    succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
+    exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
+    others = [trial for trial in succeeded if trial.precision != "fp32"]
+    found: dict[str, float] = {}
+    of_precision: dict[tuple[str, str], float] = {}
+    for trial in others:
+        if (partner := exact.get((trial.parity, *trial.cut))) is not None:
+            reference = _losses(context, partner.unit.key)
+            difference = _losses(context, trial.unit.key) - reference
+            parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
+            found[trial.unit.key] = parity
+            kind = trial.parity, trial.precision
+            of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
+    for trial in others:
+        if (known := of_precision.get((trial.parity, trial.precision))) is not None:
+            found.setdefault(trial.unit.key, known)
+    return {key: {**rows[key], "parity": parity} for key, parity in found.items()}
+
+
+def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
+    steps = results.read_partition(context.run_dir, "steps", trial_id)
+    return steps.set_index("step")["loss"].astype(float)

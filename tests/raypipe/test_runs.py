@@ -483,7 +483,7 @@ def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
         return ""
 
     monkeypatch.setattr(build, look)
-    monkeypatch.setattr("raypipe.pipeline.status_writer._PERIOD_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.run_status._PERIOD_S", 0.01)
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     assert seen[0].stages == 2
     assert seen[0].profile == "cpu"

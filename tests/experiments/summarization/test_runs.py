@@ -26,7 +26,7 @@ from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
 from raypipe.commands.fit import fit
 from raypipe.commands.request import Request
-from raypipe.commands.sweep import sweep
+from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher

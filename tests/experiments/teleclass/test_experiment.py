@@ -23,7 +23,7 @@ from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.fit import fit
 from raypipe.commands.request import Request
-from raypipe.commands.sweep import sweep
+from raypipe.commands.run import sweep
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher

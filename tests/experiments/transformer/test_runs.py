@@ -26,7 +26,7 @@ from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
-from raypipe.commands.sweep import sweep
+from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.config.search import RaceSettings
-from raypipe.pipeline.elimination import eliminate, runs_for_power
-from raypipe.pipeline.race import Run, Standing, first_runs, standing
+from raypipe.pipeline.race import Run, Standing, eliminate, first_runs, runs_for_power, standing
 from raypipe.stats import runs_needed
 from tests.raypipe.pipeline.test_search import HILL, killed, ran, table
 from tests.raypipe.toy import raypipe

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from raypipe.config.search import SearchSettings
 from raypipe.pipeline import runner
-from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Measured, Metric
+from raypipe.pipeline.point_loop import Outcome
 from raypipe.pipeline.search import Bound, Proposal, Search
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table, read_table, write_table

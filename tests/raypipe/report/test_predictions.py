@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from raypipe.report.predictions import predictions_section
+from raypipe.report.closing_sections import predictions_section
 from raypipe.report.sections import TableView
 
 ROW = {

@@ -12,7 +12,7 @@ import yaml
 from scipy import stats
 
 from raypipe.config.matrix import value_text
-from raypipe.report import comparison, variant_plots, variants
+from raypipe.report import comparison, variants
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import TableView
 from raypipe.storage.tables import Column
@@ -217,13 +217,13 @@ def test_figures_show_every_point(tables):
         each for each in comparison.Observations.of(tables).by_point() if each.metric.of == "ours"
     )
     assert means.axes == ["rate", "size"]
-    (heat,) = variant_plots.heat_maps(means)
+    (heat,) = variants.heat_maps(means)
     (image,) = heat.figure.axes[0].get_images()
     grid = np.asarray(image.get_array())
     by_point = {(r, s): m for (r, s), m in zip(means.points.to_numpy(), means.means, strict=True)}
     expected = [[by_point[rate, size] for size in SIZES] for rate in RATES]
     assert grid == pytest.approx(np.array(expected))
-    lines = variant_plots.parallel_coordinates(means).figure.axes[0].get_lines()
+    lines = variants.parallel_coordinates(means).figure.axes[0].get_lines()
     assert sum(len(line.get_xdata()) == 3 for line in lines) == len(RATES) * len(SIZES)
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.storage import lock
 from raypipe.storage.ledger import Ledger
-from raypipe.storage.lock import LostLeaseError, Pace, writing
+from raypipe.storage.lock import Pace, writing
 from raypipe.storage.object_store import ConditionalObject
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import RunStatus

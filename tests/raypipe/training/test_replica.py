@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import spawn
 from raypipe.training import replica
 from raypipe.training.job import Worker
 from raypipe.training.oom import expandable_segments
-from raypipe.training.undrawn import Undrawn
+from raypipe.training.replica import Undrawn
 
 
 class Drawn(Regression):

@@ -1,4 +1,4 @@
-"""Growth of a graph while it runs: a source chooses points from the outcomes of earlier ones.
+"""Loop over points: a source chooses further ones from the outcomes of earlier ones.
 
 The runner asks for further stages whenever a stage has ended. A point whose stages have all ended
 is measured and reported to the source; the source then has room for others. Rows that decide what
@@ -93,7 +93,7 @@ class _Flight:
         return {key for point in self.points for key in point.keys}
 
 
-class Growth:
+class PointLoop:
     """The points of a source, placed in one graph.
 
     Args:
