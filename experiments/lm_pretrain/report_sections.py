@@ -20,15 +20,14 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
 
 def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return the gain of the model over the n-grams of its tokens, with its interval."""
-    columns = ["gain", "gain_low", "gain_high"]
-    found = rows(tables, "gains", ["method", "baseline", "tokens", *columns])
+    found = rows(tables, "gains")
     if found is None:
         return []
     own = found[found["method"].isin(MODELS) & np.isfinite(found["gain_low"].astype(float))]
     if own.empty:
         return []
     row = max(own.to_dict("records"), key=lambda row: float(row["gain"]))
-    gain, low, high = (float(row[name]) for name in columns)
+    gain, low, high = (float(row[name]) for name in ("gain", "gain_low", "gain_high"))
     data, metric = (
         f"{int(row['tokens'])} held-out tokens",
         "the language model's loss in bits per byte",

@@ -22,7 +22,7 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """Return the figure, if the table ``measures`` has rows."""
-    measures = rows(tables, "measures", ["method", *MEASURES])
+    measures = rows(tables, "measures")
     if measures is None:
         return []
     with style():
@@ -30,7 +30,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
 
 
 def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
-    measures = rows(tables, "measures", ["method", *MEASURES])
+    measures = rows(tables, "measures")
     if measures is None:
         return []
     columns = ["method", *MEASURES, "words"]
@@ -40,7 +40,7 @@ def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
 def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return the gain over the strongest baseline with its interval over documents."""
     columns = [f"rouge_2_gain{end}" for end in ("", "_low", "_high")]
-    compared = rows(tables, "gains", ["baseline", "documents", *columns])
+    compared = rows(tables, "gains")
     if compared is None:
         return []
     row = min(compared.to_dict("records"), key=lambda row: float(row["rouge_2_gain"]))

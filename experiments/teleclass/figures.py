@@ -41,7 +41,7 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
 
 def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
     """Return the measures of every method over all classes."""
-    found = rows(tables, "measures", ["method", "documents_of", "level", *MEASURES])
+    found = rows(tables, "measures")
     if found is None:
         return []
     found = found[found["level"] == "all"]
@@ -58,7 +58,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """The figures that the tables ``measures`` and ``classes`` allow."""
     drawn = []
     with style():
-        found = rows(tables, "measures", ["method", "documents_of", "level", *MEASURES])
+        found = rows(tables, "measures")
         if found is not None:
             found = found.set_index("method").loc[[m for m in METHODS if m in set(found["method"])]]
             drawn.append(_measures(found[found["level"] == "all"]))
@@ -66,7 +66,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
             levels = found[(found["level"] != "all") & found["macro_f1"].notna()]
             if levels["level"].nunique() > 1:
                 drawn.append(_levels(levels))
-        classes = rows(tables, "classes", ["documents", "gold"])
+        classes = rows(tables, "classes")
         if classes is not None and classes["gold"].notna().any():
             drawn.append(_sizes(classes))
     return drawn

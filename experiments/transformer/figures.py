@@ -27,7 +27,7 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
 def _tested(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return McNemar's test of the transformer against the baseline that is right most often."""
     counts = ["only_method_right", "only_baseline_right"]
-    found = rows(tables, "comparisons", ["method", "baseline", "rows", *counts, "p_holm"])
+    found = rows(tables, "comparisons")
     if found is None:
         return []
     own = found[(found["method"] == TRANSFORMER) & ~found["baseline"].isin(BRANCHES)]
@@ -46,7 +46,7 @@ def _tested(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """Return the figure, if the table ``confusion`` has rows."""
-    confusion = rows(tables, "confusion", ["gold", "predicted", "rows"])
+    confusion = rows(tables, "confusion")
     if confusion is None:
         return []
     with style():
@@ -55,7 +55,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
 
 def _most_confused(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
     """Return the pairs of different classes with the most rows."""
-    confusion = rows(tables, "confusion", ["gold", "predicted", "rows"])
+    confusion = rows(tables, "confusion")
     if confusion is None:
         return []
     totals = confusion.groupby("gold")["rows"].transform("sum").astype(float)

@@ -53,7 +53,7 @@ def failed(about: About) -> Iterator[Part]:
             yield f"{count} {what}{'s' * (count > 1)} not done. Continue:"
             yield from _code(about.command)
         return
-    failures = rows(about.tables, "failures", ["stage", "unit"])
+    failures = rows(about.tables, "failures")
     units = [] if failures is None else list(
         dict.fromkeys(failures[failures["stage"].isin(bad["stage"])]["unit"].astype(str))
     )  # fmt: skip
@@ -160,7 +160,7 @@ def unfinished(about: About) -> Iterator[Part]:
 
 def _taken(about: About, trial: str) -> float:
     """Return the steps that a training took; infinity if unknown."""
-    trials = rows(about.tables, "trials", ["trial_id", "steps"])
+    trials = rows(about.tables, "trials")
     if trials is None:
         return math.inf
     steps = trials.loc[trials["trial_id"] == trial, "steps"].dropna()
@@ -169,7 +169,7 @@ def _taken(about: About, trial: str) -> float:
 
 def edges(about: About) -> Iterator[Part]:
     """Yield wider values for an axis at whose end the best point lies by more than chance."""
-    if rows(about.tables, "search", []) is not None:
+    if rows(about.tables, "search") is not None:
         return  # a search has ranges
     for best in about.headlines:
         if best.is_shared or best.to_runner_up.may_be_chance:
@@ -233,7 +233,7 @@ def repeat(about: About) -> Iterator[Part]:
     """
     if not about.seeds or not (about.headlines or about.evaluations):
         return
-    if about.tested or rows(about.tables, "race", []) is not None:
+    if about.tested or rows(about.tables, "race") is not None:
         return
     if (about.tables["stages"]["status"] != "succeeded").any():
         return  # of more use once the run is complete

@@ -95,7 +95,7 @@ def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:
 
     The summary has the last command itself.
     """
-    environment = rows(tables, "environment", ["hostname", *_OF_COMMAND])
+    environment = rows(tables, "environment")
     if environment is None:
         return Section("Environment", [])
     at = pd.to_datetime(environment["started_at"], utc=True, format="ISO8601")
@@ -123,7 +123,7 @@ def _command(nodes: pd.DataFrame) -> Fold:
 
 def predictions_section(tables: Mapping[str, pd.DataFrame]) -> Section:
     """Return the predictions of ``--card``; without any, a section without parts."""
-    found = rows(tables, "card_predictions", ["stage", "card", "precision"])
+    found = rows(tables, "card_predictions")
     if found is None or found.empty:
         return Section("Predictions", [])
     low, high = found["samples_per_s_low"], found["samples_per_s_high"]

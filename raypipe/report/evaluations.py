@@ -132,7 +132,7 @@ def evaluations(
         monitors: the monitored columns (:func:`monitors_of`).
 
     """
-    steps = rows(tables, "steps", ["trial_id", "step"])
+    steps = rows(tables, "steps")
     if steps is None:
         return []
     stages = _stages(tables)
@@ -176,7 +176,7 @@ def _memorizing(steps: pd.DataFrame) -> set[str]:
 
 
 def _stages(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    trials = rows(tables, "trials", ["trial_id", "stage"])
+    trials = rows(tables, "trials")
     if trials is None:
         return {}
     return dict(zip(trials["trial_id"].astype(str), trials["stage"].astype(str), strict=True))

@@ -52,8 +52,7 @@ def report_files(
 ) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 
-    A section whose tables are missing or empty is left out. The tables may be those of an earlier
-    version of raypipe.
+    A section whose tables are missing or empty is left out.
 
     Args:
         tables: of the run.
@@ -67,7 +66,7 @@ def report_files(
         directory: of the run, to tell missing numbers from NaN.
 
     Raises:
-        ValueError: a table lacks a column that it must have, or two plots share a name.
+        ValueError: two plots share a name.
 
     """
     status = _status(tables)
@@ -106,7 +105,7 @@ def _table(results: Results, said: Sequence[Tile]) -> Section:
 
 def _status(tables: Tables) -> str:
     """Return the worst status of any stage, or an empty text if none is recorded."""
-    stages = rows(tables, "stages", ["stage", "status"])
+    stages = rows(tables, "stages")
     if stages is None:
         return ""
     return _worst(stages["status"], ("failed", "out_of_memory", "interrupted"))
@@ -131,7 +130,7 @@ def _failures(tables: Tables, others: int, *, recovered: bool) -> Section:
 
     ``others`` counts those of units that are not asked for any more.
     """
-    failures = rows(tables, "failures", ["stage", "unit", "attempt", "kind", "message"])
+    failures = rows(tables, "failures")
     if failures is not None:
         expected = (failures["stage"] == SWEEP) & (failures["kind"] == "out_of_memory")
         failures = failures[~expected]
@@ -164,7 +163,7 @@ def _failures(tables: Tables, others: int, *, recovered: bool) -> Section:
 
 def _stages(tables: Tables) -> Section:
     """Return the stages; those of a large matrix by name, with the variants in a fold."""
-    stages = rows(tables, "stages", ["stage", "status", "started_at", "duration_s"])
+    stages = rows(tables, "stages")
     if stages is None:
         return Section("Stages", [])
     started = pd.to_datetime(stages["started_at"], utc=True)

@@ -148,22 +148,10 @@ def encode(plot: Plot) -> dict[str, bytes]:
     return files
 
 
-def rows(
-    tables: Mapping[str, pd.DataFrame], name: str, columns: Sequence[str]
-) -> pd.DataFrame | None:
-    """Return the table, or None if it is missing or empty.
-
-    Raises ValueError if the table has rows but lacks one of the columns.
-    """
+def rows(tables: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame | None:
+    """Return the table, or None if it is missing or empty."""
     table = tables.get(name)
-    if table is None or table.empty:
-        return None
-    if missing := [column for column in columns if column not in table.columns]:
-        raise ValueError(
-            f"table {name!r} has no column {', '.join(map(repr, missing))}; "
-            f"it has {', '.join(map(repr, table.columns))}"
-        )
-    return table
+    return None if table is None or table.empty else table
 
 
 def finite(values: ArrayLike) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ _TONES = {"winner": "good", "dropped": "warn", "failed": "bad"}
 
 def race_section(tables: Tables) -> Section:
     """Return the verdict, the means of all points by seeds, and the last state of each point."""
-    race = rows(tables, "race", ["round", "point", "runs", "mean", "status"])
+    race = rows(tables, "race")
     if race is None:
         return Section("Race", [])
     last = race.sort_values("round", kind="stable").groupby("point", sort=False).tail(1)

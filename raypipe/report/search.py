@@ -38,7 +38,7 @@ class Searched:
     @classmethod
     def of(cls, tables: Tables) -> Searched | None:
         """Return the search of a run; None if it has none."""
-        points = rows(tables, "search", ["number", "point", "status", "objectives"])
+        points = rows(tables, "search")
         if points is None:
             return None
         return cls(points, json.loads(points["objectives"].iloc[0]))

@@ -32,7 +32,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
 
 def summary_section(about: About) -> Section:
     """Return the summary of a run, from its declared tables only; empty if no stage is recorded."""
-    if rows(about.tables, "stages", ["stage", "status"]) is None:
+    if rows(about.tables, "stages") is None:
         return Section("Summary", [])
     return Section(
         "Summary",
@@ -260,7 +260,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
             wins = value < rival if best.better == "lower" else value > rival
             tone = tone if wins else "warn"
         yield Tile(best.label, number(value), note, tone)
-    trials = rows(about.tables, "trials", ["stage", "status"])
+    trials = rows(about.tables, "trials")
     if by_stage or about.headlines or trials is None or "loss_final" not in trials:
         return
     for name, group in trials[trials["stage"] != SWEEP].groupby("stage", sort=False):

@@ -40,7 +40,7 @@ def curves_plot(sweep: SweepResults, tables: Mapping[str, pd.DataFrame]) -> Plot
     None with fewer than two curves or, for the kind systems, without a trial that has a reference.
     """
     columns = ["trial_id", "step", "loss"]
-    steps = plots.rows(tables, "steps", columns)
+    steps = plots.rows(tables, "steps")
     steps = pd.DataFrame(columns=columns) if steps is None else steps
     steps = steps[steps["trial_id"].isin(sweep.all_trials["trial_id"])]
     if sweep.kind == "quality":

@@ -69,19 +69,18 @@ def _recommendation(tables: Tables, stage: str) -> list[Part]:
 
 
 def _front(tables: Tables, sweep: SweepResults) -> list[Part]:
-    pareto = rows(tables, "pareto", ["trial_id"])
+    pareto = rows(tables, "pareto")
     if pareto is None:
         return []
     points = dict(zip(sweep.trials["trial_id"], sweep.trials["point"], strict=True))
     table = pareto[pareto["trial_id"].isin(points)]
     if table.empty:
         return []
-    if "samples_per_s" in table.columns:
-        table = table.sort_values("samples_per_s", ascending=False, kind="stable")
+    table = table.sort_values("samples_per_s", ascending=False, kind="stable")
     table, names = _with_axes(table, [points[name] for name in table["trial_id"]], sweep)
     measures = "speed, memory and energy"
     columns = [*names, "samples_per_s", "peak_bytes", "energy_per_sample_j"]
-    if sweep.kind == "quality" and "quality" in table.columns and sweep.metric:
+    if sweep.kind == "quality" and sweep.metric:
         measures = f"{sweep.metric}, {measures}"
         table = table.rename(columns={"quality": sweep.metric})
         columns.insert(len(names), sweep.metric)
@@ -94,8 +93,8 @@ def _front(tables: Tables, sweep: SweepResults) -> list[Part]:
 def _trials(sweep: SweepResults) -> Fold:
     """Return all trials: the recommended first, then by speed; those without one by status."""
     trials = sweep.all_trials.assign(_chosen=sweep.all_trials["trial_id"] == sweep.chosen)
-    reasons = trials.get("reason", pd.Series(None, trials.index, dtype=object))
-    trials["reason"] = reasons.mask(trials["reference"] & reasons.isna(), "reference of the loss")
+    unexplained = trials["reference"] & trials["reason"].isna()
+    trials["reason"] = trials["reason"].mask(unexplained, "reference of the loss")
     order = ["_chosen", "samples_per_s", "status"]
     trials = trials.sort_values(order, ascending=[False, False, True], kind="stable")
     counts = trials["status"].str.replace("_", " ").value_counts()

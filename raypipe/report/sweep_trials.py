@@ -79,20 +79,14 @@ class SweepResults:
 
 
 def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[SweepResults]:
-    """Return the sweeps of a run, in the order of the table ``trials``.
-
-    Raises ValueError if ``trials`` lacks ``trial_id``, ``stage`` or ``status``.
-    """
-    trials = rows(tables, "trials", ["trial_id", "stage", "status"])
-    if trials is None:
+    """Return the sweeps of a run, in the order of the table ``trials``."""
+    trials = rows(tables, "trials")
+    if trials is None or (swept := trials[trials["stage"] == SWEEP]).empty:
         return []
-    swept = trials[trials["stage"] == SWEEP]
-    points = rows(tables, "sweep_points", ["trial_id"])
+    points = rows(tables, "sweep_points")
     if points is not None:
         further = [name for name in points.columns if name not in swept.columns]
         swept = swept.merge(points[["trial_id", *further]], on="trial_id", how="left")
-    if "trained_stage" not in swept.columns:
-        swept = swept.assign(trained_stage=SWEEP)
     stages = swept.groupby("trained_stage", sort=False)
     return [_sweep(str(stage), group, tables) for stage, group in stages]
 
@@ -100,7 +94,7 @@ def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[SweepResults]:
 def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.DataFrame:
     """Return the rows of a table that belong to a swept stage, possibly none."""
     table = tables.get(name)
-    if table is None or "trained_stage" not in table.columns:
+    if table is None:
         return pd.DataFrame()
     return table[table["trained_stage"] == stage].reset_index(drop=True)
 
@@ -112,7 +106,7 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
     trials["samples_per_s"] = trials["samples_per_s"].where(measured)
     trials["peak_bytes"] = trials["gpu_peak_bytes" if on_gpu else "host_peak_bytes"]
     recommendation = of_stage(tables, "recommendations", stage)
-    pareto = rows(tables, "pareto", ["trial_id"])
+    pareto = rows(tables, "pareto")
     return SweepResults(
         stage=stage,
         kind=next((kind for kind in trials["kind"] if kind), "systems"),
@@ -154,8 +148,6 @@ def _clean(table: pd.DataFrame) -> pd.DataFrame:
 
 def _medians(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials without repeated measurements, with the medians over these."""
-    if "repeats" not in trials.columns:
-        return trials
     names = [name for name in REPEATED if name in trials.columns]
     numbers = trials[names].apply(pd.to_numeric, errors="coerce")
     first = trials["repeats"].fillna(trials["trial_id"])
@@ -164,8 +156,9 @@ def _medians(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first(table: pd.DataFrame, column: str) -> str:
-    values = table[column].dropna() if column in table.columns else table[:0]
-    return str(values.iloc[0]) if len(values) else ""
+    if table.empty or (values := table[column].dropna()).empty:
+        return ""
+    return str(values.iloc[0])
 
 
 def _value(recommendation: pd.DataFrame, trials: pd.DataFrame) -> float:

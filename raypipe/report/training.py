@@ -30,13 +30,13 @@ def training_plots(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """
     drawn: list[Plot] = []
     with plots.style():
-        steps = plots.rows(tables, "steps", ["trial_id", "step", "loss", "samples_per_s"])
+        steps = plots.rows(tables, "steps")
         if steps is not None:
             stages = list(_by_stage(steps, tables))
             drawn += [_loss(*stage) for stage in stages if finite(stage[1]["loss"]).size]
             drawn += [_rate(*stage) for stage in stages if _varies(stage[1], "lr")]
             drawn += [_speed(*stage) for stage in stages if finite(stage[1]["samples_per_s"]).size]
-        samples = plots.rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
+        samples = plots.rows(tables, "gpu_samples")
         if samples is not None:
             for stage in _by_stage(samples, tables):
                 drawn += _use(*stage)
@@ -48,7 +48,7 @@ def _by_stage(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the rows of each stage, which a table without that column has from ``trials``."""
     if "stage" not in table.columns:
-        trials = plots.rows(tables, "trials", ["trial_id", "stage"])
+        trials = plots.rows(tables, "trials")
         stages = {} if trials is None else trials.set_index("trial_id")["stage"].to_dict()
         table = table.assign(stage=[stages.get(name, "training") for name in table["trial_id"]])
     for stage, group in table[table["stage"] != SWEEP].groupby("stage", sort=False):

@@ -49,7 +49,7 @@ def training_section(about: About) -> Section:
         if len(further) == 1:
             title = f"Another figure: {further[0].title}"
         parts.append(Fold(title, further))
-    trials = rows(about.tables, "trials", ["trial_id", "stage", "status"])
+    trials = rows(about.tables, "trials")
     if trials is not None and len(own := trials[trials["stage"] != SWEEP]):
         view = _trials(own, found)
         parts.append(

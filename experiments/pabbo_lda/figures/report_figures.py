@@ -55,29 +55,17 @@ _SIDE_BY_SIDE = 7
 _Draw = Callable[[str, pd.DataFrame], Plot]
 
 
-#: columns that the figures read
-_COLUMNS = {
-    "study_history": "dataset optimizer run seed evaluation batch T value best_T best_value cpu_s",
-    "convergence": f"dataset optimizer {SOLVED['1_percent']} evaluations start_evaluations",
-    "summary": "dataset optimizer runs mean std min",
-    "studies": "dataset optimizer run best_perplexity",
-    "regret": "trial_id stage method step mean low high",
-}
+#: tables of the figures
+_TABLES = ("study_history", "convergence", "summary", "studies", "regret")
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """Return all figures that the tables allow, by kind and then by corpus.
 
     A missing or empty table, or a corpus without a finite value, leaves its figures out.
-
-    Raises:
-        ValueError: a table lacks a column.
-
     """
     drawn: list[Plot] = []
-    history, reached, summary, studies, regret = (
-        rows(tables, name, columns.split()) for name, columns in _COLUMNS.items()
-    )
+    history, reached, summary, studies, regret = (rows(tables, name) for name in _TABLES)
     with style():
         if history is not None:
             history = progress(history)
@@ -88,7 +76,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
                 drawn += _each_dataset(history, quantity.column, by_number)
                 drawn += _each_dataset(history, quantity.column, partial(by_time, quantity))
         if reached is not None:
-            is_known = rows(tables, "landscape", ["dataset"]) is not None
+            is_known = rows(tables, "landscape") is not None
             targets = [name for name in SOLVED if name != NOISE or is_known]
             for target in targets:
                 drawn += _each_dataset(reached, "evaluations", partial(solved, target))
@@ -116,7 +104,7 @@ def _minimized(studies: pd.DataFrame) -> pd.Series[float]:
 
 def _relative_noise(tables: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> dict[str, float]:
     """Return the interval of the noise of each corpus, as a part of its best known value."""
-    shapes = rows(tables, "landscape", ["dataset", "interval"])
+    shapes = rows(tables, "landscape")
     if shapes is None:
         return {}
     best = history.groupby("dataset")["best_known"].mean()
@@ -126,8 +114,8 @@ def _relative_noise(tables: Mapping[str, pd.DataFrame], history: pd.DataFrame) -
 
 def landscapes(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """Return the objective over T of each corpus whose optimum is known."""
-    evaluations = rows(tables, "evaluations", ["dataset", "T", "value"])
-    shapes = rows(tables, "landscape", ["dataset", "best_T", "best_mean", "interval"])
+    evaluations = rows(tables, "evaluations")
+    shapes = rows(tables, "landscape")
     if evaluations is None or shapes is None:
         return []
     with style():

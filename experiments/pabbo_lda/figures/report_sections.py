@@ -32,10 +32,7 @@ _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusio
 
 
 def sections(tables: Tables) -> list[Section]:
-    """Return results, figures and statistics; a section whose tables are missing has no parts.
-
-    Raises ValueError if a table lacks a column that it must have.
-    """
+    """Return results, figures and statistics; a section whose tables are missing has no parts."""
     shapes = landscapes(tables)
     several = len(shapes) > 1
     return [
@@ -58,7 +55,7 @@ def sections(tables: Tables) -> list[Section]:
 
 def _results(tables: Tables) -> list[Part]:
     """Return the final values of each data set, the lowest mean in bold."""
-    summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std"])
+    summary = rows(tables, "summary")
     if summary is None:
         return []
     pairs = zip(summary["mean"].astype(float), summary["std"].astype(float), strict=True)
@@ -83,7 +80,7 @@ def _results(tables: Tables) -> list[Part]:
 
 def _edges(tables: Tables) -> list[Part]:
     """Return what to try for each data set whose best T is at an end of the range."""
-    summary = rows(tables, "summary", ["dataset"])
+    summary = rows(tables, "summary")
     names = [] if summary is None else list(summary["dataset"].astype(str).unique())
     several = len(names) > 1
     return [
@@ -93,7 +90,7 @@ def _edges(tables: Tables) -> list[Part]:
 
 def _tested(tables: Tables) -> list[str]:
     """Return how many pairs of optimizers the tests tell apart."""
-    pairs = rows(tables, "comparisons", ["p_holm"])
+    pairs = rows(tables, "comparisons")
     if pairs is None:
         return []
     tested = pairs["p_holm"].astype(float).notna().sum()
@@ -113,7 +110,7 @@ def _edge(tables: Tables, dataset: str) -> list[Part]:
 
     The best one is that of the mean over seeds if it is known, as in the figure of the objective.
     """
-    history = rows(tables, "study_history", ["dataset", "T", "value"])
+    history = rows(tables, "study_history")
     if history is None:
         return []
     tried = history[history["dataset"] == dataset]
@@ -122,7 +119,7 @@ def _edge(tables: Tables, dataset: str) -> list[Part]:
         return []
     least, most = int(tried["T"].min()), int(tried["T"].max())
     best = int(known.sort_values("value", kind="stable")["T"].iloc[0])
-    shapes = rows(tables, "landscape", ["dataset", "best_T"])
+    shapes = rows(tables, "landscape")
     if shapes is not None:
         means = shapes.loc[shapes["dataset"] == dataset, "best_T"].dropna()
         best = int(means.iloc[0]) if len(means) else best
@@ -154,14 +151,13 @@ def _lowest(best: pd.DataFrame, others: Sequence[str]) -> str:
 def _by_dataset(tables: Tables) -> list[Part]:
     """Return the tests of each data set and measure."""
     keys = ["dataset", "measure"]
-    ranking = [*keys, "optimizer", "average_rank", "chi2", "p_value", "kendalls_w", "conclusion"]
     texts: dict[tuple[str, str], list[Part]] = {}
-    for name, columns, write in (
-        ("rankings", ranking, _ranking),
-        ("comparisons", [*keys, *_PAIRS], _pairs),
-        ("against_control", [*keys, *_PAIRS], _pairs),
+    for name, write in (
+        ("rankings", _ranking),
+        ("comparisons", _pairs),
+        ("against_control", _pairs),
     ):
-        table = rows(tables, name, columns)
+        table = rows(tables, name)
         if table is not None:
             for (dataset, measure), group in table.groupby(keys, sort=False):
                 texts.setdefault((str(dataset), str(measure)), []).extend(write(group))
@@ -174,7 +170,7 @@ def _by_dataset(tables: Tables) -> list[Part]:
 def _across_corpora(tables: Tables) -> list[Part]:
     """Return the ranks of the optimizers over all data sets."""
     columns = ["measure", "optimizer", "corpora", "average_rank", "wins", "kendalls_w"]
-    across = rows(tables, "across_corpora", [*columns, "conclusion"])
+    across = rows(tables, "across_corpora")
     if across is None:
         return []
     across = across.sort_values(["measure", "average_rank"], kind="stable")

@@ -31,7 +31,7 @@ def verdicts(tables: Tables) -> list[str]:
         won.setdefault(_won(tables, name) or "none", []).append(name)
     winners = ", ".join(f"{name} on {listed(where)}" for name, where in won.items())
     shapes = [_of(tables, "landscape", name).dropna(subset="best_T").head(1) for name in names
-              if rows(tables, "landscape", ["dataset", "best_T"]) is not None]  # fmt: skip
+              if rows(tables, "landscape") is not None]  # fmt: skip
     optima = [f"T = {row['best_T']:.0f} on {row['dataset']}"
               for shape in shapes for row in shape.to_dict("records")]  # fmt: skip
     return [
@@ -50,7 +50,7 @@ def details(tables: Tables, dataset: str) -> list[str]:
 
 def corpora(tables: Tables) -> list[str]:
     """Return the names of the corpora with ranks."""
-    rankings = rows(tables, "rankings", ["dataset", "measure", "optimizer", "average_rank"])
+    rankings = rows(tables, "rankings")
     return [] if rankings is None else [str(name) for name in rankings["dataset"].unique()]
 
 
@@ -227,7 +227,7 @@ def _optimum(tables: Tables, dataset: str) -> Iterator[str]:
 
 def _of(tables: Tables, name: str, dataset: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """Return the rows of one corpus, none if there is no such table."""
-    table = rows(tables, name, ["dataset", *columns])
+    table = rows(tables, name)
     return (
         pd.DataFrame(columns=["dataset", *columns])
         if table is None

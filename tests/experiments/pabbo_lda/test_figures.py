@@ -271,12 +271,6 @@ def test_missing_and_empty_tables_leave_figures_out() -> None:
     assert [f.name for f in figures({"summary": tables["summary"]})] == ["final_bars-corpus"]
 
 
-def test_a_table_without_a_column_it_must_have_is_refused() -> None:
-    tables = _tables(["corpus"], ["ga"], 1)
-    with pytest.raises(ValueError, match="'study_history' has no column 'cpu_s'"):
-        figures({"study_history": tables["study_history"].drop(columns="cpu_s")})
-
-
 def test_shares_of_runs_that_came_close_count_the_censored_ones() -> None:
     reached = pd.DataFrame(
         {

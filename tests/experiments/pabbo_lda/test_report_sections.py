@@ -103,12 +103,6 @@ def test_statistics_name_the_measure_and_say_what_the_corpora_have_in_common() -
         assert text in words
 
 
-def test_a_table_without_a_column_that_it_must_have_is_refused() -> None:
-    tables = _tables()
-    with pytest.raises(ValueError, match="'rankings' has no column 'chi2'"):
-        sections({**tables, "rankings": tables["rankings"].drop(columns="chi2")})
-
-
 @pytest.mark.parametrize(
     ("tried", "values", "remark"),
     [

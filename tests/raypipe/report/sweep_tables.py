@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from raypipe.report.plots import Plot, encode
 from raypipe.report.sweep_section import sweep_plots
 from raypipe.report.sweep_trials import sweeps
+from raypipe.sweep.tables import PARETO, RECOMMENDATIONS
+from raypipe.training.tables import TRIALS
 
 STAGE = "train_medium"
 GIB = 2**30
@@ -104,12 +106,17 @@ def quality_tables(trials: int = 12, **changes: object) -> Tables:
 
 def stored(tables: Tables) -> Tables:
     """The tables as a run has them: the points of the trials are a table with a column per axis."""
-    trials = tables.get("trials")
-    if trials is None or "point" not in trials.columns:
-        return tables
-    values = [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
-    points = pd.DataFrame(values, index=trials.index).assign(trial_id=trials["trial_id"])
-    return {**tables, "trials": trials.drop(columns="point"), "sweep_points": points}
+    tables, trials = dict(tables), tables.get("trials")
+    if trials is not None and "point" in trials.columns:
+        values = [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
+        points = pd.DataFrame(values, index=trials.index).assign(trial_id=trials["trial_id"])
+        tables |= {"trials": trials.drop(columns="point"), "sweep_points": points}
+    for declared in (TRIALS, PARETO, RECOMMENDATIONS):
+        if (table := tables.get(declared.name)) is not None:
+            missing = {column.name for column in declared.columns} - {*table.columns}
+            null = pd.Series(None, table.index, dtype=object)
+            tables[declared.name] = table.assign(**dict.fromkeys(sorted(missing), null))
+    return tables
 
 
 def plots_of(tables: Tables) -> list[Plot]:

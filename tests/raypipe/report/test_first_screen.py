@@ -36,7 +36,7 @@ from raypipe.report.page import report_files
 from raypipe.report.sections import Section
 from raypipe.storage.tables import Table
 from tests.experiments.pabbo_lda.test_verdict import FITS, studies, tables_of
-from tests.raypipe.report.sweep_tables import systems_tables
+from tests.raypipe.report.sweep_tables import stored, systems_tables
 from tests.raypipe.toy import raypipe
 
 Tables = Mapping[str, pd.DataFrame]
@@ -328,6 +328,7 @@ def test_sweeps(stages: int, recommended: bool) -> None:
     one = systems_tables()
     parts = [
         {name: table.replace({"trained_stage": {"train_medium": f"train_{place}"}})
+         .assign(trial_id=table["trial_id"] + str(place))
          for name, table in one.items()}
         for place in range(stages)
     ]  # fmt: skip
@@ -338,4 +339,4 @@ def test_sweeps(stages: int, recommended: bool) -> None:
         chosen = tables["recommendations"]
         reasons = [f"The fastest of {stage}." for stage in chosen["trained_stage"]]
         tables["recommendations"] = chosen.assign(value_low=9.0, value_high=99.0, reason=reasons)
-    _page(tables)
+    _page(stored(tables))

@@ -6,7 +6,7 @@ from raypipe.report.sections import Section, TableView
 
 def sections(tables):
     """Return the sections of the experiment; none before its evaluation."""
-    found = rows(tables, "measures", ["digit", "images", "recall"])
+    found = rows(tables, "measures")
     if found is None:
         return []
     bold = [digit == "all" for digit in found["digit"]]
