@@ -59,10 +59,12 @@ from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import training_recipe
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.task import StepContext
 from raypipe.training.weights import parse_weights
 
 EQUAL = PabboSettings(

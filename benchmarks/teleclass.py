@@ -44,7 +44,7 @@ from experiments.teleclass.settings import (
     TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, TeleclassTask
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
@@ -94,7 +94,7 @@ def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
     train = Documents(ids, ids, None, {})
     corpus = LabeledCorpus(taxonomy(CLASSES), train, None)
     display, ledger = Display(), Ledger(run)
-    with display, open_trackers((), run, "benchmark", "teleclass", {}) as trackers:
+    with display, Trackers((), run, "benchmark", "teleclass", {}) as trackers:
         launcher = InlineLauncher()
         session = Session(
             run, "benchmark", ledger, launcher, display, [], trackers, TeleclassSettings()

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity
 from benchmarks.gpu_parts.bench import Bench, Row, message
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 
 
 def pabbo(bench: Bench) -> None:

@@ -16,9 +16,9 @@ from experiments.transformer.dataset import RandomSamples
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
 from raypipe.hardware import Precision
-from raypipe.training.schedule import learning_rate
+from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase, StepContext, TrainTask
+from raypipe.training.task import StepContext, TrainTask
 
 NAMES = ("lm-tiny", "lm-small", "transformer", "lm-medium")
 #: steps per round; the first LOG_EVERY are not counted

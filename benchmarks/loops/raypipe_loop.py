@@ -11,8 +11,9 @@ from benchmarks.loops.cases import Case
 from benchmarks.loops.measure import Logged
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train as train_job
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
 
 

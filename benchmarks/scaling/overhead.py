@@ -19,9 +19,9 @@ import ray
 
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
+from raypipe.pipeline.configuration import compose
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.identity import compose
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
@@ -64,7 +64,7 @@ def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
     stage = compose(experiment.EXPERIMENT, settings, experiment.stages(settings))[0]
     run = RunDirectory.at(folder)
     ledger = Ledger(run)
-    with redirect_stdout(io.StringIO()), open_trackers((), run, "b", "scale", {}) as trackers:
+    with redirect_stdout(io.StringIO()), Trackers((), run, "b", "scale", {}) as trackers:
         session = Session(run, "b", ledger, launcher, Display(), [], trackers)
         stage.run(StageContext(stage, session))
     return len(ledger.rows("units"))

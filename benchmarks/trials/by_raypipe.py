@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.trials.plan import Plan
 from raypipe import hardware
 from raypipe.commands import configuration as config
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.pipeline.experiment import with_needs
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
@@ -58,7 +58,7 @@ def run(plan: Plan, launcher: Launcher, clock: Path, folder: Path) -> list[float
     stages = with_needs(with_sweep(configuration, nodes), [NAME])
     run = RunDirectory.at(folder)
     ledger = Ledger(run)
-    tracked = open_trackers((), run, "benchmark", configuration.experiment.name, {})
+    tracked = Trackers((), run, "benchmark", configuration.experiment.name, {})
     with Display() as display, tracked as trackers:
         settings = configuration.settings
         session = Session(run, "benchmark", ledger, launcher, display, nodes, trackers, settings)

@@ -8,7 +8,7 @@ from benchmarks.trials.plan import Grid
 from raypipe import hardware
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import selected
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix
 from raypipe.pipeline.progress import Display
@@ -55,7 +55,7 @@ def run(grid: Grid, launcher: Launcher, clock: Path, folder: Path) -> list[float
     run_dir.write(run_dir.config, text.encode())
     ledger = Ledger(run_dir)
     record_matrix(ledger, configuration, graph)
-    tracked = open_trackers((), run_dir, "benchmark", configuration.experiment.name, {})
+    tracked = Trackers((), run_dir, "benchmark", configuration.experiment.name, {})
     with Display() as display, tracked as trackers:
         settings = configuration.settings
         session = Session(

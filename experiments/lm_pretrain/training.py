@@ -16,8 +16,9 @@ from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSetting
 from experiments.lm_pretrain.shards import run_folder
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropy
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 
 class LanguageModelTask(TrainTask):

@@ -23,11 +23,12 @@ from torch.utils.data import IterableDataset, default_collate
 from raypipe.cards.cuda_rules import CudaRules
 from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.errors import ConfigError, message_of
-from raypipe.training import evaluation, muon, order, parallel, precision
-from raypipe.training.job import Worker
+from raypipe.training import evaluation, muon, order, parallel, precision, replica
 from raypipe.training.loader import over_leaves
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.update import Update
 
 _DEVICE = torch.device("cpu")
@@ -104,10 +105,10 @@ def _record(
         # a fake model cannot move, and the mesh was made with values
         with (
             replaced(nn.Module, "to", _stay),
-            replaced(parallel, "init_device_mesh", mesh),
+            replaced(replica, "init_device_mesh", mesh),
             replaced(precision, "sharded", partial(_on_card, precision.sharded)),
         ):
-            module = parallel.wrap(model, task, settings, worker)
+            module = replica.wrap(model, task, settings, worker)
         update = Update(model, task, uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")

@@ -12,7 +12,7 @@ from raypipe.commands.prediction import calibrate
 from raypipe.commands.request import Request
 from raypipe.commands.run import announce
 from raypipe.commands.selection import check_gpus
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger, Row
@@ -41,7 +41,7 @@ def fit(request: Request, stage: str | None) -> list[Row]:
             display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
             modules = configuration.source().modules if request.keep_cluster else None
             launcher = cluster.start(stack, modules)
-        trackers = stack.enter_context(open_trackers((), run_dir, "fit", name, {}))
+        trackers = stack.enter_context(Trackers((), run_dir, "fit", name, {}))
         session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
         for maker in makers:
             rows += fit_stage(maker, session)

@@ -11,10 +11,10 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request
 from raypipe.commands.selection import matrix_or_sweep, misfits, selected, stored_stages
 from raypipe.pipeline.comparison import NAME
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.durations import Durations, Estimate
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.matrix import refuse_other_axes
-from raypipe.pipeline.stage_units import is_done
 from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

@@ -30,14 +30,13 @@ from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.continuation import IDENTITIES
+from raypipe.pipeline.continuation import IDENTITIES, is_done
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import HARDWARE
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
@@ -403,7 +402,7 @@ def _computed(
             cluster.local(),
             display,
             cluster.hardware_of(None),
-            Trackers((), Target(scratch, _REPLAY, name, {})),
+            Trackers((), scratch, _REPLAY, name, {}),
             one.configuration.settings,
             comparison.tables,
         )

@@ -32,7 +32,7 @@ from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import refuse_lost_states
@@ -159,7 +159,7 @@ def execute(request: Request) -> Ended:
                 launcher = cluster.start(stack, modules)
             _record_environment(ledger, launcher, again, command_id)
             trackers = stack.enter_context(
-                open_trackers(
+                Trackers(
                     configuration.settings.tracking,
                     run_dir,
                     run_id,

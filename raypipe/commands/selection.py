@@ -12,10 +12,10 @@ from raypipe.errors import ConfigError
 from raypipe.functions.experiment import check_stored
 from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.continuation import all_stored
 from raypipe.pipeline.experiment import Stage, in_order, with_needs
 from raypipe.pipeline.matrix import Graph, graph_of
 from raypipe.pipeline.runner import refuse_changes
-from raypipe.pipeline.stage_units import all_stored
 from raypipe.storage.ledger import Ledger
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep

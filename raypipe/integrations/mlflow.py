@@ -11,7 +11,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from raypipe.integrations.tracking import Setting, Target, mlflow_server
+from raypipe.integrations.target import Setting, Target, mlflow_server
 
 _MOST_PARAMETERS = 100  # per request
 _LONGEST_VALUE = 6000

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from raypipe.integrations.tracking import Setting, Target
+from raypipe.integrations.target import Setting, Target
 
 
 class TensorBoardTrial:

@@ -11,20 +11,24 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypipe.errors import ConfigError
+from raypipe.integrations.target import (
+    Setting,
+    Target,
+    finite_numbers,
+    mlflow_server,
+    wandb_is_offline,
+)
 from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
-from raypipe.stats import finite_or_none
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
     from raypipe.storage.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
-Setting = str | bool | int | float
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +54,6 @@ _SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Target:
-    """The raypipe run that trackers copy; ``configuration`` is flat, without secrets."""
-
-    run: RunDirectory
-    run_id: str
-    experiment: str
-    configuration: Mapping[str, Setting]
-
-
 class TrialTracker(Protocol):
     """A tracker's run for one trial, created or found by the constructor."""
 
@@ -76,11 +70,28 @@ class TrialTracker(Protocol):
         """Record the outcome and close the run; ``metrics`` are those of all ``steps``."""
 
 
-class Trackers:
-    """Forward logged rows to every tracker; a trial may be logged again after ``end``."""
+class Trackers(AbstractContextManager["Trackers"]):
+    """Forward logged rows to every tracker of a command; its end closes them.
 
-    def __init__(self, names: Sequence[TrackerName], target: Target) -> None:
-        self._target = target
+    A trial may be logged again after ``end``. Likely secrets are not logged.
+
+    Raises:
+        ConfigError: see ``check``.
+
+    """
+
+    def __init__(
+        self,
+        names: Sequence[TrackerName],
+        run: RunDirectory,
+        run_id: str,
+        experiment: str,
+        configuration: Mapping[str, Any],
+    ) -> None:
+        check(names, run)
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        self._target = Target(run, run_id, experiment, flat(configuration))
         self._lock = Lock()
         self._kinds: dict[TrackerName, Callable[[Target, str], TrialTracker]] = {}
         self._trials: dict[tuple[TrackerName, str], TrialTracker] = {}
@@ -125,7 +136,7 @@ class Trackers:
                     self._trial(name, trial_id).end(status, settings, metrics, steps)
                     del self._trials[name, trial_id]
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close all runs; trials that did not end are recorded as interrupted."""
         for trial_id in {trial_id for _, trial_id in self._trials}:
             self.end(trial_id, {"status": "interrupted"})
@@ -180,30 +191,6 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
             )
 
 
-@contextmanager
-def open_trackers(
-    names: Sequence[TrackerName],
-    run: RunDirectory,
-    run_id: str,
-    experiment: str,
-    configuration: Mapping[str, Any],
-) -> Iterator[Trackers]:
-    """Yield the trackers of a command and close them at its end. Likely secrets are not logged.
-
-    Raises:
-        ConfigError: see ``check``.
-
-    """
-    check(names, run)
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    trackers = Trackers(names, Target(run, run_id, experiment, flat(configuration)))
-    try:
-        yield trackers
-    finally:
-        trackers.close()
-
-
 def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
     """Flatten sections to dotted keys: lists as JSON, secrets as ``***``, nulls left out.
 
@@ -225,23 +212,6 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             result[key] = encodable(without_credentials(text))
     return result
-
-
-def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the finite numbers of a row, which are its metrics."""
-    return {
-        name: number for name, value in row.items() if (number := finite_or_none(value)) is not None
-    }
-
-
-def mlflow_server() -> str | None:
-    """Return the server that the user's environment names."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or None
-
-
-def wandb_is_offline() -> bool:
-    """Whether W&B writes local files, as it does unless the user's environment says otherwise."""
-    return (os.environ.get("WANDB_MODE") or "offline") in ("offline", "dryrun")
 
 
 def _load(name: TrackerName) -> Callable[[Target, str], TrialTracker]:

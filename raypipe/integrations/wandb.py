@@ -10,7 +10,7 @@ from pathlib import Path
 
 import wandb
 
-from raypipe.integrations.tracking import Setting, Target, finite_numbers, wandb_is_offline
+from raypipe.integrations.target import Setting, Target, finite_numbers, wandb_is_offline
 from raypipe.storage import tables as results
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.identity import Identity, stage_fingerprint
+from raypipe.pipeline.identity import Identity
 from raypipe.report.comparison import COSTS, Observations, best, summary, tests
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.storage.ledger import Row
@@ -19,7 +19,7 @@ NAME = "compare_variants"
 
 def comparison_stage(stages: Sequence[Stage]) -> Stage:
     """Return the stage that compares all others, which are those of a matrix."""
-    needs = {stage.key: stage_fingerprint(stage) for stage in stages}
+    needs = {stage.key: stage.fingerprint for stage in stages}
     budgets = {stage.key: [unit.budget for unit in stage.units] for stage in stages}
     identity = Identity.of({"stage": NAME}, {"budgets": budgets}, needs)
     return Stage(

@@ -20,9 +20,11 @@ from raypipe.config.levels import nested, settings_of
 from raypipe.config.settings import Level
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.identity import compose
+from raypipe.pipeline.experiment import Experiment, Stage, Unit, in_order
+from raypipe.pipeline.identity import Identity, fingerprint
+from raypipe.pipeline.settings_view import reads_by_default, values_of, view
 from raypipe.pipeline.source import SourceCode
+from raypipe.training.settings import LENGTH_KEYS
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,62 @@ class Configuration:
     def resolved(self) -> dict[str, Any]:
         """Return every key with its final value, as the content of a configuration file."""
         return {**self.named, **self.settings.model_dump(mode="json")}
+
+
+def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages with the identity of every unit, and the settings that trainings read.
+
+    Raises:
+        ValueError: stages that cannot be ordered, or a stage that reads an unknown key.
+
+    """
+    composed: dict[str, Stage] = {}
+    names = {stage.name for stage in stages}
+    for stage in in_order(stages):
+        reads = stage.reads
+        if reads is None:
+            reads = reads_by_default(settings, stage.name, names)
+        shared = {
+            "experiment": experiment.name,
+            "version": experiment.version,
+            **_without_length(values_of(settings, reads, stage.name), stage),
+        }
+        hashed = fingerprint(shared)
+        needed = {need: composed[need].fingerprint for need in stage.needs}
+        budgets = {need: [u.budget for u in composed[need].units] for need in stage.needs}
+        extents = {need: _extents(composed[need]) for need in stage.needs}
+        units = []
+        for unit in stage.units or (Unit(stage.name),):
+            needs = needed if unit.needs is None else {need: needed[need] for need in unit.needs}
+            literals = {**unit.literals, **({"budgets": budgets} if stage.always_rerun else {})}
+            found = {name: each for need in needs for name, each in extents[need].items()}
+            identity = Identity(shared, hashed, literals, needs)
+            units.append(replace(unit, identity=identity, extents=found))
+        training = stage.training
+        if training is not None:
+            training = replace(training, settings_view=view(settings, reads, stage.name))
+        composed[stage.name] = replace(stage, units=units, reads=reads, training=training)
+    return [composed[stage.name] for stage in stages]
+
+
+def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Return a training's settings without its length if that is the budget of its unit."""
+    training = stage.training
+    if training is None or any(
+        u.budget_key != training.length_key(stage.name) for u in stage.units
+    ):
+        return values
+    own = dict(values.get(stage.name, {}))
+    rest = {k: v for k, v in own.get("training", {}).items() if k not in LENGTH_KEYS}
+    own["training"] = {**rest, "length": training.settings.training.length_in}
+    return {**values, stage.name: own}
+
+
+def _extents(stage: Stage) -> dict[str, Sequence[int]]:
+    """Return the budgets of a stage and of those that it needs; not of units that cannot grow."""
+    found = {name: budgets for unit in stage.units for name, budgets in unit.extents.items()}
+    own = [unit.budget for unit in stage.units]
+    return {**found, stage.name: own} if any(budget != 1 for budget in own) else found
 
 
 def load_experiment(module: str, origin: str) -> Experiment:

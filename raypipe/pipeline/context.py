@@ -10,24 +10,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raypipe.errors import UnitError
-from raypipe.pipeline.continuation import records
+from raypipe.pipeline.continuation import IDENTITIES, is_done
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
-from raypipe.pipeline.stage_units import StageUnits
 from raypipe.pipeline.unit_logs import Failure, UnitLogs
-from raypipe.pipeline.unit_training import job_of, train
-from raypipe.provenance import ago
+from raypipe.provenance import ago, now
 from raypipe.storage.ledger import RESULTS, Ledger, Row, checksum
 from raypipe.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from raypipe.pipeline.launcher import PoolOptions, TaskPool, TaskResult
     from raypipe.pipeline.scheduler import Outcomes
-    from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
-    from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import JobTask
 
 K = TypeVar("K")
 #: maximum number of results buffered behind an earlier call before `map` draws no more calls
@@ -59,7 +54,10 @@ class StageContext:
         self.began: tuple[str, float] | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
-        self._units = StageUnits(stage, self.ledger, outcomes)
+        self._outcomes = outcomes
+        self._units = {unit.key: unit for unit in stage.units}
+        self._offered: set[str] = set()
+        self._ended = 0
 
     @cached_property
     def settings(self) -> SettingsView:
@@ -79,7 +77,7 @@ class StageContext:
 
     def unfinished(self) -> list[Unit]:
         """Return the units that are not finished, in order."""
-        return self._units.unfinished()
+        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
 
     def todo(self) -> list[Unit]:
         """Return the units to compute: not finished, and their needs are done; in order.
@@ -87,23 +85,66 @@ class StageContext:
         If units need different stages, there are more of them when those have ended. The framework
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
-        return self._units.todo()
+        ready = self._ready()
+        self._offered.update(unit.key for unit in ready)
+        return ready
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        return self._units.further()
+        ended = 0 if self._outcomes is None else self._outcomes.ended
+        if ended == self._ended:  # fast: no stage has ended since
+            return []
+        self._ended = ended
+        before = set(self._offered)
+        return [unit for unit in self.todo() if unit.key not in before]
 
     def await_units(self) -> bool:
-        """Wait until there are further units to compute; return False if there will be none."""
-        start = time.monotonic()
-        try:
-            return self._units.await_further()
-        finally:
+        """Wait until there are further units to compute; return False if there will be none.
+
+        Raises:
+            KeyboardInterrupt: the run is interrupted.
+
+        """
+        while True:
+            needs = self._running_needs()  # before the units: stages end meanwhile
+            if any(unit.key not in self._offered for unit in self._ready()):
+                return True
+            if self._outcomes is None or not needs:
+                return False
+            start = time.monotonic()
+            self._outcomes.wait(needs)
             self.waited_s += time.monotonic() - start
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        return self._units.failed_needs()
+        if self._outcomes is None or self.stage.after_failures:
+            return []
+        needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
+        return self._outcomes.failed(sorted(needs))
+
+    @cached_property
+    def _needs(self) -> dict[str, frozenset[str]]:
+        return {unit.key: self.stage.needed_by(unit) for unit in self.stage.units}
+
+    def _ready(self) -> list[Unit]:
+        outcomes = self._outcomes
+        if outcomes is None:
+            return self.unfinished()
+        ready = (u for u in self.unfinished() if not outcomes.running(self._needs[u.key]))
+        return [
+            unit
+            for unit in ready
+            if self.stage.after_failures or not outcomes.failed(self._needs[unit.key])
+        ]
+
+    def _running_needs(self) -> set[str]:
+        """Return the running stages that unfinished units wait for."""
+        outcomes, running = self._outcomes, set[str]()
+        if outcomes is not None:
+            for unit in self.unfinished():
+                if not outcomes.failed(self._needs[unit.key]):
+                    running |= outcomes.running(self._needs[unit.key])
+        return running
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.
@@ -117,8 +158,8 @@ class StageContext:
 
         """
         if isinstance(unit, str):
-            unit = self._units.named[unit]
-        self.finish_all([self._units.named.get(unit.key, unit)], rows or {})
+            unit = self._units[unit]
+        self.finish_all([self._units.get(unit.key, unit)], rows or {})
 
     def finish_all(
         self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]], *, whole: bool = False
@@ -128,10 +169,37 @@ class StageContext:
         ``whole`` says that the rows, under the keys of the units, are all of their results: if the
         ledger is damaged later, the units are kept whose rows are intact.
         """
-        recorded = records(self, units, "succeeded")
+        recorded = self.records(units, "succeeded")
         for key, row in recorded["units"].items() if whole else ():
             row[RESULTS] = {table: checksum(of_table[key]) for table, of_table in rows.items()}
         self.ledger.put_tables({**rows, **recorded})
+
+    def records(self, units: Iterable[Unit], status: str) -> dict[str, dict[str, Row]]:
+        """Return the records of units in the ledger's tables, and of the identities that are new.
+
+        Raises:
+            ValueError: a unit without an identity.
+
+        """
+        tables: dict[str, dict[str, Row]] = {"units": {}}
+        for unit in units:
+            if unit.identity is None:
+                raise ValueError(f"unit {unit.key}: its identity was not composed")
+            row: Row = {
+                **unit.identity.record(),
+                "status": status,
+                "budget": unit.budget,
+                "extensible": unit.extensible,
+                "stage": self.stage.name,
+                "code": self.session.code,
+                "finished_at": now(),
+            }
+            if unit.extents:
+                row["extents"] = dict(unit.extents)
+            tables["units"][unit.key] = row
+            if self.ledger.get(IDENTITIES, row["shared"]) is None:
+                tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.identity.shared)
+        return tables
 
     def fail(self, failure: Failure) -> None:
         """Record a failed attempt, write its log, and show it unless others like it were shown."""
@@ -275,29 +343,8 @@ class StageContext:
         with self.pool(PoolOptions(gpus=gpus)) as pool:
             return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
 
-    def train(
-        self,
-        unit: Unit,
-        task: JobTask,
-        settings: TrainStageSettings,
-        initial: InitialWeights | None = None,
-    ) -> None:
-        """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
-
-        Raises:
-            UnitError: the last attempt failed; the trial and its failures are recorded.
-
-        """
-        train(self, unit, task, settings, initial)
-
-    def job(self, unit: Unit, task: JobTask, settings: TrainStageSettings) -> TrainingJob:
-        """Return the training job of a unit on the available devices."""
-        return job_of(self, unit, task, settings)
-
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """Record the trial's row, as its last attempt left it."""
-        from raypipe.training.tables import trial_row
-
-        row = trial_row(job, self.stage.name, status, self.device, outcome)
+        row = job.row(self.stage.name, status, self.device, outcome)
         self.ledger.put("trials", {job.trial_id: row})
         self.session.trackers.end(job.trial_id, row)

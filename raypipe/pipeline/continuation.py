@@ -10,14 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raypipe.errors import ConfigError
-from raypipe.pipeline.experiment import Unit
-from raypipe.provenance import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from raypipe.pipeline.context import StageContext
-    from raypipe.pipeline.experiment import Stage
+    from raypipe.pipeline.experiment import Stage, Unit
     from raypipe.storage.ledger import Ledger, Row
     from raypipe.storage.run_directory import RunDirectory
 
@@ -27,55 +24,6 @@ IDENTITIES = "identities"
 BEGUN = "begun"
 #: status of a finished unit that is being continued to a larger budget
 CONTINUED = "continued"
-
-
-def records(context: StageContext, units: Iterable[Unit], status: str) -> dict[str, dict[str, Row]]:
-    """Return the records of units in the ledger's tables, and of the identities that are new.
-
-    Raises:
-        ValueError: a unit without an identity.
-
-    """
-    tables: dict[str, dict[str, Row]] = {"units": {}}
-    for unit in units:
-        if unit.identity is None:
-            raise ValueError(f"unit {unit.key}: its identity was not composed")
-        row: Row = {
-            **unit.identity.record(),
-            "status": status,
-            "budget": unit.budget,
-            "extensible": unit.extensible,
-            "stage": context.stage.name,
-            "code": context.session.code,
-            "finished_at": now(),
-        }
-        if unit.extents:
-            row["extents"] = dict(unit.extents)
-        tables["units"][unit.key] = row
-        if context.ledger.get(IDENTITIES, row["shared"]) is None:
-            tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.identity.shared)
-    return tables
-
-
-def begin_units(context: StageContext) -> None:
-    """Record which unfinished units restart, and forget what they left before.
-
-    These are the units whose needs can go on: if that happens before a unit is finished, its parts
-    are out of date.
-    """
-    stage, outdated, begun = context.stage, [], []
-    for unit in context.unfinished():
-        stored = context.ledger.get("units", unit.key)
-        if stored is not None and is_outdated(stored, unit):
-            outdated.append(unit)
-        if unit.extents and (stored is None or is_outdated(stored, unit)):
-            begun.append(unit)
-    if outdated and not stage.always_rerun:
-        context.say("computed again: what it needs has gone on")
-        if stage.forget is not None:
-            stage.forget(context, outdated)
-    if begun:
-        context.ledger.put_tables(records(context, begun, BEGUN))
 
 
 def is_outdated(stored: Row, unit: Unit) -> bool:
@@ -96,6 +44,19 @@ def is_continued(stored: Row | None, unit: Unit) -> bool:
     if stored is None or stored["status"] == BEGUN:
         return False
     return not is_outdated(stored, unit) and continues(stored, unit)
+
+
+def is_done(ledger: Ledger, unit: Unit) -> bool:
+    """Whether a unit's result is stored, for its whole budget, and not out of date."""
+    stored = ledger.get("units", unit.key)
+    if stored is None or stored["status"] != "succeeded" or is_outdated(stored, unit):
+        return False
+    return bool(stored["budget"] >= unit.budget)
+
+
+def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:
+    """Whether every unit of these stages is finished."""
+    return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
 def refuse_lost_states(

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from raypipe.pipeline.identity import Identity, fingerprint
 from raypipe.storage.ledger_view import LedgerView
 from raypipe.storage.run_directory import BASE, variant_name
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raypipe.pipeline.context import StageContext
-    from raypipe.pipeline.identity import Identity
     from raypipe.report.sections import Section
     from raypipe.storage.ledger import Ledger
     from raypipe.storage.run_directory import RunDirectory
@@ -105,7 +104,8 @@ class Stage:
 
     Args:
         name: the stage; its settings are the section of this name.
-        run: computes the unfinished units, which ``context.todo()`` lists.
+        run: computes the unfinished units, which the ``todo()`` of its argument, a
+            :class:`~raypipe.pipeline.context.StageContext`, lists.
         units: by default one, named after the stage. The framework finishes it when ``run``
             returns.
         needs: the stages whose results it uses.
@@ -133,7 +133,7 @@ class Stage:
     """
 
     name: str
-    run: Callable[[StageContext], None]
+    run: Callable[[Any], None]
     units: Sequence[Unit] = ()
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] | None = None
@@ -146,7 +146,7 @@ class Stage:
     on_gpu: bool = False
     alone: bool = False
     strict_code: bool = False
-    forget: Callable[[StageContext, Sequence[Unit]], None] | None = None
+    forget: Callable[[Any, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None
     variant: str = BASE
     variants: Mapping[str, str] = field(default_factory=dict)
@@ -168,6 +168,12 @@ class Stage:
     def needed_keys(self) -> tuple[str, ...]:
         """The keys of the stages that it needs."""
         return tuple(variant_name(name, self.variants.get(name, BASE)) for name in self.needs)
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the identities of all units."""
+        prints = [unit.fingerprint for unit in self.units]
+        return prints[0] if len(prints) == 1 else fingerprint(prints)
 
     def needed_by(self, unit: Unit) -> frozenset[str]:
         """Return the keys of the stages that must end before a unit can be computed.

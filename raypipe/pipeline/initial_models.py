@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from raypipe.errors import ConfigError, UnitError
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.stage_units import is_done
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 

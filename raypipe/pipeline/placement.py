@@ -18,7 +18,7 @@ from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage, in_order, with_needs
-from raypipe.pipeline.identity import fingerprint, stage_fingerprint
+from raypipe.pipeline.identity import fingerprint
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import BASE
 from raypipe.training.batching import KEYS as BATCH_KEYS
@@ -230,7 +230,7 @@ def _decisive(
 
 
 def _identity(stage: Stage) -> str:
-    return fingerprint([stage_fingerprint(stage), [unit.budget for unit in stage.units]])
+    return fingerprint([stage.fingerprint, [unit.budget for unit in stage.units]])
 
 
 def _determine(keys: set[str], identities: Sequence[tuple[Point, str]]) -> bool:

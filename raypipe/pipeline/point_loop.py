@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from raypipe.config.matrix import MatrixSettings, Point
 from raypipe.errors import ConfigError, UnitError
+from raypipe.pipeline.continuation import all_stored
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.metric import Measured, Metric
 from raypipe.pipeline.placement import (
@@ -23,7 +24,6 @@ from raypipe.pipeline.placement import (
     variant_rows,
 )
 from raypipe.pipeline.scheduler import Outcomes
-from raypipe.pipeline.stage_units import all_stored
 from raypipe.storage.ledger import Ledger, Row
 
 

@@ -13,8 +13,9 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.continuation import (
     BEGUN,
     IDENTITIES,
-    begin_units,
+    all_stored,
     continues,
+    is_done,
     is_outdated,
 )
 from raypipe.pipeline.durations import Estimate
@@ -23,7 +24,6 @@ from raypipe.pipeline.point_loop import PointLoop
 from raypipe.pipeline.remaining import Forecast
 from raypipe.pipeline.scheduler import Outcomes, run_concurrently, run_in_sequence
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import all_stored, is_done
 from raypipe.pipeline.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.storage import tables
@@ -176,7 +176,7 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
 
     try:
-        begin_units(context)
+        _begin(context)
         context.todo()
         stage.run(context)
         if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
@@ -215,6 +215,27 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
         session.display.end(stage.key, status, seconds)
         writer.after_stage()
     return message
+
+
+def _begin(context: StageContext) -> None:
+    """Record which unfinished units restart, and forget what they left before.
+
+    These are the units whose needs can go on: if that happens before a unit is finished, its parts
+    are out of date.
+    """
+    stage, outdated, begun = context.stage, [], []
+    for unit in context.unfinished():
+        stored = context.ledger.get("units", unit.key)
+        if stored is not None and is_outdated(stored, unit):
+            outdated.append(unit)
+        if unit.extents and (stored is None or is_outdated(stored, unit)):
+            begun.append(unit)
+    if outdated and not stage.always_rerun:
+        context.say("computed again: what it needs has gone on")
+        if stage.forget is not None:
+            stage.forget(context, outdated)
+    if begun:
+        context.ledger.put_tables(context.records(begun, BEGUN))
 
 
 def _extends(stage: Stage, units: Sequence[Unit], ledger: Ledger) -> bool:

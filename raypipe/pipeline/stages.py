@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raypipe.hardware import bytes_text
+from raypipe.pipeline import unit_training
 from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.training.initial_weights import find
 from raypipe.training.settings import TrainStageSettings
@@ -103,4 +104,4 @@ def _train(context: StageContext) -> None:
     if training is None:
         raise ValueError(f"{context.stage.name} is not a training stage")
     task = training.task(context.run_dir)
-    context.train(unit, task, training.settings, training.initial)
+    unit_training.train(context, unit, task, training.settings, training.initial)

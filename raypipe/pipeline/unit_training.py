@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import UnitError
 from raypipe.hardware import bytes_text
-from raypipe.pipeline.continuation import CONTINUED, is_continued, records
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.continuation import CONTINUED, is_continued
+from raypipe.pipeline.experiment import Unit
 from raypipe.pipeline.identity import fingerprint
-from raypipe.pipeline.training_notes import held_out, last_step, training_note, workers_text
 from raypipe.pipeline.unit_logs import Failure
 from raypipe.provenance import now
+from raypipe.storage.ledger import Row
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.context import StageContext
-    from raypipe.pipeline.experiment import Unit
     from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
+    from raypipe.training.monitor import MonitorSettings
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
 
 #: share of a step spent waiting for data below which nothing is said
 _LEAST_WAIT = 0.01
+#: held-out measures on the line of a training
+_MOST_MEASURES = 2
 
 
 def train(
@@ -33,15 +37,15 @@ def train(
     settings: TrainStageSettings,
     initial: InitialWeights | None = None,
 ) -> None:
-    """Train to completion and record the trial.
+    """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
 
     Raises:
         UnitError: the last attempt failed; the trial and its failures are recorded.
 
     """
     from raypipe.training.checkpoint import CheckpointStore
+    from raypipe.training.job import ExternalTask
     from raypipe.training.recovery import check_state, train_to_the_end
-    from raypipe.training.task import ExternalTask
 
     job = job_of(context, unit, task, settings)
     job = replace(job, settings=job.settings.with_cpus(_cpus(context, job.settings)))
@@ -49,7 +53,7 @@ def train(
     job = replace(job, initial=initial, continues=goes_on)
     if goes_on:  # its model will replace the other's
         check_state(job)
-        context.ledger.put_tables(records(context, [unit], CONTINUED))
+        context.ledger.put_tables(context.records([unit], CONTINUED))
     resumed = context.run_dir.list(context.run_dir.checkpoints(unit.key))
     context.resumed = bool(resumed)
     trial = 0 if resumed else min(settings.memory_trial, job.steps)
@@ -59,14 +63,14 @@ def train(
     def started() -> None:
         if context.began is None:
             context.began = now(), time.monotonic()
-            context.begin(job.steps, done=last_step(resumed))
+            context.begin(job.steps, done=_last_step(resumed))
             if job.settings.scaling.gpus_per_worker:
-                context.say(workers_text(job, context.device))
+                context.say(_workers_text(job, context.device))
 
     def show(row: dict[str, Any]) -> None:
         context.session.trackers.log(job.trial_id, row)
-        measures.update(held_out(row, settings.training.monitor))
-        note = training_note(row, measures)
+        measures.update(_held_out(row, settings.training.monitor))
+        note = _training_note(row, measures)
         context.advance(job.task.done(row, job.settings.training), note)
 
     def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
@@ -108,8 +112,7 @@ def job_of(
 ) -> TrainingJob:
     """Return the training job of a unit on the available devices."""
     from raypipe.training.batching import BatchPlan
-    from raypipe.training.job import TrainingJob
-    from raypipe.training.task import ExternalTask
+    from raypipe.training.job import ExternalTask, TrainingJob
 
     training = settings.training
     micro, accumulation = training.micro_batch, training.accumulation
@@ -162,3 +165,40 @@ def _cpus(context: StageContext, settings: TrainStageSettings) -> float:
     loaders = cpus_of_a_worker(settings) - scaling.reserved_cpus
     share = fewest // (1 + len(context.beside())) // scaling.most_workers
     return max(1.0, share - loaders)
+
+
+def _last_step(checkpoints: Iterable[str]) -> int:
+    """Return the step of the newest checkpoint by its name, 0 without any."""
+    numbers = (name.removeprefix("step_") for name in checkpoints)
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _held_out(row: Row, monitor: MonitorSettings | None) -> dict[str, float]:
+    """Return the held-out measures of a logged step by their short names, the monitored first."""
+    found = {
+        name.removeprefix("eval_"): value
+        for name, value in row.items()
+        if name.startswith("eval_") and isinstance(value, int | float)
+    }
+    first = monitor.metric if monitor is not None else None
+    return dict(sorted(found.items(), key=lambda item: item[0] != first))  # stable
+
+
+def _training_note(row: Row, measures: Mapping[str, float]) -> str:
+    """Return the state of a training, as far as it is known, the most important first."""
+    loss, rate, speed = (row.get(name) for name in ("loss", "lr", "samples_per_s"))
+    parts = [] if loss is None else [f"loss {loss:.4g}"]
+    parts += [f"eval {name} {value:.4g}" for name, value in [*measures.items()][:_MOST_MEASURES]]
+    parts += [] if rate is None else [f"lr {rate:.2g}"]
+    return "  ".join(parts if speed is None else [*parts, f"{speed:.3g} samples/s"])
+
+
+def _workers_text(job: TrainingJob, device: str) -> str:
+    """Return the workers of a training and the batch that they share, as far as it is known."""
+    plan, training = job.plan, job.settings.training
+    text = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
+    if training.effective_batch is not None:
+        text += f", effective batch {plan.effective_batch}"
+    if training.micro_batch is not None:
+        text += f" of at most {plan.micro_batch} x {plan.accumulation} x {plan.workers}"
+    return text

@@ -61,7 +61,7 @@ class ScriptRun:
         self._stdout, self._problem = Lines(), ""
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
-        """Run the script to its end; see :meth:`~raypipe.training.task.ExternalTask.run`."""
+        """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
         before = oom_kills()
         try:
             with Places(self._job) as places:

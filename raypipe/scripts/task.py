@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypipe.scripts import files
-from raypipe.training.task import ExternalTask
+from raypipe.training.job import ExternalTask
 
 if TYPE_CHECKING:
     from raypipe.training.ending import Ending

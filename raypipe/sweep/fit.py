@@ -14,6 +14,7 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Training
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.unit_logs import first_line
+from raypipe.pipeline.unit_training import job_of
 from raypipe.storage.ledger import Row
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
@@ -84,7 +85,7 @@ class Fit:
                 continue
             search.trial = trial
             task = trial.training.task(None)
-            job = self._context.job(trial.unit, task, trial.training.settings)
+            job = job_of(self._context, trial.unit, task, trial.training.settings)
             self._running = replace(job, measured=True)
             return self._running
         return None

@@ -20,8 +20,9 @@ from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
 from raypipe.storage.tables import Column
 from raypipe.sweep.settings import SweepSettings
+from raypipe.training.job import ExternalTask
 from raypipe.training.tables import TRIALS
-from raypipe.training.task import ExternalTask, JobTask, TrainTask
+from raypipe.training.task import JobTask, TrainTask
 
 Mode = Literal["min", "max"]
 _NUMBERS = {column.name for column in TRIALS.columns if column.type in ("integer", "real")}

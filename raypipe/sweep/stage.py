@@ -17,6 +17,7 @@ from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
+from raypipe.pipeline.unit_training import train
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
@@ -182,7 +183,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
         _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
-        context.train(unit, found.task(context.run_dir), found.settings, found.initial)
+        train(context, unit, found.task(context.run_dir), found.settings, found.initial)
 
     needs = (*stage.needs, NAME)
     return replace(stage, run=run, units=[unit], needs=needs, features={}, featured=())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.stage_units import is_done
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.unit_logs import Failure, first_line
+from raypipe.pipeline.unit_training import job_of
 from raypipe.stats import finite_or_none
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
@@ -213,7 +214,7 @@ class Sweep:
 
     def _job(self, trial: Trial) -> TrainingJob:
         task = trial.training.task(self._context.run_dir)
-        return self._context.job(trial.unit, task, trial.training.settings)
+        return job_of(self._context, trial.unit, task, trial.training.settings)
 
     def _skip(self, trial: Trial, reason: str) -> None:
         job = replace(self._job(trial), attempt=0)

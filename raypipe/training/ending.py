@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
 
 _KEY = "ending"
 #: steps after which the answer of a GPU is read; until then the host runs ahead

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from raypipe.errors import BatchLimit
 from raypipe.training import loader, parallel, precision
 from raypipe.training import oom as memory
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+import struct
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,12 +16,14 @@ import torch
 from raypipe.errors import UnitError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table
-from raypipe.training import schedule
 from raypipe.training.batching import BatchPlan
+from raypipe.training.ending import Ending
 from raypipe.training.initial_weights import InitialWeights
 from raypipe.training.oom import expandable_segments
-from raypipe.training.settings import TrainStageSettings
-from raypipe.training.tables import STEPS
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase, stable_end, steps
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.tables import SETTINGS, STEPS
 from raypipe.training.task import JobTask
 
 #: receives logged steps (rows) and messages to the user (text) during the run; not called for
@@ -66,7 +72,7 @@ class TrainingJob:
         if training.schedule != "warmup-stable-decay":  # phases may read the data
             return None
         phases = self.task.phases(training, self.plan.effective_batch)
-        return schedule.stable_end(training, phases)
+        return stable_end(training, phases)
 
     @property
     def steps(self) -> int:
@@ -90,11 +96,94 @@ class TrainingJob:
             raise UnitError(self.trial_id, "error", reason) from error
         return Worker(0, torch.device("cuda", 0))
 
+    def row(
+        self, stage: str, status: str, device: str, outcome: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the row of the trial: its settings, then what the run and the sweep report.
 
-@dataclass(frozen=True)
-class Worker:
-    """Rank of a worker in its group, and the device it trains on."""
+        Args:
+            stage: the stage that ran it.
+            status: its status.
+            device: the device that it was meant for; the outcome knows the real one.
+            outcome: measured columns, metrics of the last evaluation, columns of a sweep.
 
-    rank: int
-    device: torch.device
-    workers: int = 1
+        """
+        row: dict[str, Any] = {
+            "trial_id": self.trial_id,
+            "stage": stage,
+            "status": status,
+            "device": device,
+            "attempts": self.attempt,
+            "strategy": self.settings.scaling.strategy,
+        }
+        for column in SETTINGS:
+            owner = self.plan if hasattr(self.plan, column.name) else self.settings.training
+            row.setdefault(column.name, getattr(owner, column.name, None))
+        if self.initial is not None:
+            row |= {"init_from": self.initial.shown, "init_sha256": self.initial.sha256}
+        return {**row, **self.task.columns(), **outcome}
+
+
+class ExternalTask(JobTask):
+    """Training by another program, which a single worker runs on the resources of all workers.
+
+    It has no model, dataset or loss: ``run`` takes the place of the training loop.
+    """
+
+    @abstractmethod
+    def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
+        """Train to completion; parameters, result and errors are those of ``loop.train``."""
+
+    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
+        """Return the settings for one worker that reserves the resources of all, on one node."""
+        scaling = settings.scaling
+        if (workers := scaling.most_workers) == 1:
+            return settings
+        gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
+        cpus = workers * scaling.reserved_cpus
+        update = {"workers": 1, "gpus_per_worker": gpus, "cpus_per_worker": cpus}
+        return settings.model_copy(update={"scaling": scaling.model_copy(update=update)})
+
+    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
+        """Return how much of the training a logged step has done, in steps or epochs."""
+        if training.length_in == "steps":
+            return int(row["step"])
+        epoch = row.get("epoch", 0)
+        return int(epoch) + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
+
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        """Return one phase, whose steps are epochs if the length is in epochs."""
+        return [Phase("train", training.length, effective_batch, training.learning_rate)]
+
+
+class ScheduleTrace:
+    """Hash of all that decides the first steps of a training, except for its data.
+
+    Two trainings with the same trace after a step compute the same steps up to it, so that a
+    checkpoint of one continues the other.
+
+    Args:
+        job: the training.
+        phases: its phases.
+
+    """
+
+    def __init__(self, job: TrainingJob, phases: Sequence[Phase]) -> None:
+        self._job, self._phases = job, phases
+        self._done = 0
+        self._left: Iterator[tuple[int, Phase, int]] = iter(())
+        self._digest: Any = None
+
+    def after(self, step: int) -> str | None:
+        """Return the trace after ``step`` steps, fast if they rise; None beyond the end."""
+        if step > self._job.steps:
+            return None
+        if self._digest is None or step < self._done:
+            self._done, self._left = 0, steps(self._phases, 0)
+            self._digest = hashlib.sha256(self._job.identity.encode())
+        for _, phase, number in islice(self._left, step - self._done):
+            rate = self._job.task.learning_rate(self._job.settings.training, phase, number)
+            self._digest.update(phase.name.encode())
+            self._digest.update(struct.pack("<qd", phase.samples, rate))
+        self._done = step
+        return str(self._digest.hexdigest())

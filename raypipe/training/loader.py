@@ -29,10 +29,11 @@ from torch.utils.data._utils import worker as data_worker
 
 from raypipe.training import order
 from raypipe.training.batching import BatchPlan, micro_batches
-from raypipe.training.job import Worker
 from raypipe.training.order import Order
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
-from raypipe.training.task import Phase, SampleIds, TrainTask
+from raypipe.training.task import SampleIds, TrainTask
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,14 @@ from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.ending import Agreement, Ending
 from raypipe.training.half_memory import bf16_may_fit
 from raypipe.training.history import History
-from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.monitor import BestEvaluation, MonitorSettings, is_scheduled
+from raypipe.training.parallel import Worker
 from raypipe.training.saver import Saver, newest
-from raypipe.training.schedule import ScheduleTrace, check_phases, stable_end, steps
+from raypipe.training.schedule import Phase, check_phases, stable_end, steps
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput, utilization
 from raypipe.training.update import Update

@@ -9,8 +9,7 @@ from typing import Any
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.job import TrainingJob
-from raypipe.training.schedule import ScheduleTrace
+from raypipe.training.job import ScheduleTrace, TrainingJob
 from raypipe.training.settings import OomStep
 
 #: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0

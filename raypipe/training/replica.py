@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from raypipe.training import compilation, parallel, precision
-from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import Report, TrainingJob
+from raypipe.training.parallel import Worker
+from raypipe.training.recomputation import recompute_blocks
+from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, TrainTask
 
 # fill a tensor with random numbers
@@ -37,6 +45,13 @@ _FORM = frozenset(
         ),
         *("new_tensor", "grad_fn"),
     ]
+)
+
+# torch before 2.13 uses the second name
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel).parameters
 )
 
 
@@ -67,12 +82,82 @@ def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
     precision.store(model, training.weights)
     if training.precision == "fp8":
         precision.to_float8(model, task.blocks(model))
-    if warning := parallel.batch_norm_warning(model, job.plan.for_workers(worker.workers)):
+    if warning := _batch_norm_warning(model, job.plan.for_workers(worker.workers)):
         report(f"WARNING: {warning}")
     loss = task.loss
     if training.compile and task.compile_loss:
         loss = compilation.compiled(task.loss, training.compile_mode)
-    return Replica(model, parallel.wrap(model, task, job.settings, worker), loss)
+    return Replica(model, wrap(model, task, job.settings, worker), loss)
+
+
+def wrap(
+    model: nn.Module, task: TrainTask, settings: TrainStageSettings, worker: Worker
+) -> parallel.ModelCall | DistributedDataParallel:
+    """Return the model on its device with recomputation, compilation and data parallelism.
+
+    A sharded model moves to the device block by block and need not fit on one device.
+
+    Raises:
+        ValueError: a setting needs blocks and the task defines none.
+
+    """
+    training = settings.training
+    sharded = parallel.is_sharded(settings, worker)
+    blocks = list(task.blocks(model))
+    recompute = training.gradient_checkpointing
+    if not blocks and (recompute or "gradient_checkpointing" in settings.on_oom):
+        key = "training.gradient_checkpointing = true" if recompute else "on_oom"
+        raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
+    if recompute:
+        blocks = recompute_blocks(model, blocks, training.recompute)
+    if training.compile:
+        compilation.compile_blocks(blocks or [model], training.compile_mode)
+    call = parallel.ModelCall(model)
+    if not sharded:
+        call.to(worker.device)
+    if worker.workers == 1:
+        return call
+    if sharded:
+        mesh = init_device_mesh(worker.device.type, (worker.workers,))
+        policy = precision.sharded(training.precision, worker.device)
+        for block in blocks:
+            own = policy if _is_single_precision(block) else MixedPrecisionPolicy()
+            fully_shard(block, mesh=mesh, mp_policy=own)
+        fully_shard(call, mesh=mesh)
+        return call
+    options: dict[str, Any] = {
+        _SYNC_BUFFERS: False
+    }  # each worker keeps its own buffers; rank 0's are saved
+    if not task.unused_parameters:
+        # DDP makes these views of its buckets, and they stay: no pass needs a second copy
+        for parameter in call.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    return DistributedDataParallel(
+        call,
+        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+        find_unused_parameters=task.unused_parameters,
+        gradient_as_bucket_view=True,
+        **options,
+    )
+
+
+def _is_single_precision(block: nn.Module) -> bool:
+    """Whether 16-bit weights may take the place of a block's weights in a forward pass."""
+    return all(p.dtype == torch.float32 for p in block.parameters()) and not any(
+        isinstance(module, _BatchNorm) for module in block.modules()
+    )
+
+
+def _batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
+    """Return a warning if a step is split and the model normalizes over the batch, else None."""
+    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if not names or (plan.accumulation == 1 and plan.workers == 1):
+        return None
+    return (
+        f"{names[0]} is a batch normalization: its statistics are those of a micro-batch of "
+        f"{plan.micro_batch} on one worker, so the result depends on training.micro_batch and "
+        "scaling.workers; use layer or group normalization"
+    )
 
 
 def _initialized(task: TrainTask, seed: int, worker: Worker, *, sharded: bool) -> nn.Module:

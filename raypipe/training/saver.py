@@ -12,7 +12,8 @@ from typing import Any
 
 from raypipe.training import parallel
 from raypipe.training.checkpoint import Checkpoint, CheckpointPart, CheckpointStore, Trace
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
+from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
 
 log = logging.getLogger(__name__)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import chain
 
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings
 
-if TYPE_CHECKING:
-    from raypipe.training.job import TrainingJob
-    from raypipe.training.task import Phase
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
+
+    The warm-up and the schedule of the settings run once over each phase.
+    """
+
+    name: str
+    steps: int
+    samples: int
+    learning_rate: float
 
 
 def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
@@ -62,39 +69,6 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
     for step, (phase, phase_step) in enumerate(inside):
         if step >= start:
             yield step, phase, phase_step
-
-
-class ScheduleTrace:
-    """Hash of all that decides the first steps of a training, except for its data.
-
-    Two trainings with the same trace after a step compute the same steps up to it, so that a
-    checkpoint of one continues the other.
-
-    Args:
-        job: the training.
-        phases: its phases.
-
-    """
-
-    def __init__(self, job: TrainingJob, phases: Sequence[Phase]) -> None:
-        self._job, self._phases = job, phases
-        self._done = 0
-        self._left: Iterator[tuple[int, Phase, int]] = iter(())
-        self._digest: Any = None
-
-    def after(self, step: int) -> str | None:
-        """Return the trace after ``step`` steps, fast if they rise; None beyond the end."""
-        if step > self._job.steps:
-            return None
-        if self._digest is None or step < self._done:
-            self._done, self._left = 0, steps(self._phases, 0)
-            self._digest = hashlib.sha256(self._job.identity.encode())
-        for _, phase, number in islice(self._left, step - self._done):
-            rate = self._job.task.learning_rate(self._job.settings.training, phase, number)
-            self._digest.update(phase.name.encode())
-            self._digest.update(struct.pack("<qd", phase.samples, rate))
-        self._done = step
-        return str(self._digest.hexdigest())
 
 
 def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:

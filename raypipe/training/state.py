@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from raypipe.training import parallel
 from raypipe.training.checkpoint import Joined
-from raypipe.training.job import Worker
 from raypipe.training.loader import over_leaves
+from raypipe.training.parallel import Worker
 
 # on rank 0's CPU
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

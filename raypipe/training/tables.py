@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from raypipe.storage.tables import Column, Table
-
-if TYPE_CHECKING:
-    from raypipe.training.job import TrainingJob
 
 #: settings of a training, which every trial shows
 SETTINGS = (
@@ -120,33 +116,3 @@ def with_metrics(tables: Sequence[Table], metrics: Sequence[Column]) -> tuple[Ta
     """Return the tables; trials and steps also have the metrics of an experiment's evaluations."""
     extended = {TRIALS.name, STEPS.name}
     return tuple(table.extended(metrics) if table.name in extended else table for table in tables)
-
-
-def trial_row(
-    job: TrainingJob, stage: str, status: str, device: str, outcome: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the row of a trial: its settings, then what the run and the sweep report.
-
-    Args:
-        job: the last attempt.
-        stage: the stage that ran it.
-        status: its status.
-        device: the device that it was meant for; the outcome knows the real one.
-        outcome: measured columns, metrics of the last evaluation, columns of a sweep.
-
-    """
-    training = job.settings.training
-    row: dict[str, Any] = {
-        "trial_id": job.trial_id,
-        "stage": stage,
-        "status": status,
-        "device": device,
-        "attempts": job.attempt,
-        "strategy": job.settings.scaling.strategy,
-    }
-    for column in SETTINGS:
-        owner = job.plan if hasattr(job.plan, column.name) else training
-        row.setdefault(column.name, getattr(owner, column.name, None))
-    if job.initial is not None:
-        row |= {"init_from": job.initial.shown, "init_sha256": job.initial.sha256}
-    return {**row, **job.task.columns(), **outcome}

@@ -5,35 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from raypipe.training import optimizer, schedule
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-
-if TYPE_CHECKING:
-    from raypipe.training.ending import Ending
-    from raypipe.training.job import Report, TrainingJob
 
 
 class StreamLengthError(ValueError):
     """A length in epochs of a dataset without a length."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
-
-    The warm-up and the schedule of the settings run once over each phase.
-    """
-
-    name: str
-    steps: int
-    samples: int
-    learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -227,35 +211,3 @@ class TrainTask(JobTask):
         """
         del model, device, batch_size
         return {}
-
-
-class ExternalTask(JobTask):
-    """Training by another program, which a single worker runs on the resources of all workers.
-
-    It has no model, dataset or loss: ``run`` takes the place of the training loop.
-    """
-
-    @abstractmethod
-    def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
-        """Train to completion; parameters, result and errors are those of ``loop.train``."""
-
-    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
-        """Return the settings for one worker that reserves the resources of all, on one node."""
-        scaling = settings.scaling
-        if (workers := scaling.most_workers) == 1:
-            return settings
-        gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
-        cpus = workers * scaling.reserved_cpus
-        update = {"workers": 1, "gpus_per_worker": gpus, "cpus_per_worker": cpus}
-        return settings.model_copy(update={"scaling": scaling.model_copy(update=update)})
-
-    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
-        """Return how much of the training a logged step has done, in steps or epochs."""
-        if training.length_in == "steps":
-            return int(row["step"])
-        epoch = row.get("epoch", 0)
-        return int(epoch) + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
-
-    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """Return one phase, whose steps are epochs if the length is in epochs."""
-        return [Phase("train", training.length, effective_batch, training.learning_rate)]

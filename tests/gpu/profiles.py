@@ -15,7 +15,8 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 from tests.gpu.trainings import counted

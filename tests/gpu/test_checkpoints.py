@@ -15,7 +15,7 @@ import json, sys, torch
 sys.path.insert(0, "tests/raypipe/examples")
 from example_tasks import Regression, job
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
 from raypipe.training.loop import train
 
 worker, said = Worker(0, torch.device("cuda", 0)), []

@@ -35,7 +35,7 @@ SHARDED = """
 import json, os, tempfile
 import torch
 import torch.distributed as dist
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
 from tests.gpu import trainings
 task, device = trainings.language_model(), torch.device("cuda", 0)
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)

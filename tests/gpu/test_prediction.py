@@ -36,7 +36,8 @@ from tests.gpu.test_prediction import of_workload
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.history import History
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
+from raypipe.training.parallel import Worker
 from raypipe.training.loop import train
 
 History.settle = lambda *_: None  # kernels compute nothing: no loss or weight has a meaning

@@ -19,7 +19,7 @@ from raypipe.storage.tables import read_table
 from raypipe.training import loader, loop
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.history import History
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import LoaderSettings
 
 # kernels compute nothing: no loss has a meaning

@@ -85,7 +85,8 @@ from experiments.summarization.model import mt5_1_2b
 from experiments.summarization.training import SummarizationTask, pad
 from raypipe.training import precision
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 from raypipe.training.update import Update
 settings, device = mt5_1_2b(), torch.device("cuda")
 training = TrainingSettings(optimizer="adafactor", precision="bf16", weights="bf16", clip_norm=1.0)

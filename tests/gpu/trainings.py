@@ -20,9 +20,10 @@ from experiments.lm_pretrain.training import random_task
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.history import History
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import expandable_segments
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
 from raypipe.training.update import Update

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from raypipe.config.settings import Settings
 from raypipe.pipeline import runner
+from raypipe.pipeline.configuration import compose
 from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.identity import compose
 from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 

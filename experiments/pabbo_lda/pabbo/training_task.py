@@ -18,8 +18,9 @@ from experiments.pabbo_lda.pabbo.losses import burn_in_loss, policy_loss
 from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.config.settings import Settings
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
+from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
 
 class ModelTask(TrainTask):

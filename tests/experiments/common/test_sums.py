@@ -28,10 +28,10 @@ from raypipe.errors import UnitError
 from raypipe.training import loader
 from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import Worker
-from raypipe.training.parallel import ModelCall
+from raypipe.training.parallel import ModelCall, Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 SMALL: dict[str, Any] = {"hidden": 16, "heads": 2, "layers": 1}
 WIDTHS = PabboModelSettings(d_model=8, heads=2, layers=1, feed_forward=8)

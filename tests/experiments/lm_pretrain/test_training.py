@@ -24,10 +24,12 @@ from experiments.lm_pretrain.training import LanguageModelTask
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.task import StepContext
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
 CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)

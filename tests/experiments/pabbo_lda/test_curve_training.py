@@ -37,9 +37,11 @@ from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettin
 from experiments.pabbo_lda.study.study import Study
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 
 TINY = CurvePolicySettings(
     model=PabboModelSettings(d_model=16, heads=2, layers=1, feed_forward=16),

@@ -23,7 +23,7 @@ from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import study_runner
 from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
 from raypipe.errors import UnitError
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
@@ -146,7 +146,7 @@ def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, co
     directory = RunDirectory.at(folder)
     launcher = ShuffledLauncher(Random(seed), fate)
     ledger = Ledger(directory)
-    trackers = Trackers((), Target(directory, "id", "example", {}))
+    trackers = Trackers((), directory, "id", "example", {})
     session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
     specs = specs_of(lda, cost)
     units = [spec.unit(lda, None) for spec in specs]

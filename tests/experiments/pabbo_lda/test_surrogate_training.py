@@ -9,7 +9,8 @@ from experiments.pabbo_lda.surrogate.model import SurrogateSettings, ValueScale,
 from experiments.pabbo_lda.surrogate_training.prior import sample_functions
 from experiments.pabbo_lda.surrogate_training.searches import sample_searches
 from experiments.pabbo_lda.surrogate_training.task import PriorFittingSettings, PriorFittingTask
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 
 TINY = SurrogateSettings(d_model=16, heads=2, layers=2, feed_forward=16, distance=4, components=2)
 SETTINGS = PriorFittingSettings(model=TINY, evaluations=12, queries=8, held_out=16)

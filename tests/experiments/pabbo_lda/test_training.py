@@ -18,8 +18,9 @@ from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.task import StepContext
 
 TINY = PabboSettings(
     model=PabboModelSettings(d_model=8, heads=2, layers=2, feed_forward=8),

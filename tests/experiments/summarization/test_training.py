@@ -24,8 +24,9 @@ from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, 
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
 from raypipe.storage.artifacts import write_arrow
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.task import StepContext
 
 SIZE = T5Settings(
     vocabulary=40, width=16, head_width=8, heads=2, feed_forward=16, layers=1, dropout=0.0

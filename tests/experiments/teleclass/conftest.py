@@ -18,7 +18,7 @@ from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
@@ -45,7 +45,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
 def context(tmp_path: Path) -> StageContext:
     """The context of a stage in this process."""
     run = RunDirectory.at(tmp_path / "run")
-    trackers = Trackers((), Target(run, "r", "teleclass", {}))
+    trackers = Trackers((), run, "r", "teleclass", {})
     session = Session(run, "r", Ledger(run), InlineLauncher(), Display(), [], trackers)
     unit = Unit("stage", identity=Identity.of({}, {}))
     return StageContext(Stage("stage", lambda context: None, [unit]), session)

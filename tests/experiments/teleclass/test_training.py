@@ -31,7 +31,8 @@ from experiments.teleclass.training import (
 )
 from raypipe.storage.artifacts import write_parquet
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 from tests.experiments.teleclass.sections import train_with, with_sections
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=10, hidden=8, layers=1, heads=1, dropout=0)

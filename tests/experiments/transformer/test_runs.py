@@ -33,7 +33,8 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 from tests.experiments.transformer.samples import frame, lines, write
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,9 @@ from experiments.transformer.dataset import RandomSamples, Sample
 from experiments.transformer.model import EncoderLayer, Transformer
 from experiments.transformer.settings import NgramSettings, TransformerSettings
 from experiments.transformer.training import TransformerTask
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.task import StepContext
 
 SIZE = {"hidden": 16, "heads": 2, "layers": 2, "dropout": 0.0}
 SEQUENCE = TransformerSettings(vocabulary=12, length=10, outputs=3, **SIZE)

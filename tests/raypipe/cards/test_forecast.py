@@ -12,8 +12,9 @@ from raypipe.cards.forecast import Forecasts
 from raypipe.cards.memory import memory
 from raypipe.cards.step import StepCase, record
 from raypipe.training.data_sheets import cards
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext
+from raypipe.training.task import Loss, StepContext
 from tests.raypipe.cards.test_step import Squares
 
 CARD = cards()["A100 SXM 80GB"]

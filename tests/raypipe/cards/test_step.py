@@ -16,8 +16,9 @@ from raypipe.cards.memory import between
 from raypipe.cards.recorder import Recording, living
 from raypipe.cards.step import StepCase, has_blocks, record
 from raypipe.errors import ConfigError
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 WIDTH, HIDDEN = 64, 256
 WEIGHTS = 4 * 2 * WIDTH * HIDDEN

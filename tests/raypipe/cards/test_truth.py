@@ -20,8 +20,9 @@ from raypipe.hardware import detect
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.trials import training_stage
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
 
@@ -87,7 +88,7 @@ def measured(
 ) -> int:
     """The largest number of bytes that the allocator had handed out, in a run of the loop."""
     job = TrainingJob("t", "r", task, settings, plan, RunDirectory.at(folder), measured=True)
-    worker = Worker(rank, torch.device("cpu"), plan.workers, plan.workers)
+    worker = Worker(rank, torch.device("cpu"), plan.workers)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         train(job, worker)
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]

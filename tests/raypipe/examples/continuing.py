@@ -13,8 +13,9 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.weights import read_weights
 
 

@@ -14,14 +14,14 @@ from torch.utils.data import Dataset, Subset, default_collate
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.schedule import learning_rate
+from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import (
     LoaderSettings,
     ScalingSettings,
     TrainingSettings,
     TrainStageSettings,
 )  # fmt: skip
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 SAMPLES, WIDTH = 50, 5
 

@@ -9,7 +9,7 @@ import pandas as pd
 from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
@@ -36,7 +36,7 @@ def sweep(
     run = RunDirectory.at(folder)
     stages, ledger = stages_of(text, overrides, node), Ledger(run)
     refuse_changes(ledger, stages, "here")
-    none = Trackers((), Target(run, "r", "swept", {}))
+    none = Trackers((), run, "r", "swept", {})
     tables = declared(config.load_experiment("example_sweep", text))
     session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none, tables=tables)
     return run_stages(stages, session)

@@ -18,7 +18,8 @@ import pytest
 
 from raypipe.errors import ConfigError
 from raypipe.integrations import tracking
-from raypipe.integrations.tracking import TrackerName, check, finite_numbers, flat, open_trackers
+from raypipe.integrations.target import finite_numbers
+from raypipe.integrations.tracking import TrackerName, Trackers, check, flat
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
 from tests import command
@@ -50,7 +51,7 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("MLFLOW_", "WANDB_")):
             monkeypatch.delenv(name)
-    # set here, what open_trackers sets is taken back after each test
+    # set here, what `Trackers` sets is taken back after each test
     for name, value in (tracking._ENVIRONMENT | quiet(tmp_path)).items():
         monkeypatch.setenv(name, value)
 
@@ -193,11 +194,11 @@ sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.integrations.tracking import open_trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.training.tables import STEPS
 
 run = RunDirectory.at(sys.argv[3])
-with open_trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
+with Trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
     if sys.argv[4] == "killed":
         for step in range(1, 7):
             trackers.log(TRIAL, row(step))
@@ -402,7 +403,7 @@ def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, ca
     Kept.made = []
     monkeypatch.setattr(tracking, "_load", {"mlflow": Broken, "tensorboard": Kept}.__getitem__)
     monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
-    with open_trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
+    with Trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
         for step in (1, 2, 3):
             trackers.log("a", row(step))
         trackers.end("a", {"status": "succeeded"})
@@ -427,7 +428,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
     monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
     with (
         pytest.raises(KeyboardInterrupt),
-        open_trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
+        Trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
     ):
         trackers.log("a", row(1))
     assert [kept.ended for kept in Kept.made] == [["interrupted"]]
@@ -437,7 +438,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
 def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with open_trackers(["mlflow"], remote, "quick-1", "quick", {}) as trackers:
+    with Trackers(["mlflow"], remote, "quick-1", "quick", {}) as trackers:
         for step in (1, 2):
             trackers.log("a", row(step))
     assert [record.getMessage().count("mlflow failed") for record in caplog.records] == [1]
@@ -448,7 +449,7 @@ def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
 def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
     monkeypatch.chdir(tmp_path)
-    with open_trackers(["mlflow"], run, "quick-1", "quick", {}) as trackers:
+    with Trackers(["mlflow"], run, "quick-1", "quick", {}) as trackers:
         trackers.log("a", row(1))
     assert Path(tmp_path, "server.db").exists()
     assert not run.exists(run.path("tracking"))
@@ -464,7 +465,7 @@ def test_a_missing_package_is_named(run, name, monkeypatch):
         ConfigError, match=rf"{name} needs {name}.*pip install 'raypipe-runner\[tracking\]'"
     ):
         check([name], run)
-    with pytest.raises(ConfigError), open_trackers([name], run, "quick-1", "quick", {}):
+    with pytest.raises(ConfigError), Trackers([name], run, "quick-1", "quick", {}):
         pass
     assert not Path(run.location).exists()
 

@@ -16,18 +16,19 @@ from ray.train.torch import TorchConfig
 
 from raypipe.config.settings import Settings
 from raypipe.hardware import Gpu, Hardware
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch import group
 from raypipe.launch.cluster import RayLauncher
+from raypipe.pipeline.configuration import compose
 from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.identity import compose
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
+from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
 from tests.raypipe.launch.test_train import Regression
 
@@ -73,7 +74,7 @@ def main(folder: Path, number: int) -> str | None:
     stages = compose(experiment, Settings(), [stage(f"t{place}") for place in range(number)])
     gpus = tuple(Gpu(place, f"GPU-{place}", "card", 2**34, "9.0") for place in range(GPUS))
     node = Hardware("here", 2 * GPUS, 2**34, gpus)
-    none = Trackers((), Target(run_dir, "r", "gpus", {}))
+    none = Trackers((), run_dir, "r", "gpus", {})
     session = Session(run_dir, "r", Ledger(run_dir), launcher, Display(), [node], none)
     try:
         return run_stages(stages, session)

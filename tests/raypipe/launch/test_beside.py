@@ -15,7 +15,7 @@ import pytest
 import ray
 import torch
 
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
 from raypipe.pipeline.context import StageContext
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
     signs.mkdir()
-    none = Trackers((), Target(run, "r", "both", {}))
+    none = Trackers((), run, "r", "both", {})
     session = Session(run, "r", Ledger(run), launcher, Display(), [CPU_NODE], none)
     long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
 

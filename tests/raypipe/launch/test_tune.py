@@ -17,7 +17,7 @@ from torch import nn
 
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
@@ -82,7 +82,7 @@ def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
     text = YAML.replace("example_sweep", __name__) + f"notes: {folder / 'notes'}\n"
     folder.mkdir(parents=True, exist_ok=True)
     [stage, _], run = stages_of(*overrides, text=text), RunDirectory.at(folder)
-    none = Trackers((), Target(run, "r", "noted", {}))
+    none = Trackers((), run, "r", "noted", {})
     return run_stages([stage], Session(run, "r", Ledger(run), launcher, Display(), [HERE], none))
 
 

@@ -13,14 +13,14 @@ from torch.utils.data import default_collate
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner
 from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order, with_needs
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
 from raypipe.pipeline.tables import CORE
 from raypipe.storage.ledger import Ledger
@@ -51,7 +51,7 @@ def session(tmp_path: Path) -> Session:
 def open_session(folder: Path) -> Session:
     run = RunDirectory.at(folder)
     node = Hardware("here", 2, 2**30)
-    none = Trackers((), Target(run, "r", "example", {}))
+    none = Trackers((), run, "r", "example", {})
     return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node], none)
 
 

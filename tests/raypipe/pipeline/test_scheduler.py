@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.hardware import Hardware
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner, scheduler
 from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.scheduler import run_concurrently, run_in_sequence
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
 from raypipe.pipeline.unit_logs import Failure
 from raypipe.storage import tables as results
@@ -58,7 +58,7 @@ def stage(name: str, *needs: str, gpu: bool = False, do: Do = finish, derived=Fa
 
 def open_session(folder: Path, launcher: InlineLauncher | None = None) -> Session:
     run = RunDirectory.at(folder)
-    none = Trackers((), Target(run, "r", "example", {}))
+    none = Trackers((), run, "r", "example", {})
     return Session(run, "r", Ledger(run), launcher or Threads(), Display(), [CPU_NODE], none)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raypipe.config.settings import Operational, Settings
+from raypipe.pipeline.configuration import compose
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.identity import compose
 from raypipe.pipeline.settings_view import view
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

@@ -14,9 +14,10 @@ from raypipe.report.measures import monitors_of
 from raypipe.storage.tables import Column
 from raypipe.sweep.objective import Objective, declared_columns, direction, with_metric
 from raypipe.sweep.settings import SweepSettings
+from raypipe.training.job import ExternalTask
 from raypipe.training.monitor import MonitorSettings
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import ExternalTask, TrainTask
+from raypipe.training.task import TrainTask
 
 DECLARED = (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", "."))
 

@@ -14,12 +14,12 @@ from raypipe.commands import configuration as config
 from raypipe.commands.selection import matrix_or_sweep
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
-from raypipe.integrations.tracking import Target, Trackers
+from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.continuation import is_done
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import is_done
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
@@ -190,9 +190,9 @@ def test_a_scheduler_is_told_what_earlier_trials_logged(tmp_path, monkeypatch):
     told: list[Any] = []
     trials_of = InlineLauncher.trials
 
-    def listen(self, trials, settings, run, rank):
+    def listen(self, trials, settings, run):
         told.append(list(trials.history()))
-        trials_of(self, trials, settings, run, rank)
+        trials_of(self, trials, settings, run)
 
     monkeypatch.setattr(InlineLauncher, "trials", listen)
     run(tmp_path, *asha)
@@ -423,7 +423,7 @@ def test_a_larger_micro_batch_with_the_same_settings_needs_more():
 def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>5")
     where = RunDirectory.at(tmp_path)
-    none = Trackers((), Target(where, "r", "swept", {}))
+    none = Trackers((), where, "r", "swept", {})
     session = Session(where, "r", Ledger(where), InlineLauncher(), Display(), [HERE], none)
     configuration = config.resolve(config.parse(YAML, "c.yaml"), (), "auto", [HERE])
     (maker,) = fitting(configuration, None, [HERE])
@@ -450,7 +450,7 @@ def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
 def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp_path, monkeypatch):
     """The worker had stored step 5 when the scheduler ended it at step 10."""
 
-    def trials_ended_early(self, trials, settings, run, rank):
+    def trials_ended_early(self, trials, settings, run):
         while (job := trials.next()) is not None:
             rows = [{"trial_id": job.trial_id, "step": n, "loss": 1.0 / n} for n in (5, 10)]
             write_table(run, STEPS, rows[:1], job.run_id, job.trial_id)

@@ -19,10 +19,10 @@ from raypipe.errors import UnitError
 from raypipe.storage import tables as results
 from raypipe.training import loop
 from raypipe.training.additivity import refuse_means
-from raypipe.training.job import Worker
 from raypipe.training.loop import train
-from raypipe.training.parallel import ModelCall
-from raypipe.training.task import Loss, Phase, StepContext
+from raypipe.training.parallel import ModelCall, Worker
+from raypipe.training.schedule import Phase
+from raypipe.training.task import Loss, StepContext
 
 CPU = torch.device("cpu")
 CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)

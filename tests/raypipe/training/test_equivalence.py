@@ -25,8 +25,9 @@ from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training import precision
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
 from raypipe.training.task import TrainTask
 from raypipe.training.update import Update
 
@@ -121,7 +122,7 @@ def _member(rank: int, folder: Path) -> None:
                 for plan in TOGETHER:
                     one = asked(folder, task, dtype, plan, strategy)
                     with Gradients() as gradients:
-                        train(one, Worker(rank, torch.device("cpu"), 2, 2))
+                        train(one, Worker(rank, torch.device("cpu"), 2))
                     if rank == 0:
                         torch.save(gradients.steps, one.run_dir.path("gradients.pt"))
         kept = job(Regression(), folder / f"kept-{strategy}", (2, 4, 16, 2), strategy=strategy)
@@ -152,7 +153,7 @@ def _gradients_after_passes(asked: TrainingJob, rank: int) -> list[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Update, "backward", backward)
-        train(asked, Worker(rank, torch.device("cpu"), 2, 2))
+        train(asked, Worker(rank, torch.device("cpu"), 2))
     return states[:8]
 
 
@@ -164,7 +165,7 @@ def _in_half_precision(folder: Path, rank: int) -> None:
         for strategy in ("ddp", "fsdp"):
             task, where = Language(torch.float32), folder / f"bf16-{strategy}"
             one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=8, precision="bf16")
-            train(one, Worker(rank, torch.device("cpu"), 2, 2))
+            train(one, Worker(rank, torch.device("cpu"), 2))
 
 
 def _compiled(folder: Path, rank: int) -> None:
@@ -175,7 +176,7 @@ def _compiled(folder: Path, rank: int) -> None:
         for strategy in ("ddp", "fsdp"):
             task, where = Language(torch.float32), folder / f"compiled-{strategy}"
             one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=4, compile=True)
-            train(one, Worker(rank, torch.device("cpu"), 2, 2))
+            train(one, Worker(rank, torch.device("cpu"), 2))
 
 
 @pytest.fixture(scope="module")

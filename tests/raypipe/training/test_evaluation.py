@@ -18,10 +18,12 @@ from torch.utils.data import default_collate
 
 from raypipe.storage import tables as results
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.monitor import MonitorSettings, is_scheduled
-from raypipe.training.task import Phase, StepContext
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 
 CPU = torch.device("cpu")
 #: the measures of the evaluations, one every second step
@@ -148,7 +150,7 @@ def _member(rank: int, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for strategy in ("ddp", "fsdp"):
-        train(held_out(folder / strategy, 2, strategy), Worker(rank, CPU, 2, 2))
+        train(held_out(folder / strategy, 2, strategy), Worker(rank, CPU, 2))
     dist.barrier()
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
 

@@ -21,9 +21,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import Worker
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
+from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 Kind = Literal["shuffled", "ordered", "stream"]

@@ -26,12 +26,13 @@ from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training import state, telemetry
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import forget_peaks, host_peak_bytes
-from raypipe.training.schedule import learning_rate, stable_end
+from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase, learning_rate, stable_end
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from raypipe.hardware import Hardware
 from raypipe.storage import tables as results
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.muon import Muon
 from raypipe.training.optimizer import build
+from raypipe.training.parallel import Worker
 from raypipe.training.requirements import obstacles
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-from raypipe.training.task import Phase
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,10 @@ from example_tasks import HeldOut, Regression, job
 from torch import nn
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
+from raypipe.training.parallel import Worker
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 from raypipe.training import replica
-from raypipe.training.job import Worker
 from raypipe.training.oom import expandable_segments
+from raypipe.training.parallel import Worker
 from raypipe.training.replica import Undrawn
 
 
@@ -54,7 +54,7 @@ def _build(rank: int, folder: Path) -> None:
     for strategy in ("ddp", "fsdp"):
         for kind in KINDS:
             asked = job(Drawn(kind), folder, (8, 1, 16, 2), strategy=strategy)
-            made = replica.build(asked, Worker(rank, torch.device("cpu"), 2, 2), print).model
+            made = replica.build(asked, Worker(rank, torch.device("cpu"), 2), print).model
             state = {
                 name: value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
                 for name, value in made.state_dict().items()

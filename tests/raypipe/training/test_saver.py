@@ -15,8 +15,8 @@ from torch import nn
 
 from raypipe.training import state
 from raypipe.training.checkpoint import Checkpoint, CheckpointPart, CheckpointStore
-from raypipe.training.job import Worker
 from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
 from raypipe.training.saver import Saver
 from raypipe.training.task import Loss, StepContext
 
