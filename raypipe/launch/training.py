@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +23,7 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
 from raypipe.launch.failures import explained, group_failure, log_sizes, worker_failure
+from raypipe.launch.mailbox import Mailbox
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
 from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
@@ -47,34 +47,6 @@ _WAIT_S, _STARTS = 10**9, 2
 _ELASTIC_WAIT_S, _ELASTIC_STARTS = 10, 360
 #: first row of every attempt: the resources are there
 STARTED = {"started": True}
-
-
-class Mailbox:
-    """Actor between the trainings of a command and their workers: rows, and the wish to end.
-
-    Rows go this way since Ray Train forwards none from a training in the process of its caller, and
-    loses the last ones of a worker that dies. Its process imports nothing else of raypipe.
-    """
-
-    def __init__(self) -> None:
-        self._rows: defaultdict[str, list[dict[str, Any] | str]] = defaultdict(list)
-        self._ending_s: dict[str, float] = {}
-        self._ends: set[str] = set()
-
-    def post(self, training: str, row: dict[str, Any] | str) -> None:
-        """Leave a row or a message for the command."""
-        self._rows[training].append(row)
-
-    def must_end(self, training: str, seconds: float) -> bool:
-        """Whether a training should save a checkpoint and end, which takes some seconds."""
-        self._ending_s[training] = seconds
-        return training in self._ends
-
-    def collect(self, training: str, ends: bool) -> tuple[list[dict[str, Any] | str], float]:
-        """Return what a training has left, and the seconds that its end would take."""
-        if ends:
-            self._ends.add(training)
-        return self._rows.pop(training, []), self._ending_s.get(training, 0.0)
 
 
 def start_mailbox() -> Any:
