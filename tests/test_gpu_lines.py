@@ -25,7 +25,7 @@ def test_the_page_names_functions_that_need_a_gpu() -> None:
 
 def test_conditions_and_calls_decide_what_needs_a_gpu() -> None:
     found = {(line.file, line.function) for line in gpu_lines()}
-    assert ("raypipe/training/nvml.py", "Gpu.values") in found  # calls of NVML
+    assert ("raypipe/training/nvml.py", "NvmlGpu.values") in found  # calls of NVML
     assert ("raypipe/training/throughput.py", "Throughput._mark") in found  # after a return
     assert ("raypipe/training/history.py", "History.note") in found  # is_cuda
     assert ("raypipe/training/history.py", "History.settle") not in found
