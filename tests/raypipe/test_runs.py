@@ -292,10 +292,10 @@ def test_trials_that_measure_speed_have_no_loss(run):
     trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
     row: dict[str, object] = {"trial_id": "a", "stage": "sweep", "status": "succeeded"}
     rows = [{**row, "loss_final": 0.1}, {**row, "trial_id": "b", "stage": "fit", "loss_final": 0.2}]
+    rows[0] |= {"trained_stage": "fit", "repeats": None, "kind": "systems"}
     assert best(run, (trials, rows[:1])) == ""
     chosen: dict[str, object] = {"trained_stage": "fit", "trial_id": "a", "metric": "eval_loss"}
     chosen |= {"mode": "min", "value": 0.25}
-    rows[0]["trained_stage"] = "fit"
     assert best(run, (trials, rows[:1]), (RECOMMENDATIONS, [chosen])) == "eval_loss 0.25"
     assert best(run, (trials, rows)) == "loss_final 0.2"
 
