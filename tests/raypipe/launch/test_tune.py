@@ -203,7 +203,7 @@ def test_two_workers_have_the_losses_of_one(launcher, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_worker_group_runs_one_trial_after_the_other(launcher, tmp_path, monkeypatch):
+def test_each_trial_with_several_workers_has_a_group_of_its_own(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
     points = ("sweep.axes.training.micro_batch=[2, 4, 8]", *ONLY, "train.scaling.workers=2")
     assert sweep(tmp_path, launcher, *points, "sweep.constraints.effective_batch=16") is None
@@ -215,7 +215,7 @@ def test_a_worker_group_runs_one_trial_after_the_other(launcher, tmp_path, monke
     pd.testing.assert_series_equal(first, second, rtol=1e-5, check_names=False)
     workers = processes(tmp_path / "notes")
     assert len(workers) == 2 * len(table(tmp_path, "trials")) == 2 * (2 * 2 + 1)
-    assert len(set(workers)) == 4  # a group ends with the trial that ran out of memory
+    assert len(set(workers)) == len(workers)  # each trial has a group of its own
     assert not list(tmp_path.glob(".ray*"))
 
 
