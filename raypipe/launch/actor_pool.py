@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
 
 from raypipe.errors import FailureKind
-from raypipe.launch.control import Control
 from raypipe.launch.failures import is_node_gone
-from raypipe.launch.nodes import Resources, living_nodes
+from raypipe.launch.nodes import living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.launch.process import TaskProcess
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -31,14 +30,8 @@ class ActorPool(RayPool):
     its CPUs and GPUs between tasks, too.
     """
 
-    def __init__(
-        self,
-        options: PoolOptions,
-        control: Control,
-        before: Collection[Resources],
-        say: Callable[[str], None],
-    ) -> None:
-        super().__init__(options, control, before, say)
+    def __init__(self, options: PoolOptions, *command: Any) -> None:
+        super().__init__(options, *command)
         self._actor = ray.remote(TaskProcess).options(
             num_cpus=options.cpus,
             num_gpus=options.gpus,

@@ -229,6 +229,8 @@ class RayLauncher:
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
+        if isinstance(sys.stdout, _WithoutRay):
+            sys.stdout = sys.stdout.stream
 
 
 def _raylet() -> psutil.Process | None:
@@ -251,16 +253,16 @@ class _WithoutRay:
     """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         """Write a text unless Ray prints it."""
         if current_thread().name.startswith("ray_"):
             return len(text)
-        return int(self._stream.write(text))
+        return int(self.stream.write(text))
 
 
 def _silence_ray() -> None:

@@ -46,7 +46,7 @@ def room(asked: Resources, nodes: Iterable[Resources] | None = None) -> int:
     """Return how many such processes fit on the nodes (default: living) when nothing else runs."""
     nodes = living_nodes().values() if nodes is None else nodes
     return sum(
-        min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items())
+        min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount)
         for node in nodes
     )
 

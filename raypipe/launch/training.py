@@ -94,7 +94,7 @@ def fit(
     with control.working() as work:
         control.place(name, scaling.most_workers)
         reference = task.remote(job, mailbox, name)
-        is_placed = False
+        is_placed, start = False, time.monotonic()
         try:
             while True:
                 ready, _ = ray.wait([reference], timeout=_POLL_S)
@@ -132,7 +132,7 @@ def fit(
 def of_a_worker(job: TrainingJob) -> dict[str, float]:
     """Return the resources of a worker, with the CPUs of its loader's processes.
 
-    A measured trial has its GPUs to itself; on CPUs it shares a node with no other one.
+    A measured trial has its GPUs to itself.
     """
     cpus, gpus = cpus_of_a_worker(job.settings), job.settings.scaling.gpus_per_worker or 0.0
     return bundle(cpus, max(1.0, gpus) if gpus and job.measured else gpus)
@@ -283,9 +283,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
         try:
             return train(job, worker, report, ending)
         except caught as error:
-            if (
-                worker.rank
-            ):  # a consequence of another one's error, perhaps, which is recorded alone
+            if worker.rank:  # perhaps a consequence of another one's error, which alone is recorded
                 logging.getLogger(__name__).exception("%s failed", job.trial_id)
             raise worker_failure(job.trial_id, error) from error
         finally:

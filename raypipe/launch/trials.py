@@ -106,6 +106,7 @@ class _Order(Searcher):
         super().__init__()
         self._trials, self._concurrent = trials, concurrent
         self._control, self._before = control, tuple(before)
+        #: the next trial, and the wait for its room
         self._held: tuple[TrainingJob, Wait] | None = None
         self.running: dict[str, TrainingJob] = {}
 
@@ -113,24 +114,36 @@ class _Order(Searcher):
         """Return the configuration of the next trial; None for later; FINISHED at the end."""
         if self._concurrent is not None and len(self.running) >= self._concurrent:
             return None
-        while self._held is None:
-            if (job := self._trials.next()) is None:
-                return Searcher.FINISHED if self._trials.is_over else None
-            job = _sized(job)
-            asked, workers = of_a_worker(job), job.settings.scaling.fewest_workers
-            self._held = job, Wait(asked, workers, self._before, lambda _: None)
-            try:
-                refuse_vain(job, self._held[1], asked)
-            except UnitError as error:
-                self._trials.ended(job.trial_id, error)
-                self._held = None
-        job, _ = self._held
+        job = self._next()
+        if job is None:
+            over = self._held is None and self._trials.is_over
+            return Searcher.FINISHED if over else None
         # Tune would take more trials than there is room for, before their choice is due
         if sum(1 / _slots(each) for each in (job, *self.running.values())) > 1 + 1e-9:
             return None
         self._held, self.running[trial_id] = None, job
         self._control.place(trial_id, 1)
-        return {"job": job, "faults": os.environ.get(VARIABLE, "")}
+        return {"job": job, "needs": _needs(job), "faults": os.environ.get(VARIABLE, "")}
+
+    def _next(self) -> TrainingJob | None:
+        """Return the next trial; None while there is none, or the nodes have no room for it."""
+        while True:
+            if self._held is None:
+                if (job := self._trials.next()) is None:
+                    return None
+                job = _sized(job)
+                fewest = job.settings.scaling.fewest_workers
+                wait = Wait(of_a_worker(job), fewest, self._before, lambda _: None)
+                self._held = job, wait
+            job, wait = self._held
+            asked = of_a_worker(job)
+            try:
+                refuse_vain(job, wait, asked)
+            except UnitError as error:
+                self._trials.ended(job.trial_id, error)
+                self._held = None
+                continue
+            return job if room(asked) >= job.settings.scaling.fewest_workers else None
 
     def over(self, trial_id: str) -> TrainingJob:
         """Return the job of a trial that is over."""
@@ -241,11 +254,26 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
-    """Return the resources of a trial's Tune actor; a worker group holds additional ones."""
-    job: TrainingJob = config["job"]
+    """Return the resources of a trial's Tune actor; Tune calls this in the command's process."""
+    return PlacementGroupFactory([config["needs"]])
+
+
+def _needs(job: TrainingJob) -> dict[str, float]:
+    """Return what Tune's actor of a trial holds; a worker group holds additional resources.
+
+    A trial whose speed is measured on CPUs holds all CPUs of a node, whatever it computes with.
+    """
     if job.settings.scaling.most_workers > 1:
-        return PlacementGroupFactory([{"CPU": 0, "memory": 1}])
-    return PlacementGroupFactory([{"CPU": 0, **of_a_worker(job)}])
+        return {"CPU": 0, "memory": 1}
+    asked = {"CPU": 0.0, **of_a_worker(job)}
+    if job.measured and "GPU" not in asked:
+        asked["CPU"] = max(asked["CPU"], _most_cpus())
+    return asked
+
+
+def _most_cpus() -> float:
+    """Return the CPUs of the largest node."""
+    return max((node.get("CPU", 1.0) for node in living_nodes().values()), default=1.0)
 
 
 def _sized(job: TrainingJob) -> TrainingJob:
@@ -257,17 +285,18 @@ def _sized(job: TrainingJob) -> TrainingJob:
     if not job.measured or scaling.gpus_per_worker or scaling.cpus_per_worker != "auto":
         return job
     loaders = of_a_worker(job)["CPU"] - scaling.reserved_cpus
-    most = max((node.get("CPU", 1.0) for node in living_nodes().values()), default=1.0)
-    cpus = max(1.0, most // scaling.most_workers - loaders)
+    cpus = max(1.0, _most_cpus() // scaling.most_workers - loaders)
     return replace(job, settings=job.settings.with_cpus(cpus))
 
 
 def _slots(job: TrainingJob) -> int:
     """Return how many such trials run at the same time; measured ones on CPUs one per node."""
-    workers, slots = job.settings.scaling.most_workers, room(of_a_worker(job))
-    if job.measured and not job.settings.scaling.gpus_per_worker:
-        slots = workers if workers > 1 else min(slots, len(living_nodes()))
-    return max(1, slots // workers)
+    scaling = job.settings.scaling
+    if scaling.most_workers == 1:
+        return max(1, room(_needs(job)))
+    if job.measured and not scaling.gpus_per_worker:
+        return 1
+    return max(1, room(of_a_worker(job)) // scaling.most_workers)
 
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
