@@ -164,7 +164,7 @@ class RayLauncher:
 
         with self._lock:
             self._mailbox = self._mailbox or start_mailbox()
-        return fit(job, report, started, self._mailbox, self._control, self._nodes)
+        return fit(job, report, lambda _: started(), self._mailbox, self._control, self._nodes)
 
     def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import UnitError
@@ -45,8 +46,9 @@ _WAIT_FOR_GROUP = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 #: how long and how often a group waits; an elastic one counts the nodes anew each time
 _WAIT_S, _STARTS = 10**9, 2
 _ELASTIC_WAIT_S, _ELASTIC_STARTS = 10, 360
-#: first row of every attempt: the resources are there
-STARTED = {"started": True}
+#: key of the first row of every attempt, once its resources are there: the placement group of the
+#: workers, None for a worker without one
+STARTED = "started"
 
 
 def start_mailbox() -> Any:
@@ -59,7 +61,7 @@ def start_mailbox() -> Any:
 def fit(
     job: TrainingJob,
     report: Report,
-    started: Callable[[], None],
+    started: Callable[[Any], None],
     mailbox: Any,
     control: Control,
     before: Iterable[Resources],
@@ -69,7 +71,7 @@ def fit(
     Args:
         job: the job.
         report: receives its progress.
-        started: called when its resources are free.
+        started: called when it has its resources, with the placement group of a worker group.
         mailbox: the command's.
         control: the command's.
         before: the nodes at the start of the command.
@@ -94,20 +96,21 @@ def fit(
     with control.working() as work:
         control.place(name, scaling.most_workers)
         reference = task.remote(job, mailbox, name)
-        is_placed, start = False, time.monotonic()
+        group, is_placed, start = None, False, time.monotonic()
         try:
             while True:
                 ready, _ = ray.wait([reference], timeout=_POLL_S)
                 rows, ending_s = ray.get(mailbox.collect.remote(name, control.is_winding_down))
                 control.expect(work, ending_s)
                 for row in rows:
-                    if row == STARTED:
-                        if not is_placed:
-                            control.placed(name)
-                            is_placed, start = True, time.monotonic()
-                            started()
-                    else:
+                    if STARTED not in row:
                         report(row)
+                        continue
+                    group = cast("dict[str, Any]", row)[STARTED]
+                    if not is_placed:
+                        control.placed(name)
+                        is_placed, start = True, time.monotonic()
+                        started(group)
                 if ready:
                     outcome: dict[str, Any] = ray.get(reference)
                     break
@@ -120,7 +123,7 @@ def fit(
             cause = error.cause if isinstance(error, RayTaskError) else error
             raise explained(job, group_failure(job.trial_id, cause, nodes), logs) from error
         finally:
-            _end(reference)
+            _end(reference, group)
             control.ended(name)
         if "ended_at" in outcome:
             control.await_end(work)
@@ -151,11 +154,16 @@ def refuse_vain(job: TrainingJob, wait: Wait, asked: Resources) -> None:
         )
 
 
-def _end(task: Any) -> None:
-    """End a task, and the worker group that it may have started, unless it has ended."""
+def _end(task: Any, group: Any) -> None:
+    """End a task unless it has ended, and the worker group that it started, if any.
+
+    Ray would keep the resources of a group whose starter was killed until the command ends.
+    """
     if not ray.wait([task], timeout=0)[0]:
         ray.cancel(task, force=True)
         ray.wait([task], timeout=_END_S)
+    if group is not None:
+        remove_placement_group(group)
 
 
 def train_in_task(job: TrainingJob, mailbox: Any, name: str) -> dict[str, Any]:
@@ -273,7 +281,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     compute_with(job.settings.scaling.threads)
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:
-        report(STARTED)
+        report({STARTED: get_current_placement_group()})
     if worker.rank == 0 and must_end is not None:
         watch = partial(_watch, must_end, ending, over)
         threading.Thread(target=watch, name="ending", daemon=True).start()

@@ -16,6 +16,7 @@ from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search import Searcher
+from ray.util.placement_group import remove_placement_group
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
@@ -36,8 +37,9 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import TrainingJob
 from raypipe.training.oom import unit_error
 
-#: keys of a trial's reports to Tune: rows of the table ``steps``, and the outcome
-_ROWS, _END = "rows", "end"
+#: keys of a trial's reports to Tune: the placement group of its workers, rows of the table
+#: ``steps``, and the outcome
+_GROUP, _ROWS, _END = "group", "rows", "end"
 _ENDLESS = 10**9
 
 
@@ -109,6 +111,8 @@ class _Order(Searcher):
         #: the next trial, and the wait for its room
         self._held: tuple[TrainingJob, Wait] | None = None
         self.running: dict[str, TrainingJob] = {}
+        #: the placement groups of running trials with several workers
+        self.groups: dict[str, Any] = {}
 
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None for later; FINISHED at the end."""
@@ -146,8 +150,10 @@ class _Order(Searcher):
             return job if room(asked) >= job.settings.scaling.fewest_workers else None
 
     def over(self, trial_id: str) -> TrainingJob:
-        """Return the job of a trial that is over."""
+        """Return the job of a trial that is over, whose workers end."""
         self._control.ended(trial_id)
+        if (group := self.groups.pop(trial_id, None)) is not None:
+            remove_placement_group(group)
         return self.running.pop(trial_id)
 
     def on_trial_complete(
@@ -196,6 +202,8 @@ class _OutcomeCallback(Callback):
         """Forward a trial's rows of the table ``steps``."""
         del iteration, trials, info
         job = self._order.running[trial.trial_id]
+        if (group := result.get(_GROUP)) is not None:
+            self._order.groups[trial.trial_id] = group[0]
         for row in result.get(_ROWS, ()):
             self._trials.report(job.trial_id, row)
 
@@ -230,7 +238,7 @@ def _train(config: dict[str, Any]) -> None:
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any] | str) -> None:
-        if isinstance(row, str) or row == STARTED:
+        if isinstance(row, str) or STARTED in row:
             return
         # reporting to Tune would count as measured time, and a trial that is at its end
         # must not be ended early
@@ -239,13 +247,16 @@ def _train(config: dict[str, Any]) -> None:
         else:
             tune.report({**row, _ROWS: [row]})
 
+    def started(group: Any) -> None:
+        tune.report({_GROUP: [group]})  # this process may be killed before it ends the group
+
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
         if job.settings.scaling.most_workers == 1:
             outcome = train_with_ray(job, report)
         else:
-            outcome = fit(job, report, lambda: None, start_mailbox(), Control(), ())
+            outcome = fit(job, report, started, start_mailbox(), Control(), ())
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome
