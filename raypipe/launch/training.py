@@ -65,6 +65,7 @@ def fit(
     mailbox: Any,
     control: Control,
     before: Iterable[Resources],
+    state: str = ".ray-train",
 ) -> dict[str, Any]:
     """Run a training job once in a task and return rank 0's result.
 
@@ -75,6 +76,7 @@ def fit(
         mailbox: the command's.
         control: the command's.
         before: the nodes at the start of the command.
+        state: beginning of the name of a folder in the run directory, for what Ray Train writes.
 
     Raises:
         UnitError: a worker failed or died, or there is no room for the workers.
@@ -85,7 +87,8 @@ def fit(
     asked, scaling = of_a_worker(job), job.settings.scaling
     wait = Wait(asked, scaling.fewest_workers, before, report)
     refuse_vain(job, wait, asked)
-    name = f"{job.trial_id}-{secrets.token_hex(4)}"
+    key = secrets.token_hex(4)
+    name, folder = f"{job.trial_id}-{key}", job.run_dir.path(f"{state}-{key}")
     own = asked if scaling.most_workers == 1 else {}  # a group holds its own
     task = ray.remote(train_in_task).options(
         num_cpus=own.get("CPU", 0),
@@ -95,7 +98,7 @@ def fit(
     )
     with control.working() as work:
         control.place(name, scaling.most_workers)
-        reference = task.remote(job, mailbox, name)
+        reference = task.remote(job, mailbox, name, folder)
         group, is_placed, start = None, False, time.monotonic()
         try:
             while True:
@@ -125,6 +128,8 @@ def fit(
         finally:
             _end(reference, group)
             control.ended(name)
+            if not own:
+                job.run_dir.delete(folder)
         if "ended_at" in outcome:
             control.await_end(work)
         seconds = time.monotonic() - start
@@ -166,7 +171,7 @@ def _end(task: Any, group: Any) -> None:
         remove_placement_group(group)
 
 
-def train_in_task(job: TrainingJob, mailbox: Any, name: str) -> dict[str, Any]:
+def train_in_task(job: TrainingJob, mailbox: Any, name: str, folder: str) -> dict[str, Any]:
     """Train in a task; what ``train_with_ray`` reports goes to the mailbox."""
 
     def post(row: dict[str, Any] | str) -> None:
@@ -175,11 +180,14 @@ def train_in_task(job: TrainingJob, mailbox: Any, name: str) -> dict[str, Any]:
     def must_end(seconds: float) -> bool:
         return bool(ray.get(mailbox.must_end.remote(name, seconds)))
 
-    return train_with_ray(job, post, must_end)
+    return train_with_ray(job, post, must_end, folder)
 
 
 def train_with_ray(
-    job: TrainingJob, report: Report, must_end: Callable[[float], bool] | None = None
+    job: TrainingJob,
+    report: Report,
+    must_end: Callable[[float], bool] | None = None,
+    folder: str = "",
 ) -> dict[str, Any]:
     """Train under Ray Train: in this process, which is the worker, or in a worker group.
 
@@ -188,6 +196,7 @@ def train_with_ray(
         report: called by rank 0 with its progress; picklable where there is a group.
         must_end: called by rank 0 with the seconds that an orderly end would take; whether the
             training should save a checkpoint and end.
+        folder: of what Ray Train writes about a group, which nobody reads.
 
     Returns:
         Rank 0's result.
@@ -203,20 +212,14 @@ def train_with_ray(
     alone = job.settings.scaling.most_workers == 1
     # NCCL rejects workers that share a GPU
     backend = "nccl" if (job.settings.scaling.gpus_per_worker or 0.0) >= 1 else "gloo"
-    state = f"{job.run_dir.path('.ray-train')}-{secrets.token_hex(4)}"
     trainer = TorchTrainer(
         cast("Callable[[dict[Any, Any]], None]", _work),
         train_loop_config={"job": job, "report": report, "must_end": must_end},
         scaling_config=ScalingConfig(num_workers=0) if alone else _group(job),
         torch_config=None if alone else TorchConfig(backend=backend),
-        run_config=None if alone else _attempt(job, state),
+        run_config=None if alone else _attempt(job, folder),
     )
-    try:
-        result = trainer.fit()
-    finally:
-        if not alone:
-            job.run_dir.delete(state)
-    return cast("dict[str, Any]", cast("Any", result).return_value)
+    return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
 
 
 def _group(job: TrainingJob) -> ScalingConfig:
@@ -233,11 +236,8 @@ def _group(job: TrainingJob) -> ScalingConfig:
     return ScalingConfig(use_gpu="GPU" in asked, resources_per_worker=each, **number)
 
 
-def _attempt(job: TrainingJob, state: str) -> RunConfig:
-    """Return the configuration of a worker group that fails as soon as one of its workers does.
-
-    ``state`` is the folder of what Ray writes, which nobody reads.
-    """
+def _attempt(job: TrainingJob, folder: str) -> RunConfig:
+    """Return the configuration of a worker group that fails as soon as one of its workers does."""
     from ray.train import FailureConfig, RunConfig
 
     scaling = job.settings.scaling
@@ -250,7 +250,7 @@ def _attempt(job: TrainingJob, state: str) -> RunConfig:
     filesystem = None if job.run_dir.is_local else job.run_dir.fs
     return RunConfig(
         name="group",
-        storage_path=state,
+        storage_path=folder,
         storage_filesystem=filesystem,
         failure_config=FailureConfig(**failures),
         **options,

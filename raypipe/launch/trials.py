@@ -40,6 +40,8 @@ from raypipe.training.oom import unit_error
 #: keys of a trial's reports to Tune: the placement group of its workers, rows of the table
 #: ``steps``, and the outcome
 _GROUP, _ROWS, _END = "group", "rows", "end"
+#: folder of what Ray writes about a sweep and its worker groups, removed at its end
+_STATE = ".ray-tune"
 _ENDLESS = 10**9
 
 
@@ -61,7 +63,7 @@ def run_trials(
         KeyboardInterrupt: the run is interrupted.
 
     """
-    state = run.path(".ray-tune")
+    state = run.path(_STATE)
     order = _Order(trials, settings.concurrent, control, before)
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
@@ -256,7 +258,8 @@ def _train(config: dict[str, Any]) -> None:
         if job.settings.scaling.most_workers == 1:
             outcome = train_with_ray(job, report)
         else:
-            outcome = fit(job, report, started, start_mailbox(), Control(), ())
+            mailbox = start_mailbox()
+            outcome = fit(job, report, started, mailbox, Control(), (), f"{_STATE}/group")
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome
