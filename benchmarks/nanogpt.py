@@ -52,7 +52,7 @@ from experiments.lm_pretrain.shards import (
 from experiments.lm_pretrain.tokenizer import make_tokenizer
 from experiments.lm_pretrain.training import LanguageModelTask
 from raypipe.provenance import git_commit, package_version
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainingSettings
 
 REFERENCE = "nanogpt"

@@ -41,8 +41,8 @@ from rich import print as show
 from benchmarks.training import machine
 from raypipe.hardware import detect
 from raypipe.provenance import git_commit, package_version
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 
 #: raypipe's optimizer for each algorithm of the scripts
 COUNTERPARTS = {"GA": "ga", "ES": "es", "PABBO_Simple": "pabbo_small", "SABO": "sabbo"}

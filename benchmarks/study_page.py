@@ -28,8 +28,8 @@ from experiments.pabbo_lda.study.convergence import NOISE, quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
 from raypipe.report.plots import encode, slug
 from raypipe.stats import ALPHA, paired_comparisons
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_tables
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_tables
 
 Tables = Mapping[str, pd.DataFrame]
 

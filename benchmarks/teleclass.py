@@ -44,14 +44,14 @@ from experiments.teleclass.settings import (
     TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, TeleclassTask
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"
 SIZES = (100_000, 200_000, 500_000, 1_000_000)

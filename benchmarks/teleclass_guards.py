@@ -23,7 +23,7 @@ from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.phases.infer import TrainedClassifier, choose
 from experiments.teleclass.refinement import label, label_sets, similarities
 from experiments.teleclass.settings import InferSettings, TeleclassSettings
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
 Indices = NDArray[np.int64]

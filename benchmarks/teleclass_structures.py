@@ -32,9 +32,9 @@ from experiments.teleclass.refinement import label, label_sets, similarities
 from experiments.teleclass.settings import TeleclassDataSettings, TeleclassSettings
 from raypipe.config.yaml_text import load_yaml
 from raypipe.stats import half_width
-from raypipe.storage.artifacts import read_parquet
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.artifacts import read_parquet
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONFIG = PROJECT / "configs" / "teleclass.yaml"

@@ -21,11 +21,11 @@ from raypipe.commands.configuration import CommonSettings
 from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
-from raypipe.pipeline.configuration import load_experiment
-from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.tables import CORE, GROWTH
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
-from raypipe.sweep.tables import TABLES as SWEEP_TABLES
+from raypipe.graph.configuration import load_experiment
+from raypipe.graph.experiment import Experiment
+from raypipe.graph.tables import CORE, GROWTH
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
+from raypipe.study.sweep_tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings
 
 DOCS = Path(__file__).parent

@@ -11,10 +11,8 @@ from raypipe.config import search_path
 
 search_path.protect()  # before anything else is imported
 
-import sys  # noqa: E402
 from importlib import import_module  # noqa: E402
 from importlib.metadata import PackageNotFoundError, version  # noqa: E402
-from types import ModuleType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
@@ -22,15 +20,15 @@ if TYPE_CHECKING:
     from raypipe.commands.replay import replay
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
-    from raypipe.pipeline.context import StageContext
-    from raypipe.pipeline.experiment import Experiment, Stage, Unit
-    from raypipe.pipeline.launcher import PoolOptions
-    from raypipe.pipeline.stages import hardware_stage, train_stage
-    from raypipe.pipeline.unit_logs import Failure
+    from raypipe.graph.context import StageContext
+    from raypipe.graph.experiment import Experiment, Stage, Unit
+    from raypipe.graph.launcher import PoolOptions
+    from raypipe.graph.stages import hardware_stage, train_stage
+    from raypipe.graph.unit_logs import Failure
     from raypipe.scripts.settings import ScriptStageSettings
     from raypipe.scripts.stage import script_stage
-    from raypipe.storage.run_directory import RunDirectory
-    from raypipe.storage.tables import Column, Table
+    from raypipe.store.run_directory import RunDirectory
+    from raypipe.store.tables import Column, Table
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import Loss, TrainTask
 
@@ -73,15 +71,15 @@ _MODULES = {
     "raypipe.commands.replay": ("replay",),
     "raypipe.config.settings": ("Operational", "Settings"),
     "raypipe.errors": ("ConfigError", "UnitError"),
-    "raypipe.pipeline.context": ("StageContext",),
-    "raypipe.pipeline.experiment": ("Experiment", "Stage", "Unit"),
-    "raypipe.pipeline.launcher": ("PoolOptions",),
-    "raypipe.pipeline.stages": ("hardware_stage", "train_stage"),
-    "raypipe.pipeline.unit_logs": ("Failure",),
+    "raypipe.graph.context": ("StageContext",),
+    "raypipe.graph.experiment": ("Experiment", "Stage", "Unit"),
+    "raypipe.graph.launcher": ("PoolOptions",),
+    "raypipe.graph.stages": ("hardware_stage", "train_stage"),
+    "raypipe.graph.unit_logs": ("Failure",),
     "raypipe.scripts.settings": ("ScriptStageSettings",),
     "raypipe.scripts.stage": ("script_stage",),
-    "raypipe.storage.run_directory": ("RunDirectory",),
-    "raypipe.storage.tables": ("Column", "Table"),
+    "raypipe.store.run_directory": ("RunDirectory",),
+    "raypipe.store.tables": ("Column", "Table"),
     "raypipe.training.settings": ("TrainStageSettings",),
     "raypipe.training.task": ("Loss", "TrainTask"),
 }
@@ -98,15 +96,3 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
-
-
-class _Package(ModuleType):
-    """The package, whose ``sweep`` is the function, also once its subpackage is imported."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute, as imports do for every submodule."""
-        if name != "sweep" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.commands.results import existing
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +99,7 @@ class Run:
             ConfigError: the query is wrong, or DuckDB is not installed.
 
         """
-        from raypipe.storage.query import sql
+        from raypipe.store.query import sql
 
         found: pd.DataFrame = sql(self.directory, query).to_pandas()
         return found

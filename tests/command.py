@@ -19,7 +19,7 @@ from raypipe import cli
 from raypipe.commands import cluster
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.launcher import Launcher
+    from raypipe.graph.launcher import Launcher
 
 EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
 

@@ -19,8 +19,8 @@ MODULES = sorted((PROJECT / "raypipe").rglob("*.py"))
 
 #: packages and small modules from the top to the bottom; each imports only those after it
 ORDER = (
-    *("__main__", "cli", "api", "commands", "launch", "sweep", "functions", "scripts", "pipeline"),
-    *("integrations", "cards", "training", "report", "config", "storage", "faults", "provenance"),
+    *("__main__", "cli", "api", "commands", "launch", "study", "functions", "scripts", "graph"),
+    *("integrations", "cards", "training", "report", "config", "store", "faults", "provenance"),
     *("stats", "hardware", "redaction", "errors"),
 )
 #: what a phase of TELEClass may share with another one lies next to the phases
@@ -106,7 +106,7 @@ def test_only_the_launchers_import_ray() -> None:
     assert {file.parts[0] for file in users} == {"launch"}
 
 
-@pytest.mark.parametrize("module", ["raypipe", "raypipe.pipeline", "raypipe.pipeline.launcher"])
+@pytest.mark.parametrize("module", ["raypipe", "raypipe.graph", "raypipe.graph.launcher"])
 def test_importing_the_api_changes_no_environment_variable(module: str) -> None:
     code = f"import os; old = dict(os.environ); import {module}; assert dict(os.environ) == old"
     subprocess.run([sys.executable, "-c", code], check=True)

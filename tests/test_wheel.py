@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.clusters.main_job import CONFIG
 
 pytest.importorskip("hatchling")

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.loops.cases import Case
 from benchmarks.loops.measure import Logged
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train as train_job

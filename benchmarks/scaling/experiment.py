@@ -8,9 +8,9 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from benchmarks.scaling.units import Kind, unit
 from raypipe.config.settings import Operational, Settings
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.launcher import PoolOptions
 
 
 class Work(Settings):

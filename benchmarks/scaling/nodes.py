@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
 
 from benchmarks.scaling.runs import run_command
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 
 # between these fractions of the units, all workers have started and none is idle
 _FROM, _TO = 0.5, 0.95

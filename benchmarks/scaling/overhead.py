@@ -19,14 +19,14 @@ import ray
 
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
+from raypipe.graph.configuration import compose
+from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
-from raypipe.pipeline.configuration import compose
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import Launcher
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 
 REFERENCE, OURS = "bare_ray", "raypipe"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from raypipe.storage import tables as results
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import tables as results
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 
 _SAMPLE_S = 0.05
 

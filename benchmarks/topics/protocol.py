@@ -31,7 +31,7 @@ from experiments.pabbo_lda.settings import START
 from experiments.pabbo_lda.study.study import Study
 from experiments.pabbo_lda.surrogate.model import restore_surrogate
 from experiments.pabbo_lda.surrogate.posterior import Surrogate
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
 
 DATA = Path(os.environ.get("RAYPIPE_DATA", "../shared/data"))

@@ -7,15 +7,15 @@ from pathlib import Path
 from benchmarks.trials.plan import Plan
 from raypipe import hardware
 from raypipe.commands import configuration as config
+from raypipe.graph.experiment import with_needs
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
-from raypipe.pipeline.experiment import with_needs
-from raypipe.pipeline.launcher import Launcher
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.stage import NAME, with_sweep
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.sweep_stage import NAME, with_sweep
 
 _YAML = """
 experiment: benchmarks.trials.experiment

@@ -16,9 +16,9 @@ from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import LanguageModel, tiny
 from experiments.lm_pretrain.training import LanguageModelTask
 from raypipe.config.settings import Operational, Settings
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.stages import train_stage
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.stages import train_stage
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings
 
 

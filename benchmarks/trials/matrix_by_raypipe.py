@@ -8,15 +8,15 @@ from benchmarks.trials.plan import Grid
 from raypipe import hardware
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import selected
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
-from raypipe.pipeline.launcher import Launcher
-from raypipe.pipeline.matrix import record_matrix
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
 from raypipe.report.build import build
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.matrix import record_matrix
 
 _YAML = """
 experiment: benchmarks.trials.experiment

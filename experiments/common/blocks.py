@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import PoolOptions
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)

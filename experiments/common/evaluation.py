@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import torch
 
+from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training import precision
 from raypipe.training.weights import read_weights
 

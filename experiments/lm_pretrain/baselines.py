@@ -14,8 +14,8 @@ from experiments.lm_pretrain.kneser_ney import kneser_ney
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
 from experiments.lm_pretrain.token_ngrams import store_token_ngrams
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.run_directory import RunDirectory
 
 #: bytes at the end of the training text, and at the start of the held-out text, that they read
 _TRAINED_ON, _TESTED_ON = 2**24, 2**23

@@ -33,9 +33,9 @@ from experiments.lm_pretrain.mixture import (
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import Index, TokenFolder, run_folder
 from experiments.lm_pretrain.token_ngrams import token_log_probabilities
+from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: tokens per forward pass; the logits of 50,000 different tokens then take 1.6 GB
 _AT_ONCE = 8192

@@ -12,8 +12,8 @@ from experiments.lm_pretrain.settings import PretrainingSettings
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenize_stage import run_tokenize
 from experiments.lm_pretrain.training import build_random_task, build_task
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.stages import hardware_stage, train_stage
 
 
 def stages(settings: PretrainingSettings) -> list[Stage]:

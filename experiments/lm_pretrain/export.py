@@ -18,8 +18,8 @@ from experiments.lm_pretrain.dataset import model_of
 from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 _LLAMA = ("rms", "rotary", "swiglu")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.stats import half_width
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 #: rows of the table ``measures``: the model, in two ways, the n-grams, and both mixed
 MODEL, SLIDING = "language model", "sliding window"

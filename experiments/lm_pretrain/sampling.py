@@ -14,9 +14,9 @@ from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 
 def run_sample(context: StageContext) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from experiments.common.blocks import Split
 from experiments.lm_pretrain.tokenizer import Ids, Kind, TextTokenizer
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: tokens per shard, except for the last one
 SHARD = 2**24

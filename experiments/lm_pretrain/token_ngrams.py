@@ -11,7 +11,7 @@ from experiments.common.blocks import SPLITS, Split
 from experiments.lm_pretrain.dataset import validation_tokens
 from experiments.lm_pretrain.kneser_ney import kneser_ney
 from experiments.lm_pretrain.shards import run_folder, tokens_between
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: tokens at the end of the training text that are counted, and at the start of the held-out text
 #: that are predicted

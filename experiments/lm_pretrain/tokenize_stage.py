@@ -20,11 +20,11 @@ from experiments.lm_pretrain.shards import (
 )
 from experiments.lm_pretrain.tokenizer import TextTokenizer, chunks, encode_chunk, make_tokenizer
 from raypipe import __version__
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.identity import fingerprint
-from raypipe.pipeline.source import source_of
+from raypipe.graph.context import StageContext
+from raypipe.graph.identity import fingerprint
+from raypipe.graph.source import source_of
 from raypipe.provenance import package_version
-from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.store.run_directory import RunDirectory, cache_directory
 
 logger = logging.getLogger(__name__)
 

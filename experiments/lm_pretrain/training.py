@@ -14,7 +14,7 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, validation_tokens
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import run_folder
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropy
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings

@@ -34,12 +34,12 @@ from experiments.pabbo_lda.settings import (
 from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
-from raypipe.pipeline.stages import hardware_stage, train_stage
-from raypipe.storage.cache import Cache
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.launcher import PoolOptions
+from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.store.cache import Cache
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
 
 #: stages whose model an optimizer uses

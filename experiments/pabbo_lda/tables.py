@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.pabbo_lda.pabbo.search_measures import TOLERANCES
 from experiments.pabbo_lda.study.convergence import NOISE, TARGETS
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 _DATASET = Column("dataset", "text", "Name of the corpus.")
 _OPTIMIZER = Column("optimizer", "text", "Name of the optimizer.")

@@ -16,7 +16,7 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import docstring_records
 from experiments.common.corpora.files import check_known
 from experiments.common.corpora.rows import checksum, held_out, read_rows, text_hashes, validation
-from raypipe.pipeline.identity import fingerprint
+from raypipe.graph.identity import fingerprint
 
 SHARE_KEY = "data.held_out_share"
 _HELD_OUT, _VALIDATION = "data.held_out_files", "data.validation_files"

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from experiments.common.blocks import Part
 from experiments.summarization.tokenize_stage import pairs_path
 from experiments.summarization.tokenizer import END
-from raypipe.storage.artifacts import read_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_arrow
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.keyed_random import words
 
 #: source and target, int64 ``[S]`` and ``[T]``; both end with END

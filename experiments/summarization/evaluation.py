@@ -28,11 +28,11 @@ from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
 from raypipe.errors import ConfigError
+from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_arrow, read_parquet, write_parquet
-from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_arrow, read_parquet, write_parquet
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration

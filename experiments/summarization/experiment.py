@@ -15,8 +15,8 @@ from experiments.summarization.settings import SummarizationSettings
 from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import run_tokenize
 from experiments.summarization.training import build_task
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.stages import hardware_stage, train_stage
 
 
 def stages(settings: SummarizationSettings) -> list[Stage]:

@@ -6,8 +6,8 @@ from experiments.summarization.evaluation import load_model
 from experiments.summarization.pretrained import export
 from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenize_stage import tokenizer_of
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.run_directory import RunDirectory
 
 
 def run_export(context: StageContext) -> None:

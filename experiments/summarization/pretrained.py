@@ -24,7 +24,7 @@ from experiments.summarization.model import (
     store_shared_weights_once,
 )
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration

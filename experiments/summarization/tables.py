@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.summarization import rouge
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 STEP_METRICS = (
     Column(

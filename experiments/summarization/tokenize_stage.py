@@ -16,9 +16,9 @@ from experiments.summarization.tokenizer import (
     encode_pairs,
     make_tokenizer,
 )
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import write_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import write_arrow
+from raypipe.store.run_directory import RunDirectory
 
 #: documents per task
 _BLOCK = 256

@@ -19,7 +19,7 @@ from experiments.summarization.model import (
     flops_per_sample,
     next_token_states,
 )
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropies
 from raypipe.training.task import Loss, StepContext, TrainTask
 

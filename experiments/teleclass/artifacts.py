@@ -9,8 +9,8 @@ from scipy import sparse
 
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.evaluation import Counts, summarize
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.run_directory import RunDirectory
 
 
 def pseudo_labels_path(run_dir: RunDirectory) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass.refinement import similarities
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 Floats = NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from experiments.teleclass.tokenize_stage import BLOCK, read_tokens
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: token ids, class indices, the vector of phase 1 (empty if it is not an input)
 Sample = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]

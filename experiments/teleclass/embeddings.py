@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from experiments.teleclass.artifacts import vector_lists
 from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.settings import EncodeSettings
-from raypipe.storage.artifacts import read_arrow, write_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_arrow, write_arrow
+from raypipe.store.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
 _COLUMN, _FINGERPRINT, _CHECKSUM = "embedding", b"fingerprint", b"crc32"

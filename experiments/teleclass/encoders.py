@@ -27,9 +27,9 @@ from experiments.common.pretrained import model_fingerprint
 from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
+from raypipe.graph.identity import fingerprint
 from raypipe.hardware import Arithmetic
-from raypipe.pipeline.identity import fingerprint
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
 

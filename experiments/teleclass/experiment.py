@@ -23,10 +23,10 @@ from experiments.teleclass.tables import STEP_METRICS, TABLES
 from experiments.teleclass.tokenize_stage import pretrained_tokenizer, run_tokenize
 from experiments.teleclass.training import build_task
 from raypipe.errors import ConfigError
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.identity import fingerprint
+from raypipe.graph.stages import hardware_stage, train_stage
 from raypipe.hardware import supported_precisions
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.identity import fingerprint
-from raypipe.pipeline.stages import hardware_stage, train_stage
 
 #: keys of `train.classifier` that decide what the tokenize stage writes
 _TOKENS = tuple(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments.teleclass.settings import StageSettings
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import PoolOptions
 
 
 def pool_options(context: StageContext, settings: StageSettings, *, neural: bool) -> PoolOptions:

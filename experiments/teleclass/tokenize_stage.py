@@ -20,9 +20,9 @@ from experiments.teleclass.embeddings import Vectors, embeddings_of
 from experiments.teleclass.encoders import stored_encoder
 from experiments.teleclass.settings import takes_vectors
 from raypipe.errors import ConfigError
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_arrow, read_parquet, write_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow
+from raypipe.store.run_directory import RunDirectory
 
 #: documents per block
 BLOCK = 4096

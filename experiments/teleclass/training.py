@@ -22,8 +22,8 @@ from experiments.teleclass.model import (
     vocabulary_of,
 )
 from experiments.teleclass.settings import ClassifierSettings, takes_vectors
-from raypipe.storage.artifacts import read_parquet
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_parquet
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 #: token ids ``[B, L]`` padded by 0, their lengths ``[B]``, vectors ``[B, d]``, targets ``[B, C]``

@@ -27,8 +27,8 @@ from experiments.transformer.data.splits import Rows, Splits
 from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.evaluation import measures
 from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.unit_logs import first_line
+from raypipe.graph.context import StageContext
+from raypipe.graph.unit_logs import first_line
 
 #: rows that a baseline is trained on at most, drawn at random
 _MOST_ROWS = 100_000

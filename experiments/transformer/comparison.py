@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from experiments.transformer.data.splits import Splits
 from experiments.transformer.tables import BRANCHES, TRANSFORMER
-from raypipe.pipeline.context import StageContext
+from raypipe.graph.context import StageContext
 from raypipe.stats import holm
-from raypipe.storage.artifacts import read_parquet, write_parquet
-from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_parquet, write_parquet
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import RunDirectory
 
 
 def predictions_path(run_dir: RunDirectory, stage: str) -> str:

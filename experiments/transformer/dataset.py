@@ -15,8 +15,8 @@ from experiments.common.blocks import Part
 from experiments.transformer.model import PADDING
 from experiments.transformer.prepare_stage import split_path
 from experiments.transformer.settings import TransformerSettings
-from raypipe.storage.artifacts import read_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_arrow
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.keyed_random import normal, words
 
 #: the model's inputs (token ids, maybe n-grams and their weights; or numeric features and

@@ -31,10 +31,10 @@ from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.tables import OWN, TRANSFORMER
 from experiments.transformer.training import TransformerTask
+from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import RunDirectory
 
 _BATCH = 64
 #: rows that are worth a task

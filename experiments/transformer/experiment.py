@@ -14,8 +14,8 @@ from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.tables import STEP_METRICS, TABLES
 from experiments.transformer.training import build_task
 from raypipe.errors import ConfigError
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.stages import hardware_stage, train_stage
 
 
 def stages(settings: TrainerSettings) -> list[Stage]:

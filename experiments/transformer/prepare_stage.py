@@ -14,9 +14,9 @@ from experiments.transformer.data.splits import Splits
 from experiments.transformer.data.tables import Column, encode_rows
 from experiments.transformer.ngrams import encode_ngrams, known_ngrams
 from experiments.transformer.settings import NgramSettings
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import write_arrow, write_parquet
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import write_arrow, write_parquet
+from raypipe.store.run_directory import RunDirectory
 
 #: rows per task
 _BLOCK = 4096

@@ -22,7 +22,7 @@ from experiments.transformer.model import (
     mean_of,
 )
 from experiments.transformer.settings import TransformerSettings
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 

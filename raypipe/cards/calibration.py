@@ -14,7 +14,7 @@ from filelock import FileLock
 from pydantic import PositiveFloat
 
 from raypipe.config.settings import Settings
-from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.store.run_directory import RunDirectory, cache_directory
 
 log = logging.getLogger(__name__)
 

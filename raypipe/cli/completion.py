@@ -88,7 +88,7 @@ def stages(context: typer.Context, incomplete: str) -> list[str]:
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the run directories among a folder and those below."""
-    from raypipe.storage.run_directory import is_run
+    from raypipe.store.run_directory import is_run
 
     with suppress(OSError):  # a file, or another user's folder
         names = [each.name for each in folder.iterdir()]

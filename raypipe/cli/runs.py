@@ -74,7 +74,7 @@ def results(
         raise ConfigError("--sql: the query names its tables; leave TABLE out")
     run = command.existing(run_dir)
     if sql is not None:
-        from raypipe.storage.query import sql as run_query
+        from raypipe.store.query import sql as run_query
 
         whole = run_query(run, sql)
     else:

@@ -13,7 +13,7 @@ from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.launcher import Launcher
+    from raypipe.graph.launcher import Launcher
 
 #: what every process of Ray maps: a share of the memory for its object store, and its own bytes
 _STORE, _LARGEST_STORE, _PROCESS = 0.3, 200 * 10**9, 3 * 2**30

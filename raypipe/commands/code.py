@@ -14,14 +14,14 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from raypipe.errors import ConfigError
 from raypipe.functions.experiment import FunctionSettings
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.identity import fingerprint as hash_of
-from raypipe.pipeline.source import SourceCode
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Stage
+from raypipe.graph.identity import fingerprint as hash_of
+from raypipe.graph.source import SourceCode
 from raypipe.provenance import git_changes
 from raypipe.redaction import printable, source_without_secrets
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.run_directory import RunDirectory
 
 _MOST_NAMED = 5
 #: what differs from the commit, among the kept files

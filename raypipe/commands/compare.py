@@ -19,9 +19,9 @@ from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_secrets
-from raypipe.storage import tables
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
+from raypipe.store import tables
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
 
 if TYPE_CHECKING:
     from raypipe.report.headlines import Headline

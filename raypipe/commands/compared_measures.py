@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from raypipe.commands.table_view import cell
 from raypipe.config.matrix import SEED
-from raypipe.pipeline.tables import CORE
+from raypipe.graph.tables import CORE
 from raypipe.stats import finite_or_none
-from raypipe.storage import tables
-from raypipe.storage.run_directory import BASE, RunDirectory
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
+from raypipe.store import tables
+from raypipe.store.run_directory import BASE, RunDirectory
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
 
 #: rows of a table of which no number is declared to be better
 _MOST_UNDECLARED = 100

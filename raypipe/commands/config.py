@@ -13,7 +13,7 @@ from raypipe.config.levels import origin_of
 from raypipe.config.validation import did_you_mean, dig
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError
-from raypipe.pipeline.configuration import Configuration
+from raypipe.graph.configuration import Configuration
 from raypipe.redaction import without_secrets
 
 _WIDTH = 96

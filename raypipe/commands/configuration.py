@@ -21,12 +21,12 @@ from raypipe.config.settings import Level, Operational, Settings
 from raypipe.functions import reference
 from raypipe.functions.arguments import override_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
+from raypipe.graph.configuration import Configuration, load_experiment
+from raypipe.graph.experiment import Experiment
+from raypipe.graph.source import SourceCode, current_source
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import TrackerName
-from raypipe.pipeline.configuration import Configuration, load_experiment
-from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.source import SourceCode, current_source
-from raypipe.sweep.settings import SweepSettings
+from raypipe.study.sweep_settings import SweepSettings
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
 

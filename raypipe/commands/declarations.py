@@ -7,16 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from raypipe.commands.prediction_table import PREDICTIONS
-from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.tables import CORE, GROWTH
-from raypipe.storage import tables
-from raypipe.storage.tables import Table, by_name
-from raypipe.sweep.tables import TABLES as SWEEP_TABLES
+from raypipe.graph.experiment import Experiment
+from raypipe.graph.tables import CORE, GROWTH
+from raypipe.store import tables
+from raypipe.store.tables import Table, by_name
+from raypipe.study.sweep_tables import TABLES as SWEEP_TABLES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
     from raypipe.report.about import About, Declarations
-    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.store.run_directory import RunDirectory
 
 
 def declared(experiment: Experiment) -> dict[str, Table]:

@@ -12,12 +12,12 @@ from raypipe.commands.prediction import calibrate
 from raypipe.commands.request import Request
 from raypipe.commands.run import announce
 from raypipe.commands.selection import check_gpus
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.sweep.fit import fit_stage, fitting
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.study.fit import fit_stage, fitting
 from raypipe.training.presets import published
 
 

@@ -19,7 +19,7 @@ from raypipe.config import shipped
 from raypipe.config.validation import did_you_mean
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.pipeline.source import files_from
+from raypipe.graph.source import files_from
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _WORKLOAD = _TEMPLATES / "workload"

@@ -9,8 +9,8 @@ from raypipe.commands.run_summary import opened
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.redaction import last_state, printable, without_credentials
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 if TYPE_CHECKING:
     import pandas as pd

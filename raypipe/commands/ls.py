@@ -13,8 +13,8 @@ from pyarrow import fs as arrow_fs
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import view
 from raypipe.errors import ConfigError
-from raypipe.pipeline.progress import rough
-from raypipe.storage.run_directory import RunDirectory, is_run
+from raypipe.graph.progress import rough
+from raypipe.store.run_directory import RunDirectory, is_run
 
 #: folders below the given one in which runs are looked for, one inside the other
 _DEPTH = 4

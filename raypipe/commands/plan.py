@@ -10,14 +10,14 @@ from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request
 from raypipe.commands.selection import matrix_or_sweep, misfits, selected, stored_stages
-from raypipe.pipeline.comparison import NAME
-from raypipe.pipeline.continuation import is_done
-from raypipe.pipeline.durations import Durations, Estimate
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.matrix import refuse_other_axes
+from raypipe.graph.continuation import is_done
+from raypipe.graph.durations import Durations, Estimate
+from raypipe.graph.experiment import Stage, Unit
 from raypipe.report.formatting import duration
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.comparison import NAME
+from raypipe.study.matrix import refuse_other_axes
 
 if TYPE_CHECKING:
     import pandas as pd

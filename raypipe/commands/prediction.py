@@ -18,15 +18,15 @@ from raypipe.commands.report import report
 from raypipe.commands.request import Request
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Training
+from raypipe.graph.identity import fingerprint
 from raypipe.hardware import Arithmetic, Gpu, Hardware
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Training
-from raypipe.pipeline.identity import fingerprint
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.lock import writing
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import write_table
-from raypipe.sweep.trials import trainings
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.lock import writing
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import write_table
+from raypipe.study.trials import trainings
 from raypipe.training import data_sheets
 from raypipe.training.batching import KEYS
 from raypipe.training.data_sheets import Card

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 PREDICTIONS = Table(
     "card_predictions",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import duration
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 _TIMES = "times are of optimizer steps at full sample length; intervals in brackets"
 

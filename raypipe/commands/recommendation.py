@@ -12,12 +12,12 @@ import pyarrow as pa
 from raypipe.commands.request import Request
 from raypipe.commands.table_view import cell, terminal_width, view
 from raypipe.errors import ConfigError
-from raypipe.pipeline.configuration import Configuration
+from raypipe.graph.configuration import Configuration
 from raypipe.stats import finite_or_none
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.sweep.point_results import medians
-from raypipe.sweep.recommendation import snippet
-from raypipe.sweep.stage import NAME as SWEEP
+from raypipe.store.ledger import Ledger, Row
+from raypipe.study.point_results import medians
+from raypipe.study.recommendation import snippet
+from raypipe.study.sweep_stage import NAME as SWEEP
 
 #: trials that the terminal shows
 _MOST_ROWS = 12

@@ -30,21 +30,21 @@ from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.continuation import IDENTITIES, is_done
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
+from raypipe.graph.stages import HARDWARE
 from raypipe.integrations.tracking import Trackers
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.continuation import IDENTITIES, is_done
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
-from raypipe.pipeline.stages import HARDWARE
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
-from raypipe.storage.ledger import INTERNAL, Ledger, Row
-from raypipe.storage.ledger_view import writes
-from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
-from raypipe.storage.tables import read_rows
-from raypipe.sweep.stage import NAME as SWEEP
+from raypipe.store.ledger import INTERNAL, Ledger, Row
+from raypipe.store.ledger_view import writes
+from raypipe.store.run_directory import BASE, RunDirectory, variant_name
+from raypipe.store.tables import read_rows
+from raypipe.study.sweep_stage import NAME as SWEEP
 
 #: units of a sample, and the relative difference of numbers that count as equal
 SAMPLE, TOLERANCE = 3, 1e-5

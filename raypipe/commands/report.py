@@ -14,10 +14,10 @@ from raypipe.commands.show import newest
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
-from raypipe.storage import run_status, tables
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.lock import is_held
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import run_status, tables
+from raypipe.store.ledger import Ledger
+from raypipe.store.lock import is_held
+from raypipe.store.run_directory import RunDirectory
 
 
 def report(location: str, variant: str | None = None) -> str:

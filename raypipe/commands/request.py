@@ -11,7 +11,7 @@ from raypipe.config.document import Document
 from raypipe.config.overrides import hidden_override
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 RUNS = "RAYPIPE_RUNS"
 

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from raypipe.commands.run_summary import opened
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.pipeline.tables import CORE
+from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials
-from raypipe.storage import tables
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import by_name
+from raypipe.store import tables
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import by_name
 
 #: rows that are written at once
 _ROWS = 1000

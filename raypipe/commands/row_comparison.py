@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from raypipe.storage.ledger import Row
-from raypipe.storage.tables import Table
+from raypipe.store.ledger import Row
+from raypipe.store.tables import Table
 from raypipe.training.tables import SETTINGS, TRIALS
 
 #: columns that raypipe adds to every row

@@ -30,28 +30,28 @@ from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.continuation import refuse_lost_states
+from raypipe.graph.durations import Durations
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.initial_models import check_initial_weights, check_losses
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch import in_job
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.continuation import refuse_lost_states
-from raypipe.pipeline.durations import Durations
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.initial_models import check_initial_weights, check_losses
-from raypipe.pipeline.launcher import Launcher
-from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.lock import writing
-from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.run_status import KeyResult, StatusWriter, first_status
-from raypipe.storage.tables import measures, single_tables
-from raypipe.sweep.stage import NAME as SWEEP
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.lock import writing
+from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.store.run_status import KeyResult, StatusWriter, first_status
+from raypipe.store.tables import measures, single_tables
+from raypipe.study.matrix import record_matrix, refuse_other_axes
+from raypipe.study.sweep_stage import NAME as SWEEP
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
@@ -182,9 +182,9 @@ def execute(request: Request) -> Ended:
                 None if request.local else Durations(nodes),
             )
             with budget.watched(launcher, display.say):
-                loop = None if adaptive is None else adaptive.loop(ledger)
+                grow = None if adaptive is None else adaptive.loop(ledger).further
                 try:
-                    failed = run_stages(stages if loop is None else (), session, loop)
+                    failed = run_stages(stages if grow is None else (), session, grow)
                 except UnitError as error:  # a search without its metric; what there is, is shown
                     failed = str(error)
             if ledger.rows("stages"):

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from raypipe.commands.declarations import about
 from raypipe.errors import ConfigError
-from raypipe.storage import run_status
-from raypipe.storage.lock import is_held
-from raypipe.storage.run_directory import RunDirectory, is_run
-from raypipe.storage.run_status import RunStatus
+from raypipe.store import run_status
+from raypipe.store.lock import is_held
+from raypipe.store.run_directory import RunDirectory, is_run
+from raypipe.store.run_status import RunStatus
 
 KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
 

@@ -10,15 +10,15 @@ from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.experiment import check_stored
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.continuation import all_stored
+from raypipe.graph.experiment import Stage, in_order, with_needs
+from raypipe.graph.runner import refuse_changes
 from raypipe.hardware import Hardware, unusable_gpus
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.continuation import all_stored
-from raypipe.pipeline.experiment import Stage, in_order, with_needs
-from raypipe.pipeline.matrix import Graph, graph_of
-from raypipe.pipeline.runner import refuse_changes
-from raypipe.storage.ledger import Ledger
-from raypipe.sweep.stage import NAME as SWEEP
-from raypipe.sweep.stage import with_sweep
+from raypipe.store.ledger import Ledger
+from raypipe.study.matrix import Graph, graph_of
+from raypipe.study.sweep_stage import NAME as SWEEP
+from raypipe.study.sweep_stage import with_sweep
 from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
 

@@ -14,13 +14,13 @@ from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
 from raypipe.errors import ConfigError
+from raypipe.graph.progress import rough
+from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import bytes_text
-from raypipe.pipeline.progress import rough
-from raypipe.pipeline.unit_logs import first_line
 from raypipe.redaction import printable
-from raypipe.storage import tables
-from raypipe.storage.ledger import REPLACED, Ledger
-from raypipe.storage.run_directory import BASE, RunDirectory
+from raypipe.store import tables
+from raypipe.store.ledger import REPLACED, Ledger
+from raypipe.store.run_directory import BASE, RunDirectory
 
 #: results, points of each, failures and stages that are named
 _MOST_MEASURES, _MOST_POINTS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8

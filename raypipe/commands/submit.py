@@ -12,7 +12,7 @@ from raypipe.commands.request import Request, shared_location
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config.shipped import file_of
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 
 def submit(request: Request, address: str, *, follow: bool) -> int:

@@ -20,8 +20,8 @@ import pyarrow as pa
 from rich.cells import cell_len
 
 from raypipe.redaction import printable, without_credentials
-from raypipe.storage.run_directory import BASE
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, better
+from raypipe.store.run_directory import BASE
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, better
 
 #: columns whose values say nothing to a reader
 _HIDDEN = (RUN_ID.name, COMMAND_ID.name)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from raypipe.errors import ConfigError
-from raypipe.pipeline.launcher import Launcher
+from raypipe.graph.launcher import Launcher
 
 #: seconds for what follows the work: ending processes, writing the tables, stopping Ray
 _SHUTDOWN_S = 15.0

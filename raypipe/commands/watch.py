@@ -16,11 +16,11 @@ from rich.text import Text
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import shorten
 from raypipe.errors import ConfigError
-from raypipe.pipeline.progress import clock_text
-from raypipe.pipeline.unit_logs import first_line
+from raypipe.graph.progress import clock_text
+from raypipe.graph.unit_logs import first_line
 from raypipe.redaction import without_credentials
-from raypipe.storage.lock import is_held
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.lock import is_held
+from raypipe.store.run_directory import RunDirectory
 
 #: seconds between looks: at a disk, and at an object store
 _PERIOD_S, _REMOTE_PERIOD_S = 1.0, 5.0

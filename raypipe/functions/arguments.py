@@ -11,7 +11,7 @@ from typing import Any
 
 from raypipe.config.validation import did_you_mean, shown
 from raypipe.errors import ConfigError
-from raypipe.pipeline.identity import canonical_json
+from raypipe.graph.identity import canonical_json
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 #: calls of one experiment

@@ -14,16 +14,16 @@ from raypipe.config.settings import Operational, Settings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.functions.arguments import axis, calls, check_signature, count
 from raypipe.functions.call import Expected, call, check_numbers
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.identity import canonical_json, fingerprint
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
-from raypipe.pipeline.unit_logs import Failure, brief
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.identity import canonical_json, fingerprint
+from raypipe.graph.launcher import PoolOptions, TaskResult
+from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
-from raypipe.storage.ledger import Ledger, Row
-from raypipe.storage.tables import Column, Table
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.tables import Column, Table
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.context import StageContext
+    from raypipe.graph.context import StageContext
 
 #: the stage, and its table
 CALLS = "calls"

@@ -16,8 +16,8 @@ from raypipe.config import search_path
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.used import Used
-from raypipe.pipeline.configuration import import_module
-from raypipe.pipeline.source import SourceCode, current_source, source_of
+from raypipe.graph.configuration import import_module
+from raypipe.graph.source import SourceCode, current_source, source_of
 
 _FORM = "must be MODULE:FUNCTION, such as mymodule:score"
 

@@ -19,7 +19,7 @@ from pathlib import PurePath
 from types import CodeType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from raypipe.pipeline.source import SourceCode, source_of
+from raypipe.graph.source import SourceCode, source_of
 
 #: types whose text is their value
 _PLAIN = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raypipe.stats import finite_or_none
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
-    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.store.run_directory import RunDirectory
 
 Setting = str | bool | int | float
 

@@ -26,7 +26,7 @@ from raypipe.integrations.target import (
 from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
-    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.store.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import wandb
 
 from raypipe.integrations.target import Setting, Target, finite_numbers, wandb_is_offline
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 
 
 class WandbTrial:

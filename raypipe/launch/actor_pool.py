@@ -10,11 +10,11 @@ import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
 
 from raypipe.errors import FailureKind
+from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch.failures import is_node_gone
 from raypipe.launch.nodes import living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.launch.process import TaskProcess
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
+from raypipe.graph.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.actor_pool import ActorPool
 from raypipe.launch.control import Control
 from raypipe.launch.nodes import living_nodes
 from raypipe.launch.pool import RayPool
-from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, Trials
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.settings import SweepSettings
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0

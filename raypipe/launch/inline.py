@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from raypipe.errors import Interrupted, UnitError
+from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import Overdue, run_task
-from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.scripts import guard
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
-    from raypipe.storage.run_directory import RunDirectory
-    from raypipe.sweep.settings import SweepSettings
+    from raypipe.store.run_directory import RunDirectory
+    from raypipe.study.sweep_settings import SweepSettings
     from raypipe.training.ending import Ending
     from raypipe.training.job import Report, TrainingJob
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 
+from raypipe.graph.launcher import TaskResult
 from raypipe.launch.task import run_guarded
-from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
 
 #: bytes of the beginning and of the end of a task's output

@@ -23,11 +23,11 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
+from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
 from raypipe.launch.nodes import Resources, Wait, bundle, for_tasks, living_nodes, room
 from raypipe.launch.output import run_captured, take_output
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.redaction import printable
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver

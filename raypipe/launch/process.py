@@ -6,8 +6,8 @@ from typing import Any
 
 import ray
 
+from raypipe.graph.launcher import TaskResult
 from raypipe.launch.output import run_captured
-from raypipe.pipeline.launcher import TaskResult
 
 
 class TaskProcess:

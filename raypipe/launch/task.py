@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from raypipe import faults
 from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
-from raypipe.pipeline.launcher import TaskResult
+from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
 from raypipe.scripts import guard
 

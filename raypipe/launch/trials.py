@@ -20,6 +20,7 @@ from ray.util.placement_group import remove_placement_group
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
+from raypipe.graph.launcher import Trials
 from raypipe.launch.control import Control
 from raypipe.launch.failures import group_failure
 from raypipe.launch.nodes import Resources, Wait, living_nodes, room
@@ -31,9 +32,8 @@ from raypipe.launch.training import (
     start_mailbox,
     train_with_ray,
 )
-from raypipe.pipeline.launcher import Trials
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.settings import SweepSettings
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import TrainingJob
 from raypipe.training.oom import unit_error
 

@@ -30,9 +30,9 @@ from raypipe.report.table_shape import (
     point_label,
     shape_of,
 )
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.run_status import KeyResult
-from raypipe.storage.tables import VARIANT, Column, Table, null_cells
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import KeyResult
+from raypipe.store.tables import VARIANT, Column, Table, null_cells
 
 #: rows of a number that is not finite that are named
 _MOST_NAMED = 3

@@ -19,8 +19,8 @@ from raypipe.report.race import race_section
 from raypipe.report.search import best_values, search_section
 from raypipe.report.sections import Section
 from raypipe.report.variants import variants_section
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_tables
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_tables
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from raypipe.report.formatting import heading, with_unit
 from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.report.plots import finite, rows
 from raypipe.report.table_shape import as_numbers
-from raypipe.storage.tables import Column
+from raypipe.store.tables import Column
 
 #: standard deviations by which one evaluation may differ from the curve by chance
 _DEVIATIONS = 2.5

@@ -16,8 +16,8 @@ from raypipe.report.formatting import cell, heading, number, plus_minus, with_un
 from raypipe.report.sections import Tile
 from raypipe.report.table_shape import ADDED, Means, Shape, as_numbers, is_long, means, point_label
 from raypipe.stats import half_width, ranked
-from raypipe.storage.run_status import KeyResult
-from raypipe.storage.tables import Column, Table
+from raypipe.store.run_status import KeyResult
+from raypipe.store.tables import Column, Table
 
 _MOST_RANGES = 4
 _ROUNDING = 1e-9  # relative difference that is none

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from raypipe.storage.tables import Column
+from raypipe.store.tables import Column
 
 #: names of metrics of which lower or higher is better, unless the experiment says otherwise
 _LOWER = re.compile(

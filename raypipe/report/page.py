@@ -33,7 +33,7 @@ from raypipe.report.sweep_trials import SWEEP
 from raypipe.report.table_section import table_section
 from raypipe.report.table_shape import ADDED
 from raypipe.report.training_section import training_section
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: stages that are listed one by one, as long as there are no more
 _MOST_STAGES = 40

@@ -21,7 +21,7 @@ from raypipe.report.headlines import Headline, headlines
 from raypipe.report.plots import INK, MUTED, PAPER, Plot, rows
 from raypipe.report.sections import Code, Fold, Part, Section, TableView, cells
 from raypipe.report.table_shape import plain, shape_of
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 _MOST_SHOWN = 10
 _MOST_SNIPPETS = 5

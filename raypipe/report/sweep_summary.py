@@ -15,7 +15,7 @@ from raypipe.report.headlines import Headline, Ranked
 from raypipe.report.sections import Tile
 from raypipe.report.sweep_trials import SweepResults, of_stage, short
 from raypipe.report.table_shape import point_label
-from raypipe.storage.tables import Column
+from raypipe.store.tables import Column
 
 Tables = Mapping[str, pd.DataFrame]
 

@@ -26,7 +26,7 @@ from raypipe.report.table_shape import (
     value_label,
 )
 from raypipe.stats import ranked
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 _MOST_CELLS = 24  # of an axis of a heat map
 _MOST_DOTS = 24

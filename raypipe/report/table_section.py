@@ -33,7 +33,7 @@ from raypipe.report.table_shape import (
     shape_of,
     value_label,
 )
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 _MOST_ROWS = 50
 _FOLDED_FROM = 13  # rows

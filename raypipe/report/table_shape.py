@@ -17,7 +17,7 @@ import pandas as pd
 from raypipe.config.matrix import SEED, is_seed
 from raypipe.redaction import printable
 from raypipe.stats import half_width
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 
 #: columns that the framework adds to every table
 ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import Field
 
 from raypipe.config.settings import Settings
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.stages import hardware_stage
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.stages import hardware_stage
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.stage import script_stage
-from raypipe.storage.tables import Column
+from raypipe.store.tables import Column
 
 
 class ScriptExperiment(Settings):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from raypipe.errors import UnitError
 from raypipe.scripts.metrics import Reading, numbers
 from raypipe.stats import finite_or_none
-from raypipe.storage import tables
-from raypipe.storage.ledger import Row
+from raypipe.store import tables
+from raypipe.store.ledger import Row
 from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS, TRIALS
 

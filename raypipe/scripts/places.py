@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pyarrow import fs as arrow_fs
 
-from raypipe.storage.run_directory import make_folder
+from raypipe.store.run_directory import make_folder
 from raypipe.training.job import TrainingJob
 
 #: seconds between copies of new checkpoints to a remote run directory

@@ -23,7 +23,7 @@ from raypipe.scripts.metrics import Lines, MetricsFile, Reading
 from raypipe.scripts.places import Places
 from raypipe.scripts.process import Exit, ScriptProcess
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.storage import tables
+from raypipe.store import tables
 from raypipe.training import telemetry
 from raypipe.training.ending import Ending
 from raypipe.training.job import Report, TrainingJob

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config.validation import did_you_mean
-from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.source import files_from
-from raypipe.pipeline.stages import train_stage
+from raypipe.graph.experiment import Stage
+from raypipe.graph.source import files_from
+from raypipe.graph.stages import train_stage
 from raypipe.scripts import command, files
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.task import ScriptTask
@@ -38,8 +38,8 @@ def script_stage(
         settings: that section.
         parameters: further placeholders, which the settings that the stage reads must hold.
         needs: the stages before it.
-        reads: as in :class:`~raypipe.pipeline.experiment.Stage`.
-        literals: as in :class:`~raypipe.pipeline.experiment.Unit`.
+        reads: as in :class:`~raypipe.graph.experiment.Stage`.
+        literals: as in :class:`~raypipe.graph.experiment.Unit`.
 
     Raises:
         ValueError: an unknown placeholder, a value that does not reach the script, or a file that

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.monitor import BestEvaluation, MonitorSettings, best_of
 from raypipe.training.throughput import Interval

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # the command finds weights without torch, which takes seconds to import
     from torch import nn

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from raypipe.errors import UnitError
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import Table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import Table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
 from raypipe.training.initial_weights import InitialWeights

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raypipe import faults
 from raypipe.errors import BatchLimit
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 from raypipe.training import (
     evaluation,
     loader,

@@ -11,8 +11,8 @@ from pydantic import Field, PositiveInt
 
 from raypipe.config.settings import Settings
 from raypipe.report.measures import PREFIX, held_out_columns
-from raypipe.storage.ledger import Row
-from raypipe.storage.tables import Column
+from raypipe.store.ledger import Row
+from raypipe.store.tables import Column
 from raypipe.training.optimizer_settings import Share
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 #: settings of a training, which every trial shows
 SETTINGS = (

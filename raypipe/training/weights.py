@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 _SHA256 = "sha256"
 

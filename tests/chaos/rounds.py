@@ -23,9 +23,9 @@ from random import Random
 import pandas as pd
 import psutil
 
-from raypipe.storage.lock import writing
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.lock import writing
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.chaos import surroundings
 from tests.chaos.disturbances import ALL, Disturbance
 from tests.chaos.scene import Scene, assert_gone, living

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 
 PROJECT = Path(__file__).resolve().parents[2]
 WAIT_S = 900

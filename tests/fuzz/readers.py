@@ -39,12 +39,12 @@ from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.storage import artifacts, parquet
-from raypipe.storage import cache as caches
-from raypipe.storage import tables as results
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.lock import _Holder
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import artifacts, parquet
+from raypipe.store import cache as caches
+from raypipe.store import tables as results
+from raypipe.store.ledger import Ledger
+from raypipe.store.lock import _Holder
+from raypipe.store.run_directory import RunDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "raypipe" / "examples"))
 PROJECT = Path(__file__).parents[2]
@@ -361,7 +361,7 @@ def _ledger(content: bytes, folder: Path) -> bool:
     told: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = told.append
-    log = logging.getLogger("raypipe.storage.ledger")
+    log = logging.getLogger("raypipe.store.ledger")
     log.addHandler(handler)
     log.propagate = False
     try:
@@ -387,7 +387,7 @@ def _within(found: list[tuple[str, object]]) -> bool:
 
 @cache
 def _ledger_file() -> bytes:
-    from raypipe.storage.ledger import _encode
+    from raypipe.store.ledger import _encode
 
     rows = [("evaluations", key, row) for key, row in ROWS.items()]
     return _encode([*rows, *(("units", key, {}) for key in ROWS)], 0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.parallel import Worker

@@ -12,7 +12,7 @@ TASKS = """
 import json, os
 from raypipe import hardware
 from raypipe.launch.cluster import RayLauncher
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.launcher import PoolOptions
 
 def seen():
     import torch

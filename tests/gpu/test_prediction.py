@@ -8,7 +8,7 @@ from raypipe.cards.memory import memory
 from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
-from raypipe.sweep.trials import training_stage
+from raypipe.study.trials import training_stage
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
@@ -33,7 +33,7 @@ TRAININGS = {
 LOOP = """
 import json, tempfile, torch
 from tests.gpu.test_prediction import of_workload
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.history import History
 from raypipe.training.job import TrainingJob

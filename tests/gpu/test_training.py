@@ -15,7 +15,7 @@ import json, sys, tempfile
 import torch
 sys.path.insert(0, "tests/raypipe/examples")
 from example_tasks import HeldOut, job
-from raypipe.storage.tables import read_table
+from raypipe.store.tables import read_table
 from raypipe.training import loader, loop
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.history import History

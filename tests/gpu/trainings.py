@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 
 from experiments.lm_pretrain.model import LmSettings, medium
 from experiments.lm_pretrain.training import random_task
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.history import History
 from raypipe.training.job import TrainingJob

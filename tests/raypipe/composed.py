@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raypipe.config.settings import Settings
-from raypipe.pipeline import runner
-from raypipe.pipeline.configuration import compose
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
+from raypipe.graph import runner
+from raypipe.graph.configuration import compose
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.session import Session
+from raypipe.store.ledger import Ledger
 
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
 

@@ -12,7 +12,7 @@ from pyarrow import fs as arrow_fs
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))

@@ -206,5 +206,5 @@ def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):
 
 
 def test_the_function_of_a_subpackages_name_stays_one() -> None:
-    code = "import raypipe as rp, raypipe.sweep.space; assert rp.sweep.__module__ == 'raypipe.api'"
+    code = "import raypipe as rp, raypipe.study.space; assert rp.sweep.__module__ == 'raypipe.api'"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raypipe as rp
-from raypipe.storage.run_status import KeyResult
+from raypipe.store.run_status import KeyResult
 from tests.raypipe.report.page_reader import Page
 from tests.raypipe.toy import raypipe
 

@@ -23,9 +23,9 @@ from raypipe.commands import run as commands
 from raypipe.hardware import Hardware
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage import lock
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store import lock
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.raypipe.toy import TOY, raypipe
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from raypipe.commands.compare import as_json, compare, text
 from raypipe.functions.experiment import FunctionSettings, function_experiment
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import Column, Table, write_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import Column, Table, write_table
 
 
 def _run(folder: Path, seeds: Sequence[int], maximize: Sequence[str] = ("score",)) -> RunDirectory:

@@ -16,8 +16,8 @@ from raypipe.commands.init import init, listing
 from raypipe.config import shipped
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended, in_process
 from tests.raypipe.toy import raypipe
 

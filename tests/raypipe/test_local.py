@@ -12,7 +12,7 @@ from raypipe.commands import cluster
 from raypipe.commands import logs as command
 from raypipe.errors import ConfigError
 from raypipe.launch.cluster import RayLauncher
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process
 from tests.raypipe.toy import raypipe
 

@@ -13,15 +13,15 @@ from zipfile import ZipFile
 
 import pyarrow.fs as arrow_fs
 import pytest
+from tests.raypipe.graph.test_search import HILL, SEARCH
 
 import raypipe as rp
 from raypipe.commands import replay as command
 from raypipe.commands.code import kept_code
 from raypipe.launch.inline import InlineLauncher
 from raypipe.provenance import environment_row
-from raypipe.storage.ledger import Ledger
+from raypipe.store.ledger import Ledger
 from tests.command import Ended, in_process, start
-from tests.raypipe.pipeline.test_search import HILL, SEARCH
 
 MODULE = """
 import random
@@ -36,8 +36,8 @@ def score(x, seed=0):
 TRAINING = """
 from example_tasks import HeldOut
 from raypipe.config.settings import Settings
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.stages import train_stage
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.stages import train_stage
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import read_weights
 

@@ -30,12 +30,12 @@ from raypipe.commands.run_summary import opened
 from raypipe.commands.table_view import shorten, view
 from raypipe.commands.watch import watch
 from raypipe.errors import ConfigError
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.lock import is_held, writing
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.run_status import KeyResult, RunStatus
-from raypipe.storage.tables import Column, Table, write_table
-from raypipe.sweep.tables import RECOMMENDATIONS
+from raypipe.store.ledger import Ledger
+from raypipe.store.lock import is_held, writing
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import KeyResult, RunStatus
+from raypipe.store.tables import Column, Table, write_table
+from raypipe.study.sweep_tables import RECOMMENDATIONS
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(
@@ -43,7 +43,7 @@ MEASURED = TOY.replace(
     'Experiment("toy", 1, Toy, stages, tables=(Table("evaluations", "a number", (\n'
     '    Column("dataset", "text", "Its name."),\n'
     '    Column("value", "real", "Its power.", better="lower"))),))',
-).replace("from pydantic", "from raypipe.storage.tables import Column, Table\nfrom pydantic", 1)
+).replace("from pydantic", "from raypipe.store.tables import Column, Table\nfrom pydantic", 1)
 
 
 def status(**more: object) -> RunStatus:
@@ -199,7 +199,7 @@ def test_without_duckdb_sql_says_what_to_install(work, capsys, monkeypatch):
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
-    from raypipe.storage.tables import Column, Table, write_table
+    from raypipe.store.tables import Column, Table, write_table
 
     run = RunDirectory.at(tmp_path / "out")
     write(run, status())
@@ -483,7 +483,7 @@ def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
         return ""
 
     monkeypatch.setattr(build, look)
-    monkeypatch.setattr("raypipe.storage.run_status._PERIOD_S", 0.01)
+    monkeypatch.setattr("raypipe.store.run_status._PERIOD_S", 0.01)
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     assert seen[0].stages == 2
     assert seen[0].profile == "cpu"

@@ -33,10 +33,10 @@ from raypipe.redaction import (
     without_secrets,
 )
 from raypipe.report.plots import slug
-from raypipe.storage import cache
-from raypipe.storage import tables as results
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import cache
+from raypipe.store import tables as results
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 from tests.raypipe.toy import TOY, raypipe
 
 PROJECT = Path(__file__).resolve().parents[2]

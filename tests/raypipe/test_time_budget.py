@@ -18,8 +18,8 @@ from raypipe.commands import time_budget
 from raypipe.commands.time_budget import seconds_of
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import EXAMPLES, Ended, in_process, start
 
 CONFIG = """

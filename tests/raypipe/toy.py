@@ -8,9 +8,9 @@ from raypipe import cli
 
 TOY = """
 from pydantic import Field, PositiveInt
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
-from raypipe.pipeline.stages import hardware_stage
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.launcher import PoolOptions
+from raypipe.graph.stages import hardware_stage
 from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainStageSettings
 

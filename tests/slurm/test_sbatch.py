@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.slurm.daemons import Slurm, missing, until
 
 PROJECT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.common.corpora.corpus import CorpusError
-from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.store.run_directory import RunDirectory, cache_directory
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.files import check_known, json_objects, reading
-from raypipe.storage import parquet
+from raypipe.store import parquet
 
 #: bytes parsed at a time, which is also the maximum length of a row
 _BLOCK = 2**26

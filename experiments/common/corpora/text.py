@@ -23,7 +23,7 @@ from experiments.common.corpora.files import (
     open_text,
     reading,
 )
-from raypipe.storage import parquet
+from raypipe.store import parquet
 
 #: At least three letters in a row: parts of identifiers are words, numbers are not.
 WORD_PATTERN = r"[^\W\d_]{3,}"

@@ -15,7 +15,7 @@ from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.errors import ConfigError
-from raypipe.pipeline.identity import fingerprint
+from raypipe.graph.identity import fingerprint
 
 if TYPE_CHECKING:  # torch comes with the settings of PABBO
     from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings, ObjectiveName

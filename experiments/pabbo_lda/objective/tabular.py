@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
-from raypipe.pipeline.identity import fingerprint
+from raypipe.graph.identity import fingerprint
 
 
 class TabularObjective:

@@ -18,7 +18,7 @@ from experiments.pabbo_lda.study.convergence import (
 )
 from experiments.pabbo_lda.study.landscape import landscape
 from raypipe import stats
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 #: measures that optimizers are ranked by, columns of ``convergence``; lower is better
 MEASURES = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 STUDY = ["dataset", "optimizer", "run"]
 #: largest excess over the best known value that counts as reaching it

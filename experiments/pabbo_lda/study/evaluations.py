@@ -18,11 +18,11 @@ import numpy as np
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.optimizers import Point
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import TaskPool, TaskResult
-from raypipe.pipeline.unit_logs import Failure
-from raypipe.storage.cache import Cache
-from raypipe.storage.ledger import Row
+from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import TaskPool, TaskResult
+from raypipe.graph.unit_logs import Failure
+from raypipe.store.cache import Cache
+from raypipe.store.ledger import Row
 
 #: columns of an evaluation that the cache shares with other run directories
 _SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")

@@ -10,7 +10,7 @@ import pandas as pd
 import scipy
 
 from raypipe.stats import CONFIDENCE
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 #: share of the repeated points that the noise is pooled over, and their least number: those with
 #: the lowest means, since the noise grows with the value, and values near the best are compared

@@ -27,13 +27,13 @@ from experiments.pabbo_lda.study.evaluations import EvaluationRequest, Evaluatio
 from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Unit
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
-from raypipe.pipeline.unit_logs import Failure
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Unit
+from raypipe.graph.launcher import PoolOptions, TaskResult
+from raypipe.graph.unit_logs import Failure
 from raypipe.provenance import package_version
-from raypipe.storage.cache import Cache
-from raypipe.storage.ledger import Ledger, Row
+from raypipe.store.cache import Cache
+from raypipe.store.ledger import Ledger, Row
 
 #: open studies are added until this many evaluations wait, per CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64

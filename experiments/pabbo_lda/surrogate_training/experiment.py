@@ -7,10 +7,10 @@ from pydantic import Field
 from experiments.pabbo_lda.settings import StepsStageSettings
 from experiments.pabbo_lda.surrogate_training.task import PriorFittingSettings, PriorFittingTask
 from raypipe.config.settings import Settings
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.stages import hardware_stage, train_stage
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import Column
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import Column
 from raypipe.training.settings import TrainingSettings
 
 STEP_METRICS = (

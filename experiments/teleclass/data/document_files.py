@@ -27,7 +27,7 @@ from experiments.teleclass.data.blocks import (
     join_texts,
 )
 from experiments.teleclass.data.line_files import malformed, numbered_lines
-from raypipe.storage import parquet
+from raypipe.store import parquet
 
 #: bytes of CSV parsed at a time; no document may be longer
 CSV_BLOCK = 2**24

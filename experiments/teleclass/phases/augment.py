@@ -15,9 +15,9 @@ from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.generators import Assignment, load_generator
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
 from experiments.teleclass.task_pools import pool_options
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_parquet
-from raypipe.storage.ledger import Row
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import read_parquet
+from raypipe.store.ledger import Row
 
 _EXAMPLES = 3
 

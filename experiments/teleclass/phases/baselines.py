@@ -21,7 +21,7 @@ from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.embeddings import embeddings_of
 from experiments.teleclass.evaluation import Counts, count
 from experiments.teleclass.refinement import similarities
-from raypipe.pipeline.context import StageContext
+from raypipe.graph.context import StageContext
 
 _BLOCK = 4096
 #: training documents of the reference at most, drawn at random

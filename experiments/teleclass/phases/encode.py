@@ -15,8 +15,8 @@ from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of,
 from experiments.teleclass.encoders import fit_lsa, is_fitted, lsa_identity, stored_encoder
 from experiments.teleclass.settings import EncodeSettings
 from experiments.teleclass.task_pools import pool_options
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.cache import Cache
+from raypipe.graph.context import StageContext
+from raypipe.store.cache import Cache
 
 
 @dataclass(frozen=True)

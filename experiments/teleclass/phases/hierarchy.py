@@ -14,8 +14,8 @@ from experiments.teleclass.artifacts import (
     training_set_path,
 )
 from experiments.teleclass.data.corpus import LabeledCorpus
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import read_parquet, write_parquet
 
 
 def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:

@@ -33,9 +33,9 @@ from experiments.teleclass.refinement import NEVER, best_labels, cut_at_gap, lab
 from experiments.teleclass.settings import InferSettings, takes_vectors
 from experiments.teleclass.task_pools import pool_options
 from experiments.teleclass.training import Collate
-from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_parquet, write_parquet
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import read_parquet, write_parquet
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training import precision
 from raypipe.training.weights import read_weights
 

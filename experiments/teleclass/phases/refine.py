@@ -23,9 +23,9 @@ from experiments.teleclass.evaluation import Counts, count
 from experiments.teleclass.refinement import ClassSums, TopDocuments
 from experiments.teleclass.settings import RefineSettings
 from experiments.teleclass.task_pools import groups, pool_options
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import TaskPool
-from raypipe.storage.artifacts import write_parquet
+from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import TaskPool
+from raypipe.store.artifacts import write_parquet
 
 #: labels of documents, bool ``[N, C]``; confidence ``[N]``; measures
 Labeled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]

@@ -32,7 +32,7 @@ from experiments.transformer.data.splits import (
     with_validation,
 )
 from experiments.transformer.settings import TransformerDataSettings
-from raypipe.pipeline.identity import fingerprint
+from raypipe.graph.identity import fingerprint
 
 _TARGET = "target"
 

@@ -14,7 +14,7 @@ from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.about import About, Declarations
 from raypipe.report.sections import Answers, Section
 from raypipe.report.summary import summary_section
-from raypipe.storage.tables import Table
+from raypipe.store.tables import Table
 
 Tables = Mapping[str, pd.DataFrame]
 CONFIGURATION = "train: {training: {steps: 100, seed: 0}}\n"

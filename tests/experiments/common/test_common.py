@@ -19,8 +19,8 @@ from experiments.common.evaluation import load_trained, measure_rows
 from experiments.common.pretrained import model_fingerprint
 from experiments.common.tokenizer import evenly_spread, read_tokenizer, tokenizer_path
 from raypipe.errors import ConfigError
-from raypipe.pipeline.launcher import PoolOptions
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.launcher import PoolOptions
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 

@@ -18,7 +18,7 @@ from experiments.lm_pretrain.baselines import baseline_bits, compressed_bits, kn
 from experiments.lm_pretrain.kneser_ney import kneser_ney, order_of
 from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import Chunk, Kind, encode_chunk, make_tokenizer
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 
 def by_dictionaries(

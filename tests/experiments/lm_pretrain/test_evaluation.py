@@ -19,7 +19,7 @@ from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.token_ngrams import store_token_ngrams, token_log_probabilities
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)

@@ -14,13 +14,13 @@ from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Unit
-from raypipe.storage import tables as results
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.stage import with_sweep
+from raypipe.store import tables as results
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.sweep_stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN, SWEEP = PROJECT / "configs/lm_pretrain.yaml", PROJECT / "configs/sweeps/lm_pretrain.yaml"

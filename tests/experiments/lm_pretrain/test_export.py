@@ -24,7 +24,7 @@ from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")

@@ -22,7 +22,7 @@ from experiments.lm_pretrain.shards import (
     TokenFolder,
     tokens_between,
 )
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 #: of both splits; the shards have 7 tokens
 STREAMS = {"train": np.arange(100, 140, dtype=np.uint32), "held_out": np.arange(14)}

@@ -17,10 +17,10 @@ from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
+from raypipe.graph.source import SourceCode
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.source import SourceCode
-from raypipe.storage import tables as results
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import tables as results
+from raypipe.store.run_directory import RunDirectory
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = str(PROJECT / "configs/lm_pretrain.yaml")

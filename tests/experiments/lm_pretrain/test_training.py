@@ -21,8 +21,8 @@ from experiments.lm_pretrain.model import (
     tiny,
 )
 from experiments.lm_pretrain.training import LanguageModelTask
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

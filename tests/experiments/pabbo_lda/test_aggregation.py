@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate, location_and_spread
 from experiments.pabbo_lda.study.convergence import anytime, convergence, progress, quartiles
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimizer, a list a run
 

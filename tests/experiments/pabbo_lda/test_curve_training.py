@@ -35,7 +35,7 @@ from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings, lo
 from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings, sample_curves
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study.study import Study
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

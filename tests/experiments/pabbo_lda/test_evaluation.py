@@ -28,7 +28,7 @@ from experiments.pabbo_lda.pabbo.synthetic_functions import (
     SyntheticFunctionSettings,
     sample_functions,
 )
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_verified, write_weights
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)

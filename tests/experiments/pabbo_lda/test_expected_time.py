@@ -14,8 +14,8 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.plan import plan
 from raypipe.commands.request import Request
 from raypipe.commands.selection import selected
-from raypipe.pipeline.durations import Durations
-from raypipe.pipeline.experiment import Stage
+from raypipe.graph.durations import Durations
+from raypipe.graph.experiment import Stage
 
 CONFIG = """
 experiment: experiments.pabbo_lda

@@ -14,8 +14,8 @@ from scipy import sparse
 
 from experiments.pabbo_lda import optimizers
 from experiments.pabbo_lda.experiment import EXPERIMENT
-from raypipe.pipeline.configuration import compose
-from raypipe.pipeline.experiment import Unit
+from raypipe.graph.configuration import compose
+from raypipe.graph.experiment import Unit
 
 PROJECT = Path(__file__).resolve().parents[3]
 NAMES = ("ga", "pabbo_small", "pabbo_curves", "tpe")

@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
 from experiments.pabbo_lda.study.landscape import landscape
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_aggregation import history, table
 
 HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]

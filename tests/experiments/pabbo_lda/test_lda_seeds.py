@@ -18,7 +18,7 @@ from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.study.evaluations import lda_seeds, mean_value
 from experiments.pabbo_lda.study.study_runner import StudySpec
-from raypipe.pipeline.launcher import TaskResult
+from raypipe.graph.launcher import TaskResult
 from tests.experiments.pabbo_lda import test_study_runner
 from tests.experiments.pabbo_lda.test_study_runner import (
     cache,

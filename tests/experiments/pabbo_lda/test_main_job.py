@@ -19,8 +19,8 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended, in_process, start
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from experiments.pabbo_lda.objective.topic_model import npmi
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings
 from raypipe.errors import ConfigError
-from raypipe.pipeline.identity import fingerprint
+from raypipe.graph.identity import fingerprint
 
 PASSES, BATCH, SEED = 3, 32, 7
 

@@ -11,8 +11,8 @@ from scipy import sparse
 
 from experiments.pabbo_lda import settings
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests import command
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

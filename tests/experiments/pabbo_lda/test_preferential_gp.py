@@ -16,7 +16,7 @@ from experiments.pabbo_lda.pabbo.searches import search
 from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_verified, write_weights
 
 SETTINGS = EvaluationSettings(

@@ -14,10 +14,10 @@ from experiments.pabbo_lda.pabbo.searches import search
 from experiments.pabbo_lda.pabbo.shipped import shipped_weights, trained_on
 from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.settings import MainSettings
+from raypipe.graph.experiment import Stage
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.experiment import Stage
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended, in_process
 
 STAGES = ("train_small", "train_large", "train_curves")

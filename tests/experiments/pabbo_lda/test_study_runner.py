@@ -23,17 +23,17 @@ from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import study_runner
 from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
 from raypipe.errors import UnitError
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage
+from raypipe.graph.launcher import PoolOptions, TaskResult
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
 from raypipe.provenance import package_version
-from raypipe.storage.cache import Cache
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.cache import Cache
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 from tests.raypipe.composed import composed
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")

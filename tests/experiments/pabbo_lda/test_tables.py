@@ -13,9 +13,9 @@ from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
-from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import by_name, read_table, write_table
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import by_name, read_table, write_table
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
 from tests.experiments.pabbo_lda.test_aggregation import HAND, history

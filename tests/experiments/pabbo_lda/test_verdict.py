@@ -20,7 +20,7 @@ from raypipe.report.page import report_files
 from raypipe.report.plots import encode
 from raypipe.report.sections import Answers, Part, Tiles
 from raypipe.report.summary import summary_section
-from raypipe.storage.ledger import Row
+from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_aggregation import Values, history
 from tests.experiments.pabbo_lda.test_landscape import fits
 from tests.raypipe.report.page_reader import Page

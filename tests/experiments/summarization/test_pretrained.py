@@ -23,7 +23,7 @@ from experiments.summarization.pretrained import (
 )
 from experiments.summarization.tokenizer import SubwordTokenizer
 from raypipe.errors import ConfigError
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from tests.experiments.summarization.references import (
     BOTH,
     GATED,

@@ -28,13 +28,13 @@ from raypipe.commands.fit import fit
 from raypipe.commands.request import Request
 from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Unit
-from raypipe.storage.artifacts import read_arrow
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.artifacts import read_arrow
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = PROJECT / "configs/summarization.yaml"

@@ -22,8 +22,8 @@ from experiments.summarization.tokenize_stage import pairs_path
 from experiments.summarization.tokenizer import Lengths as TokenLengths
 from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
-from raypipe.storage.artifacts import write_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import write_arrow
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext

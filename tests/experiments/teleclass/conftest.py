@@ -18,16 +18,16 @@ from experiments.teleclass.data.corpus import LabeledCorpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.identity import Identity
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.identity import Identity
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
-from raypipe.storage.artifacts import write_parquet
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import write_parquet
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 
 
 @pytest.fixture(params=["local", "remote"])

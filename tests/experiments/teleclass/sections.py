@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings, TrainSettings
 from raypipe.config.settings import Settings
-from raypipe.pipeline.context import StageContext
+from raypipe.graph.context import StageContext
 
 
 def with_sections(context: StageContext, **sections: Settings) -> StageContext:

@@ -21,7 +21,7 @@ from experiments.teleclass.generators import Assignment, from_keywords, load_gen
 from experiments.teleclass.phases.augment import documents_per_class, run_augment
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
 from raypipe.errors import ConfigError, UnitError
-from raypipe.storage.artifacts import write_parquet
+from raypipe.store.artifacts import write_parquet
 from tests.experiments.teleclass.sections import with_sections
 
 #: 0 over 1 and 2, 2 over 3; 4 alone

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.teleclass.embeddings import Embeddings
-from raypipe.storage.artifacts import read_arrow, write_arrow
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import read_arrow, write_arrow
+from raypipe.store.run_directory import RunDirectory
 
 
 def store(run: RunDirectory, rows: int = 10, block: int = 4) -> tuple[Embeddings, np.ndarray]:

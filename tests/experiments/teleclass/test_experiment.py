@@ -27,8 +27,8 @@ from raypipe.commands.run import sweep
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended, in_process
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ from experiments.teleclass.artifacts import (
     training_set_path,
 )
 from experiments.teleclass.phases.hierarchy import run_hierarchy
-from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.store.artifacts import read_parquet, write_parquet
 
 
 @pytest.mark.parametrize("written", [0, 3])

@@ -21,7 +21,7 @@ from experiments.teleclass.phases import infer
 from experiments.teleclass.phases.infer import TrainedClassifier, choose
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.tokenize_stage import make_tokenizer
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 from tests.experiments.teleclass.sections import tokens_of
 

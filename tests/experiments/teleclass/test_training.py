@@ -29,8 +29,8 @@ from experiments.teleclass.training import (
     TeleclassTask,
     build_task,
 )
-from raypipe.storage.artifacts import write_parquet
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.artifacts import write_parquet
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 from tests.experiments.teleclass.sections import train_with, with_sections

@@ -28,11 +28,11 @@ from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
+from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.experiment import Stage
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 from tests.experiments.transformer.samples import frame, lines, write

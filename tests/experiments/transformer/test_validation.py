@@ -16,8 +16,8 @@ from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.experiments.transformer.samples import lines
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs/transformer.yaml"

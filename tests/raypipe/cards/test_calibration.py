@@ -4,7 +4,7 @@ import pytest
 
 from raypipe.cards import calibration
 from raypipe.cards.calibration import Calibration, Measurement
-from raypipe.storage.run_directory import cache_directory
+from raypipe.store.run_directory import cache_directory
 
 
 @pytest.fixture(autouse=True)

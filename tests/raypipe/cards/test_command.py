@@ -19,9 +19,9 @@ from raypipe.commands.prediction_view import conclusion, shown
 from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.tables import read_table
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.store.tables import read_table
 
 SMALL = (
     "data.source=random", "model.vocabulary=300", "model.width=32", "model.heads=2",

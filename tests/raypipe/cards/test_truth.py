@@ -17,8 +17,8 @@ from raypipe.cards.recorder import Recording
 from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import detect
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.trials import training_stage
+from raypipe.store.run_directory import RunDirectory
+from raypipe.study.trials import training_stage
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

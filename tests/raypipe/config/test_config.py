@@ -16,9 +16,9 @@ from raypipe.commands import configuration as config
 from raypipe.commands.selection import check_size, check_training, selected
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Experiment
 from raypipe.hardware import Gpu, Hardware
-from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Experiment
 from raypipe.training.settings import TrainStageSettings
 
 HEAD = "experiment: example_experiment\n"

@@ -9,10 +9,10 @@ from example_tasks import HeldOut, TwoPhases
 from pydantic import Field
 
 from raypipe.config.settings import Operational, Settings
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.stages import train_stage
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.stages import train_stage
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.config.settings import Settings
-from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.graph.experiment import Experiment, Stage
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from raypipe.config.settings import Settings
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.stages import train_stage
-from raypipe.storage.tables import Column
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.stages import train_stage
+from raypipe.store.tables import Column
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 

@@ -8,17 +8,17 @@ import pandas as pd
 
 from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
+from raypipe.graph.experiment import Stage
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import refuse_changes, run_stages
+from raypipe.graph.session import Session
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import refuse_changes, run_stages
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
-from raypipe.sweep.stage import with_sweep
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
+from raypipe.study.sweep_stage import with_sweep
 
 HERE = Hardware("here", 2, 2**30)
 

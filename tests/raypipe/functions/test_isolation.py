@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests import command
 
 #: seconds in which processes end after their worker

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.run_status import RunStatus
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
+from raypipe.store.tables import read_table
 from tests import command
 
 MODULE = """

@@ -21,7 +21,7 @@ from raypipe.integrations import tracking
 from raypipe.integrations.target import finite_numbers
 from raypipe.integrations.tracking import TrackerName, Trackers, check, flat
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from tests import command
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -192,8 +192,8 @@ def connect(sock, address, reach=socket.socket.connect):
 socket.socket.connect = connect
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
-from raypipe.storage import tables as results
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import tables as results
+from raypipe.store.run_directory import RunDirectory
 from raypipe.integrations.tracking import Trackers
 from raypipe.training.tables import STEPS
 
@@ -498,7 +498,7 @@ def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hi
 def test_checking_loads_no_tracker():
     code = (
         "import sys\n"
-        "from raypipe.storage.run_directory import RunDirectory\n"
+        "from raypipe.store.run_directory import RunDirectory\n"
         "from raypipe.integrations.tracking import check\n"
         f"check({HERE}, RunDirectory.at('x'))\n"
         "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "

@@ -15,18 +15,18 @@ from ray.cluster_utils import Cluster
 from ray.train.torch import TorchConfig
 
 from raypipe.config.settings import Settings
+from raypipe.graph.configuration import compose
+from raypipe.graph.experiment import Experiment
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
+from raypipe.graph.stages import train_stage
 from raypipe.hardware import Gpu, Hardware
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch import group
 from raypipe.launch.cluster import RayLauncher
-from raypipe.pipeline.configuration import compose
-from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
-from raypipe.pipeline.stages import train_stage
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.job import TrainingJob
 from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from raypipe import faults
+from raypipe.graph.launcher import PoolOptions
 from raypipe.launch.cluster import RayLauncher
-from raypipe.pipeline.launcher import PoolOptions
 from tests.raypipe.launch.test_beside import wait_until
 from tests.raypipe.launch.test_pool import collect, square
 

@@ -15,23 +15,23 @@ import pytest
 import ray
 import torch
 
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.launcher import PoolOptions
+from raypipe.graph.progress import Display
+from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.session import Session
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages
+from tests.raypipe.graph.test_scheduler import CPU_NODE
 from tests.raypipe.launch.test_train import Regression, ignore, job
-from tests.raypipe.pipeline.test_scheduler import CPU_NODE
-from tests.raypipe.sweep.test_sweep import YAML, stages_of
+from tests.raypipe.study.test_sweep import YAML, stages_of
 
 WAIT_S = 400
 

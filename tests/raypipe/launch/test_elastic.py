@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.tables import read_table
+from raypipe.store.tables import read_table
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
 from tests.raypipe.launch.test_train import (

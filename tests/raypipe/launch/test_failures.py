@@ -8,7 +8,7 @@ import pytest
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch.failures import explained, log_sizes
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings

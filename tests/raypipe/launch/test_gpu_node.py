@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.raypipe.launch.test_train import ignore, job

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from raypipe.errors import UnitError
+from raypipe.graph.launcher import PoolOptions
 from raypipe.launch.cluster import RayLauncher
-from raypipe.pipeline.launcher import PoolOptions
 from tests.raypipe.launch.test_train import Regression, ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,8 @@ import torch
 from example_tasks import Regression, job
 
 from raypipe.errors import UnitError
+from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.training.settings import LoaderSettings
 from raypipe.training.weights import read_weights
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from raypipe.errors import ConfigError, UnitError
+from raypipe.graph.launcher import PoolOptions
 from raypipe.launch import nodes
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.nodes import TASKS, Wait
-from raypipe.pipeline.launcher import PoolOptions
 from tests.raypipe.launch.test_beside import with_scaling
 from tests.raypipe.launch.test_train import ignore, job
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from example_tasks import Regression, job
 
+from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import output
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.worker import logged
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 
 
 @pytest.fixture(params=[False, True], ids=["tasks", "kept"])

@@ -14,10 +14,10 @@ import torch
 from threadpoolctl import threadpool_info
 
 from raypipe.errors import ConfigError
+from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import pool as pool_module
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 
 @pytest.fixture(params=[False, True], ids=["tasks", "kept"])

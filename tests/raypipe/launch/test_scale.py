@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 from tests.command import start
 
 NODES = 16
@@ -22,10 +22,10 @@ import os
 import time
 from pathlib import Path
 
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.launcher import PoolOptions
 from raypipe.config.settings import Operational, Settings
-from raypipe.pipeline.stages import hardware_stage
+from raypipe.graph.stages import hardware_stage
 
 
 class Work(Settings):

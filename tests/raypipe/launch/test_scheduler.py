@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.launch.trials import scheduler_of
-from raypipe.sweep.settings import SweepSettings
+from raypipe.study.sweep_settings import SweepSettings
 
 curves = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=9), min_size=2, max_size=8)
 

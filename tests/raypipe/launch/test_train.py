@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 from raypipe.errors import BatchLimit, UnitError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end

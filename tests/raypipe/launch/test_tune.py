@@ -17,25 +17,25 @@ from torch import nn
 
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
+from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.graph.runner import run_stages
+from raypipe.graph.session import Session
+from raypipe.graph.stages import train_stage
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.experiment import Experiment, Stage
-from raypipe.pipeline.launcher import Launcher
-from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
-from raypipe.pipeline.session import Session
-from raypipe.pipeline.stages import train_stage
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
-from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
+from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
 
 COMPANY_S = 400
 LEFT_S = 400

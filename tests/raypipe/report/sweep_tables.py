@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from raypipe.report.plots import Plot, encode
 from raypipe.report.sweep_section import sweep_plots
 from raypipe.report.sweep_trials import sweeps
-from raypipe.sweep.tables import PARETO, RECOMMENDATIONS
+from raypipe.study.sweep_tables import PARETO, RECOMMENDATIONS
 from raypipe.training.tables import TRIALS
 
 STAGE = "train_medium"

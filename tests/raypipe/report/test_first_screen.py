@@ -34,7 +34,7 @@ from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.about import Declarations
 from raypipe.report.page import report_files
 from raypipe.report.sections import Section
-from raypipe.storage.tables import Table
+from raypipe.store.tables import Table
 from tests.experiments.pabbo_lda.test_verdict import FITS, studies, tables_of
 from tests.raypipe.report.sweep_tables import stored, systems_tables
 from tests.raypipe.toy import raypipe

@@ -30,7 +30,7 @@ from raypipe.report.plots import (
 )
 from raypipe.report.table_plots import number_plot
 from raypipe.report.table_shape import shape_of
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 
 
 def _figure(name: str = "curve") -> Plot:

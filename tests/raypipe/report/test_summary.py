@@ -25,7 +25,7 @@ from raypipe.report.summary import (
 )
 from raypipe.report.training_section import training_section
 from raypipe.report.variants import variants_section
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import Page
 
 COMMAND = "raypipe run x.yaml data.n=2 --run-dir 'my run'"

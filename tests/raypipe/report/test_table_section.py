@@ -18,7 +18,7 @@ from raypipe.report.plots import Plot
 from raypipe.report.sections import Code, Fold, Section, TableView, Tiles
 from raypipe.report.table_section import table_section
 from raypipe.report.table_shape import means, plain, point_label, shape_of
-from raypipe.storage.tables import Column, Table
+from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
 SCORES = Table(

@@ -15,7 +15,7 @@ from raypipe.config.matrix import value_text
 from raypipe.report import comparison, variants
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import TableView
-from raypipe.storage.tables import Column
+from raypipe.store.tables import Column
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
 

@@ -18,8 +18,8 @@ from raypipe.scripts.places import Places
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.stage import script_stage
 from raypipe.scripts.task import ScriptTask
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_rows
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob

@@ -15,8 +15,8 @@ from raypipe.scripts.history import ScriptHistory
 from raypipe.scripts.metrics import MetricsFile, Reading, numbers
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.task import ScriptTask
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_rows
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import TrainingSettings

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from raypipe.launch.cluster import RayLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests import command
 from tests.raypipe.scripts.conftest import write_configuration
 

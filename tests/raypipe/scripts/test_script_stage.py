@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended
 from tests.raypipe.scripts.conftest import COMMAND
 

@@ -16,7 +16,7 @@ from example_tasks import Regression, job
 from torch import Tensor, nn
 
 from raypipe.errors import UnitError
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 from raypipe.training import loop
 from raypipe.training.additivity import refuse_means
 from raypipe.training.loop import train

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.checkpoint import (
     Checkpoint,
     CheckpointPart,

@@ -22,8 +22,8 @@ from torch.optim import AdamW
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.storage import tables as results
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import tables as results
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training import precision
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

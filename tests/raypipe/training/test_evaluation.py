@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import default_collate
 
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

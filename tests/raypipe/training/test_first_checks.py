@@ -10,8 +10,8 @@ import torch
 
 from raypipe import Loss
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests import command
 
 MODULE = """

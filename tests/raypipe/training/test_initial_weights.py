@@ -12,8 +12,8 @@ from example_tasks import HeldOut
 from safetensors.torch import load
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from tests.command import Ended, in_process
 
 CONFIG = """

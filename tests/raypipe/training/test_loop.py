@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from raypipe.storage import tables as results
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store import tables as results
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training import state, telemetry
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore
 from raypipe.training.job import TrainingJob

@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from raypipe.hardware import Hardware
-from raypipe.storage import tables as results
+from raypipe.store import tables as results
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.muon import Muon

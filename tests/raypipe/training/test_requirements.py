@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.runner import _beside
 from raypipe.hardware import Gpu, Hardware
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.runner import _beside
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
 from raypipe.training.requirements import automatic_workers, obstacles
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 

@@ -15,8 +15,8 @@ import pynvml
 import pytest
 import torch
 
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table, write_table
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry, combine, with_energy_per_sample

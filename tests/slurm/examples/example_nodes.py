@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 
 from raypipe.config.settings import Operational, Settings
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.launcher import PoolOptions
 
 
 class TaskSettings(Settings):

@@ -6,7 +6,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from raypipe import PoolOptions
-from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.store.artifacts import read_parquet, write_parquet
 
 TRAINED_ON = 1200
 _BLOCK = 200

@@ -1,0 +1,350 @@
+"""Stage context: the settings, units, launcher and ledger that a running stage works with."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raypipe.errors import UnitError
+from raypipe.graph.continuation import IDENTITIES, is_done
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.session import Session
+from raypipe.graph.settings_view import SettingsView, view
+from raypipe.graph.unit_logs import Failure, UnitLogs
+from raypipe.provenance import ago, now
+from raypipe.store.ledger import RESULTS, Ledger, Row, checksum
+from raypipe.store.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from raypipe.graph.launcher import PoolOptions, TaskPool, TaskResult
+    from raypipe.graph.scheduler import Outcomes
+    from raypipe.training.job import TrainingJob
+
+K = TypeVar("K")
+#: maximum number of results buffered behind an earlier call before `map` draws no more calls
+_MOST_BUFFERED = 1000
+
+
+class StageContext:
+    """The interface of a stage's ``run``: read settings, launch units, record results."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        session: Session,
+        beside: Callable[[], Sequence[Stage]] = tuple,
+        outcomes: Outcomes | None = None,
+    ) -> None:
+        self.stage = stage
+        self._created = time.monotonic()
+        #: the unfinished stages that can run at the same time as this one
+        self.beside = beside
+        self.session = session
+        self.device = "cpu"
+        self.gpu_peak_bytes: int | None = None
+        #: seconds of its tasks' processors, or of its training: whole, of CPUs, of GPUs
+        self.cpu_s = 0.0
+        self.leased: tuple[float, float, float] | None = None
+        self.resumed = False
+        #: date and clock of the start of its first training or task, which may wait for resources
+        self.began: tuple[str, float] | None = None
+        #: seconds in which its tasks waited for resources, or its units for other stages
+        self.waited_s = 0.0
+        self._outcomes = outcomes
+        self._units = {unit.key: unit for unit in stage.units}
+        self._offered: set[str] = set()
+        self._ended = 0
+
+    @cached_property
+    def settings(self) -> SettingsView:
+        """The settings that the stage reads (:class:`~raypipe.graph.experiment.Stage`)."""
+        settings = self.stage.settings or self.session.settings
+        return view(settings, self.stage.reads or (), self.stage.name)
+
+    @cached_property
+    def run_dir(self) -> RunDirectory:
+        """The run directory, with the files of the stage's variant."""
+        return self.stage.files(self.session.run_dir)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The durable record, which results are written to: the rows that the stage sees."""
+        return self.stage.seen(self.session.ledger)
+
+    def unfinished(self) -> list[Unit]:
+        """Return the units that are not finished, in order."""
+        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+
+    def todo(self) -> list[Unit]:
+        """Return the units to compute: not finished, and their needs are done; in order.
+
+        If units need different stages, there are more of them when those have ended. The framework
+        then calls ``run`` again, unless it takes them from ``further_units`` earlier.
+        """
+        ready = self._ready()
+        self._offered.update(unit.key for unit in ready)
+        return ready
+
+    def further_units(self) -> list[Unit]:
+        """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
+        ended = 0 if self._outcomes is None else self._outcomes.ended
+        if ended == self._ended:  # fast: no stage has ended since
+            return []
+        self._ended = ended
+        before = set(self._offered)
+        return [unit for unit in self.todo() if unit.key not in before]
+
+    def await_units(self) -> bool:
+        """Wait until there are further units to compute; return False if there will be none.
+
+        Raises:
+            KeyboardInterrupt: the run is interrupted.
+
+        """
+        while True:
+            needs = self._running_needs()  # before the units: stages end meanwhile
+            if any(unit.key not in self._offered for unit in self._ready()):
+                return True
+            if self._outcomes is None or not needs:
+                return False
+            start = time.monotonic()
+            self._outcomes.wait(needs)
+            self.waited_s += time.monotonic() - start
+
+    def failed_needs(self) -> list[str]:
+        """Return the stages that unfinished units need and that failed."""
+        if self._outcomes is None or self.stage.after_failures:
+            return []
+        needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
+        return self._outcomes.failed(sorted(needs))
+
+    @cached_property
+    def _needs(self) -> dict[str, frozenset[str]]:
+        return {unit.key: self.stage.needed_by(unit) for unit in self.stage.units}
+
+    def _ready(self) -> list[Unit]:
+        outcomes = self._outcomes
+        if outcomes is None:
+            return self.unfinished()
+        ready = (u for u in self.unfinished() if not outcomes.running(self._needs[u.key]))
+        return [
+            unit
+            for unit in ready
+            if self.stage.after_failures or not outcomes.failed(self._needs[unit.key])
+        ]
+
+    def _running_needs(self) -> set[str]:
+        """Return the running stages that unfinished units wait for."""
+        outcomes, running = self._outcomes, set[str]()
+        if outcomes is not None:
+            for unit in self.unfinished():
+                if not outcomes.failed(self._needs[unit.key]):
+                    running |= outcomes.running(self._needs[unit.key])
+        return running
+
+    def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
+        """Record that a unit is finished, durably together with its rows.
+
+        A stage with one unit need not call it: the framework does when ``run`` returns.
+
+        Args:
+            unit: a unit of the stage, or its key.
+            rows: the unit's rows, by table and row key, written in the same disk sync. Rows that
+                were put before need not be repeated.
+
+        """
+        if isinstance(unit, str):
+            unit = self._units[unit]
+        self.finish_all([self._units.get(unit.key, unit)], rows or {})
+
+    def finish_all(
+        self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]], *, whole: bool = False
+    ) -> None:
+        """Record that units are finished, durably together with rows, all or nothing.
+
+        ``whole`` says that the rows, under the keys of the units, are all of their results: if the
+        ledger is damaged later, the units are kept whose rows are intact.
+        """
+        recorded = self.records(units, "succeeded")
+        for key, row in recorded["units"].items() if whole else ():
+            row[RESULTS] = {table: checksum(of_table[key]) for table, of_table in rows.items()}
+        self.ledger.put_tables({**rows, **recorded})
+
+    def records(self, units: Iterable[Unit], status: str) -> dict[str, dict[str, Row]]:
+        """Return the records of units in the ledger's tables, and of the identities that are new.
+
+        Raises:
+            ValueError: a unit without an identity.
+
+        """
+        tables: dict[str, dict[str, Row]] = {"units": {}}
+        for unit in units:
+            if unit.identity is None:
+                raise ValueError(f"unit {unit.key}: its identity was not composed")
+            row: Row = {
+                **unit.identity.record(),
+                "status": status,
+                "budget": unit.budget,
+                "extensible": unit.extensible,
+                "stage": self.stage.name,
+                "code": self.session.code,
+                "finished_at": now(),
+            }
+            if unit.extents:
+                row["extents"] = dict(unit.extents)
+            tables["units"][unit.key] = row
+            if self.ledger.get(IDENTITIES, row["shared"]) is None:
+                tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.identity.shared)
+        return tables
+
+    def fail(self, failure: Failure) -> None:
+        """Record a failed attempt, write its log, and show it unless others like it were shown."""
+        row = {**failure.row(), "stage": self.stage.name, "log": self.logs.file(failure.unit)}
+        key = f"{self.stage.name}/{failure.unit}/{self.ledger.count('failures')}"
+        self.ledger.put("failures", {key: row})
+        self.logs.failed(failure)
+
+    @cached_property
+    def logs(self) -> UnitLogs:
+        """The logs of the stage's units, which show failures to the user."""
+        say = self.session.display.say
+        return UnitLogs(self.run_dir, self.stage.name, self.stage.key, say)
+
+    def say(self, text: str) -> None:
+        """Show a line to the user."""
+        self.session.display.say(f"{self.stage.key}: {text}")
+
+    def advance(self, done: int, note: str = "") -> None:
+        """Show the stage's progress, in the unit of ``begin``."""
+        self.session.display.advance(self.stage.key, done, note)
+
+    def begin(self, total: int, done: int = 0) -> None:
+        """Show the stage's total, and how much of it is done."""
+        self.session.display.begin(self.stage.key, total, done)
+
+    def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
+        """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
+        return self.session.launcher.pool(options, self.say)
+
+    def finished(self, pool: TaskPool) -> list[TaskResult]:
+        """Wait for at least one task, and return all that ended for good since the last call.
+
+        Empty if none is left. Every failed attempt becomes a row in ``failures``.
+        """
+        start = time.monotonic()
+        while results := pool.finished():
+            self._record_times(start, max(result.duration_s for result in results))
+            start = time.monotonic()
+            for result in results:
+                self.cpu_s += result.cpu_s
+                if result.error is not None:
+                    outcome = "again" if result.retried else "gave up"
+                    about = result.error, outcome, result.trace, result.output
+                    self.fail(Failure(result.key, result.attempt, result.kind or "error", *about))
+                elif result.output:
+                    self.logs.printed(result.key, result.attempt, result.output)
+            if final := [result for result in results if not result.retried]:
+                return final
+        return []
+
+    def _record_times(self, since: float, task_s: float) -> None:
+        """Record what is left of a wait for tasks apart from the longest of those that ended."""
+        end = time.monotonic()
+        self.waited_s += max(0.0, end - since - task_s)
+        if self.began is None:
+            start = self._created + self.waited_s
+            self.began = ago(end - start), start
+
+    def map(
+        self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]
+    ) -> Iterator[tuple[K, Any]]:
+        """Run calls as tasks; yield each call's key with its value, in the order of the calls.
+
+        Calls are drawn from the iterable as the pool has room, so there may be very many. If a call
+        fails, the others still run.
+
+        Args:
+            pool: the task pool.
+            calls: tuples of a key, a function and its arguments. The key is an object with a unique
+                text (``str``), and is returned unchanged.
+
+        Raises:
+            UnitError: a call failed for good; raised after all others have run.
+
+        """
+        broken: TaskResult | None = None
+        keys: deque[K] = deque()
+        ended: dict[str, TaskResult] = {}
+
+        def noted() -> Iterator[tuple[K, *tuple[Any, ...]]]:
+            for call in calls:
+                keys.append(call[0])
+                yield call
+
+        def is_ready() -> bool:
+            return len(ended) < _MOST_BUFFERED
+
+        for results in self.outcomes(pool, noted(), is_ready):
+            ended.update({result.key: result for result in results})
+            while keys and str(keys[0]) in ended:
+                key = keys.popleft()
+                result = ended.pop(str(key))
+                if result.error is None:
+                    yield key, result.value
+                else:
+                    broken = broken or result
+        if broken is not None:
+            kind, message = broken.kind or "error", broken.error or ""
+            raise UnitError(broken.key, kind, message, trace=broken.trace)
+
+    def outcomes(
+        self,
+        pool: TaskPool,
+        calls: Iterable[tuple[K, *tuple[Any, ...]]],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> Iterator[list[TaskResult]]:
+        """Run calls as tasks; yield the final results of those that ended, failures included.
+
+        Calls are as in ``map``. They are drawn as the pool has room and ``is_ready`` returns true,
+        or if none is running.
+        """
+        waiting, running = iter(calls), 0
+        while True:
+            # always keep one task queued; otherwise `finished()` would return immediately
+            while (pool.has_room and is_ready()) or not running:
+                if (call := next(waiting, None)) is None:
+                    break
+                key, function, *arguments = call
+                pool.submit(str(key), function, *arguments)
+                running += 1
+            if not (results := self.finished(pool)):
+                break
+            running -= len(results)
+            yield results
+
+    def call(
+        self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False
+    ) -> Any:
+        """Run a function in one task and return its value; ``on_gpu`` uses a GPU if there is one.
+
+        Raises:
+            UnitError: the last attempt failed.
+
+        """
+        from raypipe.graph.launcher import PoolOptions
+
+        gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
+        if gpus:
+            self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
+        with self.pool(PoolOptions(gpus=gpus)) as pool:
+            return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
+
+    def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
+        """Record the trial's row, as its last attempt left it."""
+        row = job.row(self.stage.name, status, self.device, outcome)
+        self.ledger.put("trials", {job.trial_id: row})
+        self.session.trackers.end(job.trial_id, row)

@@ -1,0 +1,113 @@
+"""Cache of results across run directories, keyed by the fingerprint of what decides them.
+
+There is one SQLite file per kind of result, in the cache directory. A run's ledger is the record;
+the cache only saves computation, so damage to it costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from raypipe.store.ledger import Row
+from raypipe.store.run_directory import cache_directory
+
+log = logging.getLogger(__name__)
+
+_WAIT_S = 30.0
+_SCHEMA = "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT, crc INTEGER)"
+
+
+class Cache:
+    """Cached rows of one kind, for one thread; several processes may use the file at once.
+
+    If the file cannot be opened, read or written, a warning is shown once and the cache is
+    disabled. A damaged row counts as missing.
+
+    Args:
+        name: the kind of result, part of the file's name.
+        enabled: whether to use the cache.
+
+    """
+
+    def __init__(self, name: str, *, enabled: bool = True) -> None:
+        self._path = cache_directory() / f"{name}.sqlite"
+        self._database: sqlite3.Connection | None = None
+        if not enabled:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def get(self, keys: Iterable[str]) -> dict[str, Row]:
+        """Return the cached rows among these keys."""
+        found: dict[str, Row] = {}
+        for key in keys:
+            if self._database is None:
+                break
+            try:
+                select = "SELECT row, crc FROM rows WHERE key = ?"
+                stored = self._database.execute(select, (key,)).fetchone()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                break
+            if stored is not None and (row := _row(key, *stored)) is not None:
+                found[key] = row
+        return found
+
+    def put(self, rows: Mapping[str, Row]) -> None:
+        """Store rows by their keys."""
+        if self._database is None or not rows:
+            return
+        texts = {key: json.dumps(row) for key, row in rows.items()}
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)",
+                    [(key, text, _checksum(key, text)) for key, text in texts.items()],
+                )
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning("%s: not used, delete it if it is damaged: %s", self._path, error)
+        if self._database is not None:
+            self._database.close()
+        self._database = None
+
+
+def _row(key: str, text: object, checksum: object) -> Row | None:
+    """Return a cached row; None if it is damaged."""
+    if not isinstance(text, str) or _checksum(key, text) != checksum:
+        return None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _checksum(key: str, text: str) -> int:
+    return zlib.crc32(f"{key} {text}".encode())

@@ -1,0 +1,295 @@
+"""Lock of a run directory: one command at a time writes it.
+
+On a file system this is a file lock, which the operating system releases when its process ends. In
+an object store it is a lease: an object that its holder renews, and that expires without renewal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+import psutil
+from filelock import FileLock, Timeout
+from pyarrow import fs as arrow_fs
+
+from raypipe.errors import ConfigError, LostLeaseError
+from raypipe.store import run_status
+from raypipe.store.object_store import ConditionalObject, ConflictError
+from raypipe.store.run_directory import RunDirectory, make_folder
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+
+log = logging.getLogger(__name__)
+
+#: seconds in which a reader that looks at a lock has released it
+_GLANCE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Timing of a lease.
+
+    Attributes:
+        beat_s: seconds between renewals.
+        expiry_s: seconds without renewal after which another command takes the lease over.
+
+    """
+
+    beat_s: float = 10.0
+    expiry_s: float = 60.0
+
+    @property
+    def trust_s(self) -> float:
+        """Seconds after a renewal for which its holder may write: well before the expiry."""
+        return self.expiry_s / 2
+
+
+@contextmanager
+def writing(
+    run: RunDirectory, say: Callable[[str], None], pace: Pace = Pace()
+) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a run directory.
+
+    Yields a check to call before each write that must not follow a write of another command. It
+    raises LostLeaseError if another command may have taken the run directory over.
+
+    Raises:
+        ConfigError: another command holds the lock, the run directory cannot be written, or its
+            storage offers no lock.
+
+    """
+    if run.is_local:
+        with _file_lock(run):
+            run.remove_unfinished()
+            yield lambda: None  # the operating system does not take a lock away
+        return
+    try:
+        lease = _Lease(run, pace)
+        lease.take(say)
+    except OSError as error:
+        raise _not_writable(run, error) from error
+    try:
+        yield lease.check
+    finally:
+        lease.release()
+
+
+def is_held(run: RunDirectory, pace: Pace = Pace()) -> bool:
+    """Whether a command writes the run directory, at a glance.
+
+    In an object store it is whether the lease was renewed lately, by this machine's clock and that
+    of the store: good enough to show, not to write.
+
+    Raises:
+        OSError: the store does not respond.
+
+    """
+    if not run.is_local:
+        info = run.fs.get_file_info(run.lock)
+        if info.type != arrow_fs.FileType.File or not info.size:
+            return False
+        return bool(time.time() - info.mtime_ns / 1e9 < pace.expiry_s)
+    try:
+        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no such locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def _file_lock(run: RunDirectory) -> Iterator[None]:
+    # no soft lock where flock is missing: it would outlive a process that was killed
+    # it waits for an instant, since a glance of `is_held` may hold it
+    lock = FileLock(run.lock, timeout=_GLANCE_S, fallback_to_soft=False)
+    try:
+        make_folder(run.path())
+        held = lock.acquire(poll_interval=_GLANCE_S / 10)
+    except Timeout as error:
+        raise _taken(run, _writer(run)) from error
+    except OSError as error:
+        raise _not_writable(run, error) from error
+    with held:
+        yield
+
+
+def _writer(run: RunDirectory) -> str:
+    """Return the command that holds the file lock, in words, as far as its status names it.
+
+    Before a command writes its status, it may have that of a process that was killed.
+    """
+    try:
+        status = run_status.read(run)
+    except OSError:
+        status = None
+    if status is None or status.status != "running" or not status.pid:
+        return "another raypipe command"
+    if status.host == platform.node() and not psutil.pid_exists(status.pid):
+        return "another raypipe command"
+    return str(_Holder("", status.host, status.pid))
+
+
+def _taken(run: RunDirectory, holder: str) -> ConfigError:
+    return ConfigError(
+        f"--run-dir {run.shown}: {holder} is writing it; wait until it ends or use another "
+        "directory"
+    )
+
+
+def _not_writable(run: RunDirectory, error: OSError) -> ConfigError:
+    return ConfigError(f"--run-dir {run.shown}: cannot be written: {error}")
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Content of a lease. ``beat`` makes each renewal another version of the object."""
+
+    owner: str
+    host: str
+    pid: int
+    beat: int = 0
+
+    @classmethod
+    def parse(cls, content: bytes) -> _Holder:
+        """Return the holder that a lease names; ``nobody`` if it is damaged or was released."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError, RecursionError):
+            return cls("nobody", "an unknown host", 0)
+
+    def __str__(self) -> str:
+        return f"another raypipe command (process {self.pid} on {self.host})"
+
+
+class _Lease:
+    """A lease on a run directory in an object store.
+
+    The store decides who holds it: a write is accepted only if the lease is still at the version
+    that the writer has seen. A write that arrives late is refused. No two clocks are compared: a
+    command takes a lease over after it saw the same version for ``expiry_s`` on its own clock. A
+    released lease stays as an empty object, because obstore cannot delete conditionally.
+    """
+
+    def __init__(self, run: RunDirectory, pace: Pace) -> None:
+        self._run, self._pace = run, pace
+        self._object = ConditionalObject.at(run, run.lock)
+        self._version: UpdateVersion | None = None  # the last one seen; None: no object
+        self._mine = _Holder(secrets.token_hex(8), platform.node(), os.getpid())
+        self._renewed = float("-inf")
+        self._renewing = Lock()
+        self._over = Event()
+        self._thread = Thread(target=self._beat, name="lease", daemon=True)
+
+    def take(self, say: Callable[[str], None]) -> None:
+        """Hold the lease from now on. Raises ConfigError: another command does; OSError."""
+        self._version = self._wait_until_free(say)
+        try:
+            self._renew()
+            self._require_conditions()
+        except LostLeaseError as error:
+            raise _taken(self._run, error.holder) from error
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise LostLeaseError unless no other command can have taken the lease over."""
+        while _now() - self._renewed >= self._pace.trust_s:  # again where a renewal took too long
+            self._renew()
+
+    def release(self) -> None:
+        """Leave the lease to the next command."""
+        self._over.set()
+        self._thread.join()
+        try:
+            self._write(b"")
+        except (LostLeaseError, OSError) as error:
+            log.warning("%s: the lease was not released: %s", self._run.shown, error)
+
+    def _wait_until_free(self, say: Callable[[str], None]) -> UpdateVersion | None:
+        """Return the version to replace: of a free lease, or of one that has expired."""
+        content, version = self._object.read()
+        if not content:
+            return version
+        expiry_s = self._pace.expiry_s
+        say(
+            f"{self._run.shown} is locked by {_Holder.parse(content)}; watching for {expiry_s:g} s "
+            "whether it is alive"
+        )
+        start = _now()
+        while _now() - start < expiry_s:
+            time.sleep(min(self._pace.beat_s, expiry_s) / 2)
+            content, current = self._object.read()
+            if not content:
+                return current
+            if current != version:
+                raise _taken(self._run, str(_Holder.parse(content)))
+        return version
+
+    def _require_conditions(self) -> None:
+        """Raise ConfigError if the store accepts writes whose condition is not met."""
+        outdated = self._version
+        self._renew()
+        for version in (None, outdated):
+            with suppress(ConflictError):
+                self._object.write(b"", version)
+                raise ConfigError(
+                    f"--run-dir {self._run.shown}: its store ignores the conditions of writes "
+                    "(If-None-Match, If-Match), so that two commands could write at once; use "
+                    "another store, or a path on storage that all nodes mount"
+                )
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._pace.beat_s):
+            try:
+                self._renew()
+            except LostLeaseError as error:
+                log.critical("%s; ending", error)
+                signal.raise_signal(signal.SIGTERM)
+                return
+            except OSError as error:
+                log.warning("%s: the lease was not renewed: %s", self._run.shown, error)
+
+    def _renew(self) -> None:
+        """Renew the lease. Raises LostLeaseError: another command has it; OSError."""
+        with self._renewing:
+            start = _now()
+            self._mine = replace(self._mine, beat=self._mine.beat + 1)
+            self._write(json.dumps(asdict(self._mine)).encode())
+            self._renewed = start
+
+    def _write(self, content: bytes) -> None:
+        """Replace the version seen last. Raises LostLeaseError: another command has; OSError."""
+        try:
+            self._version = self._object.write(content, self._version)
+        except ConflictError:
+            # the lease is still ours if only the response to an earlier attempt was lost
+            found, version = self._object.read()
+            holder = _Holder.parse(found)
+            if holder.owner != self._mine.owner and version != self._version:
+                self._renewed = float("-inf")  # no further write
+                raise LostLeaseError(self._run.shown, str(holder)) from None
+            self._version = self._object.write(content, version)
+
+
+def _now() -> float:
+    """Seconds since the machine started, including those asleep where the system counts them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

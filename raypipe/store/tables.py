@@ -1,0 +1,435 @@
+"""Results tables: declarations, atomic writing and reading of Parquet.
+
+A table is a folder of Parquet files below ``results/``; most have one file, ``steps`` and
+``gpu_samples`` one per training run. Every file of a table has all declared columns. The ledger is
+the durable record; the tables derive from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+from raypipe.redaction import encodable
+from raypipe.store import parquet
+from raypipe.store.ledger import INTERNAL, Ledger, Row
+from raypipe.store.run_directory import RunDirectory
+
+#: metadata of Parquet columns and files, so that a run directory can be read without its experiment
+_BETTER, _AXIS, _DECLARED = b"better", b"axis", b"raypipe"
+#: what the metadata of a file has of its table's declaration
+_STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
+_TYPES = {
+    "text": pa.string(),
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+    "texts": pa.list_(pa.string()),
+    "reals": pa.list_(pa.float64()),
+}
+_VALUES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "integer": (int,),
+    "real": (int, float),
+    "boolean": (bool,),
+    "time": (str,),
+    "texts": (list,),
+    "reals": (list,),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a results table: its type, a line of meaning, and the unit of its values.
+
+    Values of the types ``texts`` and ``reals`` are lists. ``better`` says which values are better,
+    if that is what the column measures. ``baseline`` is the column with the same number of a
+    baseline.
+    """
+
+    name: str
+    type: Literal["text", "integer", "real", "boolean", "time", "texts", "reals"]
+    meaning: str
+    unit: str = ""
+    better: Literal["lower", "higher", ""] = ""
+    baseline: str = ""
+
+
+#: columns that the framework adds to every table
+RUN_ID = Column("run_id", "text", "The run; the same for all rows of a run directory.")
+VARIANT = Column(
+    "variant", "text", "Values of the matrix that it depends on, in `variants`; base if none."
+)
+COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of a results table, at the place that produces it.
+
+    Args:
+        name: the folder below ``results/``.
+        row: a noun phrase for one row, such as ``a stage's outcome``.
+        columns: the columns that every file of the table has, whatever its rows.
+        partitioned: whether each training run writes a separate file.
+        internal: keys of its rows in the ledger that are not columns.
+        optional: whether it is written only if it has rows.
+        open: whether rows have further columns, which are known once they are written.
+        axes: columns whose values the report compares, such as ``method``; otherwise it finds them
+            in the rows.
+        groups: columns whose values are not comparable, such as a corpus: each has its best row.
+        baselines: values of an axis that are baselines, which the report compares the best row
+            with.
+        references: values of an axis that are not contenders, such as a method that sees the
+            answers; the headline numbers leave them out.
+        headline: values of columns that select the rows of the headline numbers, such as
+            ``{"level": "all"}``; by default all rows.
+        repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
+        order: the sort key of its rows; by default they are in the order in which they appeared.
+
+    """
+
+    name: str
+    row: str
+    columns: tuple[Column, ...] = ()
+    partitioned: bool = False
+    internal: tuple[str, ...] = ()
+    optional: bool = False
+    open: bool = False
+    axes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    headline: Mapping[str, str] = field(default_factory=dict, hash=False)
+    repeats: str = ""
+    order: Callable[[Row], Any] | None = field(default=None, compare=False)
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns in their order, with those that the framework adds."""
+        return (RUN_ID, VARIANT, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
+
+    def extended(self, columns: Sequence[Column]) -> Table:
+        """Return the table with further columns."""
+        known = {column.name for column in self.columns}
+        more = (column for column in columns if column.name not in known)
+        return replace(self, columns=(*self.columns, *more))
+
+
+def by_name(tables: Iterable[Table]) -> dict[str, Table]:
+    """Return declarations by the names of their tables.
+
+    Raises:
+        ValueError: a table is declared twice.
+
+    """
+    found: dict[str, Table] = {}
+    for table in tables:
+        if table.name in found:
+            raise ValueError(f"the table {table.name!r} is declared twice; choose another name")
+        found[table.name] = table
+    return found
+
+
+def write_table(
+    run_dir: RunDirectory,
+    table: Table,
+    rows: Sequence[Row],
+    run_id: str,
+    partition: str = "data",
+    place: int = 0,
+) -> None:
+    """Replace one file of a table by these rows, atomically.
+
+    ``place`` is that of the table among those of its run, for :func:`declarations`.
+
+    Raises:
+        TypeError: the value of a declared column has another type.
+
+    """
+    found = _to_arrow(table, rows, run_id, run_dir.variant)
+    about = {name: getattr(table, name) for name in _STORED}
+    about |= {"place": place, "columns": [column.name for column in table.columns]}
+    found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
+    run_dir.write(run_dir.partition(table.name, partition), parquet.to_bytes(found))
+
+
+def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
+    """Return the tables that are one file: those declared, and undeclared ones with rows."""
+    tables = [
+        table
+        for table in declared.values()
+        if not table.partitioned and (not table.optional or ledger.count(table.name))
+    ]
+    others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
+    return [*tables, *(Table(name, "") for name in others)]
+
+
+def write_tables(
+    run_dir: RunDirectory, ledger: Ledger, declared: Mapping[str, Table], run_id: str
+) -> None:
+    """Write all tables that are one file from the ledger."""
+    for place, table in enumerate(single_tables(ledger, declared)):
+        rows = ledger.rows(table.name)
+        if table.order is not None:
+            rows = sorted(rows, key=table.order)
+        write_table(run_dir, table, rows, run_id, place=place)
+
+
+def conform(run_dir: RunDirectory, table: Table) -> None:
+    """Give all files of a table the same columns, where a training run wrote undeclared ones."""
+    folder = run_dir.table(table.name)
+    files = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
+    schemas = [pq.read_schema(run_dir.fs.open_input_file(f"{folder}/{name}")) for name in files]
+    if all(schema.equals(schemas[0]) for schema in schemas):
+        return
+    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
+    unified = pa.unify_schemas(schemas, promote_options="permissive")
+    for name, part in parts.items():
+        missing = [column for column in unified if column.name not in part.column_names]
+        for column in missing:
+            part = part.append_column(column, pa.nulls(len(part), column.type))
+        run_dir.write(
+            f"{folder}/{name}", parquet.to_bytes(part.select(unified.names).cast(unified))
+        )
+
+
+def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
+    """Return one file of a table, such as the ``steps`` of a training run.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    return _read_frame(run_dir.partition(table, partition), run_dir)
+
+
+def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
+    """Return the rows of one file of a table, without null values; none if it is missing.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    if not run_dir.exists(run_dir.partition(table, partition)):
+        return []
+    rows = _read_file(run_dir.partition(table, partition), run_dir).to_pylist()
+    added = (RUN_ID.name, VARIANT.name)
+    return [
+        {k: value for k, value in row.items() if value is not None and k not in added}
+        for row in rows
+    ]
+
+
+def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
+    """Return a whole table, all its files; empty if it was not written yet.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    parts: list[pd.DataFrame] = []
+    for name in run_dir.list(run_dir.table(table)):
+        if not name.endswith(".parquet"):
+            continue
+        parts.append(_read_frame(f"{run_dir.table(table)}/{name}", run_dir))
+    parts = [part for part in parts if len(part)] or parts[:1]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
+
+
+def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
+    """Return a whole table with the types of its columns; empty if it was not written yet.
+
+    The metadata of a column has ``better`` and ``axis``, where the table declares them.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    folder = run_dir.table(table)
+    names = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
+    if not names:
+        return pa.table({RUN_ID.name: pa.array([], pa.string())})
+    parts = [_read_file(f"{folder}/{name}", run_dir) for name in names]
+    with _reading(f"{folder}/{names[0]}"):
+        return pa.concat_tables(parts, promote_options="permissive")
+
+
+def null_cells(run_dir: RunDirectory, table: str, column: str) -> NDArray[np.bool_]:
+    """Return which rows of :func:`read_table` lack a value; NaN is one.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    found: NDArray[np.bool_] = read_arrow(run_dir, table).column(column).is_null().to_numpy()
+    return found
+
+
+def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
+    """Return :func:`better` of a table, after reading its whole file.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    path = _first_file(run_dir, table)
+    return {} if path is None else better(_read_file(path, run_dir).schema)
+
+
+def declarations(run_dir: RunDirectory) -> list[Table]:
+    """Return the tables of a run in the order of their declaration, as far as their files say.
+
+    They have what the choice of a best row depends on.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    found = []
+    for name in run_dir.list(run_dir.path("results")):
+        schema = _schema(run_dir, name)
+        about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
+        directions: dict[str, Any] = better(schema)
+        names = about.pop("columns", directions)
+        columns = (Column(each, "real", "", better=directions.get(each, "")) for each in names)
+        place = about.pop("place", 0)
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in about.items()
+        }
+        found.append((place, Table(name, "", tuple(columns), **plain)))
+    return [table for _, table in sorted(found, key=lambda pair: pair[0])]
+
+
+def _schema(run_dir: RunDirectory, table: str) -> pa.Schema:
+    """Return the schema of a table's first file. Raises ConfigError."""
+    path = _first_file(run_dir, table)
+    if path is None:
+        return pa.schema([])
+    with _reading(path), run_dir.fs.open_input_file(path) as file:
+        return pq.read_schema(file)
+
+
+def _first_file(run_dir: RunDirectory, table: str) -> str | None:
+    folder = run_dir.table(table)
+    names = (name for name in run_dir.list(folder) if name.endswith(".parquet"))
+    return next((f"{folder}/{name}" for name in names), None)
+
+
+def better(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns that measure something, with ``lower`` or ``higher`` each."""
+    found = ((field.name, (field.metadata or {}).get(_BETTER)) for field in schema)
+    return {name: value.decode() for name, value in found if value in (b"lower", b"higher")}
+
+
+def axes(schema: pa.Schema) -> list[str]:
+    """Return the columns that tell points apart, as the table declares them: groups and axes."""
+    return [field.name for field in schema if _AXIS in (field.metadata or {})]
+
+
+def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
+    """Return every table of a run directory, by name."""
+    return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
+
+
+def _read_frame(path: str, run_dir: RunDirectory) -> pd.DataFrame:
+    table = _read_file(path, run_dir)
+    with _reading(path):
+        frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def _read_file(path: str, run_dir: RunDirectory) -> pa.Table:
+    with _reading(path):
+        return parquet.from_bytes(run_dir.read(path))
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
+        advice = "run the configuration again with this run directory, which rebuilds it"
+        if PurePath(path).name != "data.parquet":
+            advice = "delete it: what it held is lost, the results are in the other tables"
+        raise ConfigError(f"{path} is damaged ({error}); {advice}") from error
+
+
+def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
+    arrays = {}
+    for column in table.all_columns:
+        if column is RUN_ID:
+            arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
+        elif column is VARIANT:
+            found = [row.get(column.name, variant) for row in rows]
+            arrays[column.name] = pa.array(found, pa.string())
+        else:
+            arrays[column.name] = _declared(table.name, column, [r.get(column.name) for r in rows])
+    undeclared = dict.fromkeys(
+        name for row in rows for name in row if name not in arrays and name not in table.internal
+    )
+    for name in undeclared:
+        arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
+    if table.open:  # columns in the order of the rows, after those that the framework adds
+        added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
+        names = dict.fromkeys(name for row in rows for name in row if name in arrays)
+        arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
+    known: dict[str, dict[bytes, str]] = {
+        name: {_AXIS: ""} for name in (*table.groups, *table.axes)
+    }
+    for column in table.columns:
+        if column.better:
+            known.setdefault(column.name, {})[_BETTER] = column.better
+    fields = [
+        pa.field(_plain(name), each.type, metadata=known.get(name)) for name, each in arrays.items()
+    ]
+    return pa.table(list(arrays.values()), schema=pa.schema(fields))
+
+
+def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
+    """Return the values of a declared column. Raises TypeError."""
+    allowed = _VALUES[column.type]
+    for value in values:
+        if value is not None and (
+            not isinstance(value, allowed) or (isinstance(value, bool) and column.type != "boolean")
+        ):
+            raise TypeError(
+                f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
+                f"{column.type}"
+            )
+    if column.type == "time":  # ISO 8601, with or without a fraction of a second
+        times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
+        return pa.array(times, _TYPES["time"])
+    if column.type == "text":
+        values = [_plain(value) for value in values]
+    elif column.type == "texts":
+        values = [value and [_plain(text) for text in value] for value in values]
+    return pa.array(values, _TYPES[column.type])
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array:
+    """Return numbers, truth values or text; text if types are mixed, numbers if all are null."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if value is None else str(value) for value in values])
+    return array.cast(pa.float64()) if pa.types.is_null(array.type) else array
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that a cell can hold, whatever the ledger has."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, sort_keys=True)
+    return encodable(value) if isinstance(value, str) else value

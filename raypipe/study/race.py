@@ -1,0 +1,316 @@
+"""Race of a matrix: seeds are added to the points that may be best until the statistics decide.
+
+A race follows from the results alone: the next command computes what is missing and comes to the
+same decisions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import pandas as pd
+import scipy  # loads scipy.stats on first use: it takes half a second
+from numpy.typing import ArrayLike
+
+from raypipe.config.matrix import SEED, Point, point_text
+from raypipe.config.search import Mode, RaceSettings
+from raypipe.report.formatting import number as number_text
+from raypipe.stats import ALPHA, friedman, paired_comparisons, runs_needed
+from raypipe.store.ledger import Row
+from raypipe.study.metric import Metric
+from raypipe.study.point_loop import Outcome
+
+TABLE = "race"
+#: probability with which a race of the recommended length finds a difference
+_POWER = 0.8
+#: the place of a point in the matrix, and the number of a seed
+Run = tuple[int, int]
+
+
+class Elimination(TypedDict):
+    """Outcome of :func:`eliminate`: ``worse`` are the algorithms that are worse than the best."""
+
+    best: str
+    p_friedman: float
+    p_holm: dict[str, float]
+    worse: list[str]
+
+
+def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
+    """Test which algorithms are worse than the best one, as in a round of F-Race.
+
+    The best has the lowest average rank over the runs, then the lowest mean. With three algorithms
+    or more, Friedman's test comes first: without a difference among all of them none is worse. Then
+    each is compared with the best (:func:`paired_comparisons`, corrected by Holm).
+
+    The procedure is that of Birattari et al. 2002, "A Racing Algorithm for Configuring
+    Metaheuristics", with the signed-rank test of irace in place of their t-test on ranks. As there,
+    ``alpha`` holds for one round.
+
+    Args:
+        costs: runs x algorithms, without missing values; lower is better.
+        alpha: the level of significance.
+
+    Returns:
+        ``best``; ``p_friedman``, NaN with fewer than three algorithms; ``p_holm`` by algorithm, NaN
+        if Friedman's test found no difference; and ``worse``.
+
+    Raises:
+        ValueError: a column is not numeric, or two have the same name.
+
+    """
+    order = pd.DataFrame({"rank": costs.rank(axis=1).mean(), "mean": costs.mean()})
+    best = str(order.sort_values(["rank", "mean"], kind="stable").index[0])
+    others = [str(name) for name in costs.columns if name != best]
+    p_friedman = friedman(costs)["p_value"]
+    if math.isnan(p_friedman) or p_friedman <= alpha:
+        pairs = paired_comparisons(costs, control=best)
+        p_holm = dict(zip(others, map(float, pairs["p_holm"]), strict=True))
+        effects = dict(zip(others, map(float, pairs["effect"]), strict=True))
+    else:
+        p_holm, effects = dict.fromkeys(others, math.nan), dict.fromkeys(others, 0.0)
+    worse = [name for name in others if p_holm[name] <= alpha and effects[name] > 0]
+    return Elimination(best=best, p_friedman=p_friedman, p_holm=p_holm, worse=worse)
+
+
+def runs_for_power(differences: ArrayLike, comparisons: int = 1, alpha: float = ALPHA) -> float:
+    """Return how many runs the signed-rank test needs to find a difference like the observed one.
+
+    Noether 1987, "Sample Size Determination for Some Common Nonparametric Tests": with p the
+    probability that the sum of two differences is positive, n = (z_alpha + z_power)^2 / (3 (p -
+    1/2)^2) by the normal approximation. p is estimated by the share of positive Walsh averages, of
+    which equal ones count half.
+
+    Args:
+        differences: of the runs so far, at least two.
+        comparisons: number of comparisons that share ``alpha`` (Bonferroni).
+        alpha: level of significance, two-sided.
+
+    Returns:
+        the number of runs, those so far included; infinite if the differences balance.
+
+    """
+    d = np.asarray(differences, dtype=np.float64)
+    sums = (d[:, None] + d[None, :])[np.triu_indices(d.size, k=1)]
+    share = float(np.mean((sums > 0) + 0.5 * (sums == 0))) if sums.size else 0.5
+    if share == 0.5:
+        return math.inf
+    quantiles = scipy.stats.norm.ppf([1 - alpha / (2 * comparisons), _POWER]).sum()
+    count = float(quantiles**2 / (3 * (share - 0.5) ** 2))
+    return max(math.ceil(count), runs_needed(comparisons, alpha))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a race: its rounds so far, and the runs that the next round needs.
+
+    ``verdict`` says how the race ended; empty while it goes on.
+    """
+
+    rows: Sequence[Row]
+    due: Sequence[Run]
+    verdict: str = ""
+
+
+def first_runs(settings: RaceSettings, points: int) -> int:
+    """Return the seeds of the first round, by default the fewest that can drop a point."""
+    if settings.first_runs is not None:
+        return settings.first_runs
+    return min(runs_needed(points - 1, settings.alpha), settings.most_runs)
+
+
+def standing(
+    names: Sequence[str], results: Mapping[Run, float | None], settings: RaceSettings, mode: Mode
+) -> Standing:
+    """Return the state of a race from the results so far.
+
+    Args:
+        names: the points.
+        results: the metric of each run that has ended; None if it failed.
+        settings: the section of the configuration.
+        mode: whether the metric is minimized or maximized.
+
+    """
+    contenders = list(range(len(names)))
+    runs = first_runs(settings, len(names))
+    rows: list[Row] = []
+    number = 0
+    dropped = False
+    while True:
+        due = [(place, run) for run in range(runs) for place in contenders]
+        if missing := [each for each in due if each not in results]:
+            return Standing(rows, missing)
+        number += 1
+        table = pd.DataFrame(
+            {str(p): [results[p, run] for run in range(runs)] for p in contenders}, dtype=float
+        )
+        failed = [place for place in contenders if table[str(place)].isna().any()]
+        contenders = [place for place in contenders if place not in failed]
+        table = table[[str(place) for place in contenders]]
+        costs = -table if mode == "max" else table
+        status = dict.fromkeys(failed, "failed") | dict.fromkeys(contenders, "contender")
+        p_holm: dict[str, float] = {}
+        p_friedman = math.nan
+        needed: dict[int, float] = {}
+        verdict = ""
+        if len(contenders) > 1:
+            found = eliminate(costs, settings.alpha)
+            p_holm, p_friedman = found["p_holm"], found["p_friedman"]
+            status |= dict.fromkeys(map(int, found["worse"]), "dropped")
+            contenders = [place for place in contenders if status[place] == "contender"]
+            dropped = dropped or bool(found["worse"])
+            if len(contenders) > 1 and runs >= settings.most_runs:
+                needed = _needed(costs, int(found["best"]), contenders, settings)
+                verdict = _undecided(int(found["best"]), contenders, names, needed, runs)
+        if len(contenders) == 1:
+            verdict = f"only {names[contenders[0]]} is left: the other points failed"
+            if dropped:
+                status[contenders[0]] = "winner"
+                verdict = f"{names[contenders[0]]} wins with {runs} seeds"
+        elif not contenders:
+            verdict = "every point failed"
+        rows += [
+            {
+                "round": number,
+                "place": place,
+                "runs": runs,
+                "mean": None if place in failed else float(table[str(place)].mean()),
+                "status": status[place],
+                "p_holm": _or_none(p_holm.get(str(place))),
+                "p_friedman": _or_none(p_friedman),
+                "runs_needed": _or_none(needed.get(place)),
+            }
+            for place in status
+        ]
+        if verdict:
+            return Standing(rows, (), verdict)
+        runs += 1
+
+
+class Race:
+    """The runs of a race.
+
+    Args:
+        settings: the section of the configuration.
+        metric: what decides.
+        mode: whether it is minimized or maximized.
+        points: the points of the matrix.
+
+    """
+
+    table = TABLE
+
+    def __init__(
+        self, settings: RaceSettings, metric: Metric, mode: Mode, points: Sequence[Point]
+    ) -> None:
+        self._settings, self._metric, self._mode = settings, metric, mode
+        self._points = points
+        self._names = [point_text(point) for point in points]
+        self._results: dict[Run, float | None] = {}
+        self._asked: set[Run] = set()
+        self._state = standing(self._names, {}, settings, mode)
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys in which its points differ."""
+        return list(dict.fromkeys(key for point in self._points for key in point))
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics to measure at each point."""
+        return [self._metric]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the race is decided, or cannot be with the allowed seeds."""
+        return bool(self._state.verdict)
+
+    def stored(self) -> list[Run]:
+        """Return nothing: the runs follow from the results."""
+        return []
+
+    def ask(self) -> list[Run]:
+        """Return the runs that the next decision needs and that were not returned before."""
+        due = [run for run in self._state.due if run not in self._asked]
+        self._asked.update(due)
+        return due
+
+    def point(self, asked: Run) -> Point:
+        """Return the values of the varied keys of a run."""
+        place, run = asked
+        return {**self._points[place], SEED: run}
+
+    def tell(self, asked: Run, outcome: Outcome) -> str:
+        """Record the outcome of a run; return what the round decided, if it is complete."""
+        value = None
+        if outcome.failure is None:
+            value = outcome.measured[self._metric.name].value
+        self._results[asked] = value
+        if not all(run in self._results for run in self._state.due):
+            return ""
+        before = len(self._state.rows)
+        now = standing(self._names, self._results, self._settings, self._mode)
+        self._state = now
+        lines = []
+        for row in now.rows[before:]:
+            if row["status"] in ("dropped", "failed"):
+                mean = "" if row["mean"] is None else f", mean {number_text(row['mean'])}"
+                lines.append(f"race: {self._names[row['place']]} {row['status']}{mean}")
+        last = now.rows[-1]
+        left = sum(r["status"] == "contender" and r["round"] == last["round"] for r in now.rows)
+        verdict = now.verdict or f"{left} points left"
+        lines.append(f"race: round {last['round']}, {last['runs']} seeds: {verdict}")
+        return "\n".join(lines)
+
+    def rows(self) -> dict[str, Row]:
+        """Return the rows of all rounds so far."""
+        found = {}
+        for row in self._state.rows:
+            shown = {name: value for name, value in row.items() if name != "place"}
+            point = json.dumps(self._points[row["place"]])
+            found[f"{row['round']:06}/{point}"] = {**shown, "point": point}
+        return found
+
+
+def _needed(
+    costs: pd.DataFrame, best: int, contenders: Sequence[int], settings: RaceSettings
+) -> dict[int, float]:
+    """Return the seeds that the comparison of each contender with the best needs."""
+    others = [place for place in contenders if place != best]
+    return {
+        place: runs_for_power(
+            (costs[str(place)] - costs[str(best)]).to_numpy(), len(others), settings.alpha
+        )
+        for place in others
+    }
+
+
+def _undecided(
+    best: int,
+    contenders: Sequence[int],
+    names: Sequence[str],
+    needed: Mapping[int, float],
+    runs: int,
+) -> str:
+    listed = "; ".join(
+        f"{names[place]}: "
+        + (
+            "no difference in sight"
+            if math.isinf(count)
+            else f"about {max(0, math.ceil(count) - runs)} more"
+        )
+        for place, count in needed.items()
+    )
+    return (
+        f"undecided between {len(contenders)} points with {runs} seeds; {names[best]} is ahead. "
+        f"Seeds that a decision against each other point needs with a probability of 80 %: {listed}"
+    )
+
+
+def _or_none(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,322 @@
+"""The stage ``sweep``, and training stages that use its recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raypipe.config.axes import Value
+from raypipe.config.edges import edge_of_axis, possible
+from raypipe.errors import ConfigError, UnitError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.identity import Identity
+from raypipe.graph.unit_training import train
+from raypipe.hardware import Hardware
+from raypipe.store import tables as results
+from raypipe.store.ledger import Row
+from raypipe.study.objective import Objective, declared_columns, with_metric
+from raypipe.study.pareto import front, peak_bytes
+from raypipe.study.point_results import medians
+from raypipe.study.recommendation import nothing, recommend, snippet
+from raypipe.study.sweep import Sweep
+from raypipe.study.sweep_search import SweepSearch
+from raypipe.study.trials import (
+    Trial,
+    TrialMaker,
+    check_counts_steps,
+    shown,
+    total_steps,
+    training_stage,
+    without_training,
+)
+from raypipe.training.batching import KEYS, BatchPlan
+from raypipe.training.settings import TrainStageSettings
+
+NAME = "sweep"
+
+
+def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
+    """Return the stages of a configuration, the sweep before the stages that use its winner.
+
+    There is no sweep of a training that this run leaves out because its model is given.
+
+    Raises:
+        ConfigError: the swept stage is not a training stage, an axis has invalid values, no trial
+            has the metric, or a stage takes its settings from a sweep of another stage.
+
+    """
+    plain, sweep = list(configuration.stages()), configuration.settings.sweep
+    takers = [s.name for s in plain if s.training is not None and s.training.settings.from_sweep]
+    for name in takers:
+        if sweep is None or sweep.stage != name:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.from_sweep = true: there is no sweep of it "
+                f"(set sweep.stage: {name} and sweep.axes)"
+            )
+    if sweep is None or _is_given(configuration, plain, sweep.stage):
+        return plain
+    tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    sweep = with_metric(configuration, swept)
+    if sweep.kind == "systems":
+        where = f"{configuration.origin}: {sweep.stage}.command"
+        check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
+    maker = TrialMaker(configuration, sweep, nodes)
+    given = [] if sweep.is_searched else maker.trials()
+    units = [trial.unit for trial in given]
+    last = _last_unit(maker, units)
+
+    def run(context: StageContext) -> None:
+        trials, objective = given, Objective(sweep, declared_columns(configuration))
+        search: SweepSearch | None = None
+        steps = total_steps(swept, context.run_dir)
+        grace = sweep.grace_steps or max(1, steps // 10)
+        if sweep.is_searched:
+            rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
+            search = SweepSearch(maker, objective, last.key, rows)
+            trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
+        under_way = Sweep(context, sweep, trials, objective, search)
+        settings = sweep.model_copy(update={"grace_steps": grace})
+        if remark := differing_batches(trials):
+            context.say(remark)
+        context.session.launcher.trials(under_way, settings, context.run_dir)
+        if under_way.mistake is not None:
+            raise under_way.mistake
+        _summarize(context, maker, under_way.trials, objective)
+        if under_way.failed:
+            raise next(iter(under_way.failed.values()))
+        context.finish(last.key)
+
+    steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
+    number = sweep.samples if sweep.is_searched else len(given)
+    workload = f"{number * sweep.measurements} trials" + (f" of {steps} steps" if steps else "")
+    units = [*units, last]
+    measures = sweep.kind == "systems" and maker.device[0] == "cpu"
+    stage = Stage(
+        NAME,
+        run,
+        units,
+        tried.needs,
+        (),
+        workload,
+        on_gpu=tried.on_gpu,
+        alone=measures,
+    )
+    place = [each.name for each in plain].index(sweep.stage)
+    together = [*plain[:place], stage, *plain[place:]]
+    return [_taking(s, maker) if s.name in takers else s for s in together]
+
+
+def _is_given(configuration: Configuration, stages: Sequence[Stage], name: str) -> bool:
+    """Whether a stage has the settings of a training, but its model ships and is not trained."""
+    section = getattr(configuration.settings, name, None)
+    found = [stage for stage in stages if stage.name == name and stage.training is None]
+    return isinstance(section, TrainStageSettings) and bool(found)
+
+
+def differing_batches(trials: Sequence[Trial]) -> str:
+    """Return a remark if trials differ in the effective batch although that is not an axis."""
+    sizes = {trial.training.settings.training.effective_batch or 0 for trial in trials}
+    if len(sizes) < 2 or any(key.endswith(".effective_batch") for key in trials[0].point):
+        return ""
+    return (
+        f"the points have effective batches of {min(sizes)} to {max(sizes)} samples, which changes "
+        "the training; sweep.constraints.effective_batch keeps it"
+    )
+
+
+def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
+    """Return the unit that ends a sweep: the verdict on its trials, or its search."""
+    sweep = maker.sweep
+    if not sweep.is_searched:
+        decisive = {"metric", "mode", "parity_tolerance", "repeats"}
+        judged = sweep.model_dump(mode="json", include=decisive)
+        identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
+        key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
+        return Unit(key, identity=identity)
+    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
+    stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
+    literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
+    if extents := stage.units[0].extents:
+        literals["extents"] = extents
+    of_stage = without_training(stage)
+    identity = Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
+    key = f"{NAME}/{sweep.stage}/search-{identity.fingerprint[:12]}"
+    return Unit(key, budget=sweep.samples, budget_key="sweep.samples", identity=identity)
+
+
+def winner(context: StageContext, stage: str) -> dict[str, Any]:
+    """Return the settings that the sweep of a stage recommends. Raises UnitError without any."""
+    row = context.ledger.get("recommendations", stage)
+    if row is None:
+        raise UnitError(stage, "error", "the sweep recommends nothing: no point succeeded")
+    return dict(row["settings"])
+
+
+def _taking(stage: Stage, maker: TrialMaker) -> Stage:
+    """Return the training stage with the settings that the sweep recommends.
+
+    Its identity says that the settings come from the sweep, not what they are: when a sweep grows,
+    a model that was trained before stays valid. Its features are unknown before the sweep.
+    """
+    training, origin = stage.training, maker.configuration.origin
+    if training is None:
+        raise ValueError(f"{stage.name} is not a training stage")
+    swept = {maker.key(name) for name in maker.sweep.axes}
+    decided = {
+        key: value
+        for key, value in training.settings.training.identity().items()
+        if f"{stage.name}.training.{key}" not in swept
+    }
+    rest = without_training(stage)
+    own = {**rest.shared[stage.name], "training": decided, "from_sweep": sorted(swept)}
+    identity = Identity.of({**rest.shared, stage.name: own}, rest.literals, rest.needs)
+    unit = Unit(stage.name, identity=identity, extents=stage.units[0].extents)
+
+    def run(context: StageContext) -> None:
+        values = winner(context, stage.name)
+        context.say(f"takes from the sweep {shown(values)}")
+        varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
+        _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
+        train(context, unit, found.task(context.run_dir), found.settings, found.initial)
+
+    needs = (*stage.needs, NAME)
+    return replace(stage, run=run, units=[unit], needs=needs, features={}, featured=())
+
+
+def _summarize(
+    context: StageContext,
+    maker: TrialMaker,
+    trials: Sequence[Trial],
+    objective: Objective,
+) -> None:
+    """Write the sweep's results: parity, Pareto front and recommendation."""
+    settings = maker.sweep
+    rows = record_parity(context, trials)
+    quality = objective.column if settings.kind == "quality" else None
+    best = front(medians(rows.values()), quality, objective.mode)
+    columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
+    context.ledger.remove("pareto", rows)
+    context.ledger.put(
+        "pareto",
+        {
+            row["trial_id"]: {name: row.get(name) for name in columns}
+            | {"peak_bytes": peak_bytes(row), "metric": quality}
+            | {"quality": row[quality] if quality else None}
+            for row in best
+        },
+    )
+    ended = [trial for trial in trials if trial.unit.key in rows]
+    found = recommend(
+        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in ended],
+        objective.column,
+        objective.mode,
+        settings.parity_tolerance,
+        maker.device[1],
+    )
+    if found is None:
+        context.ledger.remove("recommendations", [settings.stage])
+        why = nothing(rows.values(), objective.column, settings.parity_tolerance)
+        context.say(f"nothing is recommended: {why}")
+        return
+    edges = dict(edge_remarks(maker, found.best))
+    if remarks := "; ".join(edges.values()):
+        found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")
+    row = {
+        "trained_stage": settings.stage,
+        "trial_id": found.trial_id,
+        "metric": objective.column,
+        "mode": objective.mode,
+        "value": found.value,
+        "value_low": found.low,
+        "value_high": found.high,
+        "reason": found.reason,
+        "edges": ", ".join(edges) or None,
+        "settings": found.settings,
+        "snippet": snippet(found.settings),
+    }
+    context.ledger.put("recommendations", {settings.stage: row})
+    context.say(f"recommended: {shown(found.settings)}")
+
+
+def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
+    """Return a trial's row with the batch sizes at full size, if its elastic group ran smaller."""
+    if row["status"] != "succeeded" or any(row[name] is None for name in KEYS):
+        return row
+    plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
+    plan = plan.for_workers(trial.training.settings.scaling.most_workers)
+    return {**row, **{name: getattr(plan, name) for name in KEYS}}
+
+
+def edge_remarks(maker: TrialMaker, best: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+    """Yield each axis at whose end the best point lies, and what to try beyond it.
+
+    Values that the configuration, a constraint or the hardware rejects are not proposed.
+    """
+    for name, axis in maker.sweep.axes.items():
+        key = maker.key(name)
+        if key not in best:
+            continue
+
+        def allows(value: Any, key: str = key) -> bool:
+            try:
+                trial = maker.trial({**best, key: value})
+            except ConfigError:
+                return False
+            return trial is not None and trial.lacks is None
+
+        if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
+            short = key.removeprefix(f"{maker.sweep.stage}.")
+            yield short, edge.remark(short, f"sweep.axes.{name}")
+
+
+def record_parity(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
+    """Record the parity of the trials; return the rows of all that have one, by trial."""
+    rows = _rows(context, trials)
+    context.ledger.put("trials", _with_parity(context, trials, rows))
+    return _rows(context, trials)
+
+
+def _rows(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
+    return {
+        trial.unit.key: row
+        for trial in trials
+        if (row := context.ledger.get("trials", trial.unit.key)) is not None
+    }
+
+
+def _with_parity(
+    context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
+) -> dict[str, Row]:
+    """Return the rows with the relative difference of their logged losses to fp32.
+
+    Compared trials have the same micro-batch, accumulation and workers, which decide what dropout
+    draws. A trial without such a partner gets the largest difference of its precision elsewhere.
+    """
+    succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
+    exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
+    others = [trial for trial in succeeded if trial.precision != "fp32"]
+    found: dict[str, float] = {}
+    of_precision: dict[tuple[str, str], float] = {}
+    for trial in others:
+        if (partner := exact.get((trial.parity, *trial.cut))) is not None:
+            reference = _losses(context, partner.unit.key)
+            difference = _losses(context, trial.unit.key) - reference
+            parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
+            found[trial.unit.key] = parity
+            kind = trial.parity, trial.precision
+            of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
+    for trial in others:
+        if (known := of_precision.get((trial.parity, trial.precision))) is not None:
+            found.setdefault(trial.unit.key, known)
+    return {key: {**rows[key], "parity": parity} for key, parity in found.items()}
+
+
+def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
+    steps = results.read_partition(context.run_dir, "steps", trial_id)
+    return steps.set_index("step")["loss"].astype(float)

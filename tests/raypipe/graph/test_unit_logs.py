@@ -1,0 +1,131 @@
+"""Logs of units, and what the terminal shows of failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypipe.errors import Trace
+from raypipe.graph import unit_logs
+from raypipe.graph.unit_logs import Failure, UnitLogs, first_line
+from raypipe.store.run_directory import RunDirectory
+
+TRACE = Trace("Traceback ...\nValueError: boom", "code.py:7 in score")
+
+
+@pytest.fixture(params=["local", "remote"])
+def folder(request: pytest.FixtureRequest) -> RunDirectory:
+    return request.getfixturevalue("run" if request.param == "local" else "remote")
+
+
+def opened(folder: RunDirectory, **options) -> tuple[UnitLogs, list[str]]:
+    said: list[str] = []
+    return UnitLogs(folder, "lda", "lda", said.append), said
+
+
+def read(folder: RunDirectory, unit: str) -> str:
+    return folder.read(folder.log(unit)).decode()
+
+
+def test_a_failure_is_shown_with_its_place_and_its_log(folder):
+    logs, said = opened(folder)
+    logs.failed(
+        Failure("lda/news/0", 1, "error", "ValueError: boom", "gave up", TRACE, "working\n")
+    )
+    logs.close()
+    unit, at, log = said[0].splitlines()
+    assert unit == "lda/news/0: attempt 1: error: ValueError: boom; gave up"
+    assert at == "  at code.py:7 in score"
+    assert log.endswith("/logs/lda-news-0.log")
+    head, *rest = read(folder, "lda/news/0").splitlines()
+    assert head.startswith("# lda/news/0, attempt 1: error; gave up, 20")
+    assert rest == ["working", "Traceback ...", "ValueError: boom"]
+    assert len(said) == 1
+
+
+def test_attempts_follow_each_other_in_one_log(folder):
+    logs, _ = opened(folder)
+    logs.failed(
+        Failure("lda/0", 1, "worker_died", "the worker process died", "again", None, "first")
+    )
+    opened(folder)[0].printed("lda/0", 2, "second\n")
+    lines = read(folder, "lda/0").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "first",
+        "the worker process died",
+        "second",
+    ]
+
+
+def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
+    logs, said = opened(run)
+    for n in range(1000):
+        logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE))
+    logs.close()
+    assert len(said) == 2
+    names = ", ".join(f"lda/{n}" for n in range(1, 101))
+    assert said[1] == f"lda/0: the same error 999 more time(s): {names} and 899 more"
+
+
+def test_attempts_of_one_unit_are_not_named_again(run):
+    logs, said = opened(run)
+    for attempt in (1, 2):
+        logs.failed(Failure("lda/0", attempt, "worker_died", "died", "again"))
+    logs.close()
+    assert len(said) == 1
+
+
+def test_different_failures_are_shown_up_to_a_limit(run):
+    """Ten with their places and logs, further ones in a line each."""
+    logs, said = opened(run)
+    for n in range(200):
+        trace = Trace("trace", f"code.py:{n} in score")
+        logs.failed(Failure(f"lda/{n}", 1, "error", "ValueError", "gave up", trace))
+    logs.failed(Failure("lda/200", 1, "out_of_memory", "as expected", shown=False))
+    logs.close()
+    assert [text.count("\n") for text in said] == [2] * 10 + [0] * 91
+    assert said[99] == "lda/99: attempt 1: error: ValueError; gave up"
+    assert said[-1] == "lda: 100 more failures are in the table `failures`"
+
+
+def test_the_number_of_logs_is_bounded(run, monkeypatch):
+    monkeypatch.setattr(unit_logs, "_MOST_LOGS", 3)
+    logs, said = opened(run)
+    for n in range(5):
+        logs.printed(f"lda/{n}", 1, "hello")
+    logs.failed(Failure("lda/4", 1, "error", "ValueError", "gave up", TRACE))
+    logs.printed("lda/0", 2, "again")
+    assert run.list(run.logs) == ["lda-0.log", "lda-1.log", "lda-2.log"]
+    assert "log:" not in said[0]
+
+
+def test_credentials_are_redacted(folder):
+    logs, _ = opened(folder)
+    logs.failed(
+        Failure("lda/0", 1, "error", "no", "", Trace("at s3://key:secret@bucket/x"), "s3://a:b@c")
+    )
+    text = read(folder, "lda/0")
+    assert "secret" not in text
+    assert "a:b" not in text
+
+
+def test_a_task_without_its_stage_s_name_gets_it(run):
+    matrix = RunDirectory(run.location, "seed=1", (("lda", "seed=1"),))
+    said: list[str] = []
+    UnitLogs(matrix, "lda", "lda@seed=1", said.append).printed("7", 1, "hello")
+    assert run.list(run.logs) == ["lda@seed=1-7.log"]
+
+
+@pytest.mark.parametrize("unit", ["a/b" * 300, "..", ".", "", "tab\tnew\nline", "ümläut=ß" * 60])
+def test_every_name_of_a_unit_has_a_log(run, unit):
+    logs, _ = opened(run)
+    logs.printed(unit, 1, "hello")
+    assert "hello" in read(run, f"lda/{unit}")
+    assert len(run.list(run.logs)) == 1
+
+
+def test_a_first_line_says_what_is_wrong():
+    assert first_line("\n  Error: one\ntwo") == "Error: one"
+    assert first_line("ValueError: \n\nAll fits failed.\nmore") == "ValueError: All fits failed."
+    assert first_line("Error:") == "Error:"
+    assert first_line(" \n") == ""
+    assert len(first_line("a" * 1000)) == 300

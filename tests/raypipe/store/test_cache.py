@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.store.cache import Cache
+
+plain = st.dictionaries(
+    st.text(), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_rows_are_found_again_and_the_newest_counts(folder):
+    with Cache("values") as cache:
+        assert cache.get(["a"]) == {}
+        cache.put({"a": {"value": 0.1 + 0.2}, "b": {"value": 1e44}})
+        cache.put({"b": {"value": -1e44}})
+    with Cache("values") as cache:
+        assert cache.get(["b", "a", "c"]) == {"b": {"value": -1e44}, "a": {"value": 0.1 + 0.2}}
+    with Cache("others") as cache:
+        assert cache.get(["a"]) == {}
+    assert sorted(path.name for path in folder.iterdir()) == ["others.sqlite", "values.sqlite"]
+
+
+@given(st.dictionaries(st.text(), plain, max_size=5))
+def test_whatever_is_plain_comes_back_as_it_was(rows):
+    with Cache("any") as cache:
+        cache.put(rows)
+        assert cache.get(rows) == rows
+
+
+def test_one_that_is_not_used_touches_nothing(folder):
+    with Cache("values", enabled=False) as cache:
+        cache.put({"a": {"value": 1.0}})
+        assert cache.get(["a"]) == {}
+    assert not folder.exists()
+
+
+def test_a_changed_row_counts_as_missing(folder):
+    with Cache("values") as cache:
+        cache.put({"a": {"value": 1.0}, "b": {"value": 2.0}})
+    with sqlite3.connect(folder / "values.sqlite") as database:
+        database.execute("UPDATE rows SET row = ? WHERE key = 'a'", (json.dumps({"value": 3.0}),))
+    database.close()
+    with Cache("values") as cache:
+        assert cache.get(["a", "b"]) == {"b": {"value": 2.0}}
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\0" + b"x" * 4096])
+def test_a_damaged_file_is_reported_and_left_alone(folder, content, caplog):
+    folder.mkdir()
+    file = folder / "values.sqlite"
+    file.write_bytes(content)
+    with Cache("values") as cache:
+        cache.put({"a": {"value": 1.0}})
+        assert cache.get(["a"]) == {}
+    assert file.read_bytes() == content
+    assert len(caplog.records) == 1
+    assert "values.sqlite" in caplog.text
+
+
+def test_a_file_cut_short_is_reported_and_left_alone(folder, caplog):
+    with Cache("values") as cache:
+        cache.put({str(i): {"value": float(i)} for i in range(2000)})
+    file = folder / "values.sqlite"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with Cache("values") as cache:
+        found = cache.get(map(str, range(2000)))
+    assert all(row == {"value": float(key)} for key, row in found.items())
+    assert len(found) < 2000
+    assert "values.sqlite" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_is_reported(folder, caplog):
+    folder.touch()
+    with Cache("values") as cache:
+        cache.put({"a": {"value": 1.0}})
+        assert cache.get(["a"]) == {}
+    assert "values.sqlite" in caplog.text
+
+
+def test_several_processes_write_at_once(folder):
+    script = (
+        "from raypipe.store.cache import Cache\n"
+        "with Cache('values') as cache:\n"
+        "    for i in range(100):\n"
+        "        cache.put({f'{NAME}/{i}': {'value': i}})\n"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", f"NAME = {name!r}\n{script}"]) for name in "ab"
+    ]
+    assert [process.wait() for process in running] == [0, 0]
+    keys = [f"{name}/{i}" for name in "ab" for i in range(100)]
+    with Cache("values") as cache:
+        assert list(cache.get(keys)) == keys

@@ -1,0 +1,191 @@
+"""Conditional writes: the store decides which of several writers succeeds."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from pyarrow import fs as arrow_fs
+
+from raypipe.errors import ConfigError
+from raypipe.store import object_store
+from raypipe.store.object_store import ConditionalObject, ConflictError
+from raypipe.store.run_directory import RunDirectory
+
+SECRET = "wJalrXUtn/FEMI+x"
+QUOTED = "wJalrXUtn%2FFEMI%2Bx"
+
+
+def opened(location: str) -> ConditionalObject:
+    run = RunDirectory.at(location)
+    return ConditionalObject.at(run, run.lock)
+
+
+def assert_compares_and_swaps(subject: ConditionalObject) -> None:
+    assert subject.read() == (b"", None)
+    first = subject.write(b"1", None)
+    assert subject.read() == (b"1", first)
+    second = subject.write(b"2", first)
+    for outdated in (None, first):
+        with pytest.raises(ConflictError):
+            subject.write(b"3", outdated)
+    assert subject.read() == (b"2", second)
+    subject.write(b"", second)
+    assert subject.read()[0] == b""
+
+
+class Gcs(BaseHTTPRequestHandler):
+    """As much of the XML interface of Google's storage as an object with a generation needs."""
+
+    objects: dict[str, tuple[bytes, int]] = {}  # noqa: RUF012 - emptied by the fixture
+
+    def do_GET(self) -> None:
+        if self.path in self.objects:
+            self._answer(200, *self.objects[self.path])
+        else:
+            self._answer(404, b"", 0)
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        generation = self.objects.get(self.path, (b"", 0))[1]
+        if self.headers["x-goog-if-generation-match"] not in (None, str(generation)):
+            self._answer(412, b"", 0)
+            return
+        self.objects[self.path] = content, generation + 1
+        self._answer(200, b"", generation + 1, of=content)
+
+    def _answer(
+        self, status: int, content: bytes, generation: int, of: bytes | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Last-Modified", "Mon, 23 Nov 2026 07:20:07 GMT")
+        self.send_header("ETag", hashlib.md5(of or content).hexdigest())
+        self.send_header("x-goog-generation", str(generation))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def gcs() -> Iterator[str]:
+    """The ``host:port`` of a server of Google's interface."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gcs) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        Gcs.objects.clear()
+
+
+def test_an_object_in_s3_is_replaced_only_at_the_version_seen(server):
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    assert_compares_and_swaps(opened(f"s3://key:any@runs/compare/run?{options}"))
+
+
+def test_an_object_in_gcs_is_replaced_only_at_the_version_seen(gcs):
+    location = f"gs://anonymous@runs/compare/run?endpoint_override={gcs}&scheme=http"
+    assert_compares_and_swaps(opened(location))
+    assert [unquote(path) for path in Gcs.objects] == ["/runs/compare/run/.lock"]
+
+
+def test_a_deleted_object_is_not_written_at_the_version_seen(server):
+    run = RunDirectory.at(
+        f"s3://key:any@runs/deleted?endpoint_override={server}&scheme=http&region=us-east-1"
+    )
+    subject = ConditionalObject.at(run, run.lock)
+    version = subject.write(b"1", None)
+    run.delete(run.lock)
+    with pytest.raises(ConflictError):
+        subject.write(b"2", version)
+
+
+def test_the_object_is_the_file_that_pyarrow_sees(server):
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    run = RunDirectory.at(f"s3://key:any@runs/a%20b%2523/%C3%BC+/run?{options}")
+    ConditionalObject.at(run, run.lock).write(b"1", None)
+    assert run.read(run.lock) == b"1"
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint"),
+    [
+        ("region=eu-west-1", None),
+        ("region=eu-west-1&endpoint_override=store:9000", "https://store:9000"),
+        ("region=eu-west-1&endpoint_override=store:9000&scheme=http", "http://store:9000"),
+        ("region=eu-west-1&endpoint_override=http://store:9000", "http://store:9000"),
+    ],
+)
+def test_options_and_credentials_of_an_s3_uri(monkeypatch, options, endpoint):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    subject = opened(f"s3://key:{QUOTED}@bucket/some/run?{options}")
+    store = subject.store
+    assert subject.key == "some/run/.lock"
+    assert store.config["bucket"] == "bucket"
+    assert store.config["region"] == "eu-west-1"
+    assert store.config.get("endpoint") == endpoint
+    assert store.credential_provider() == {
+        "access_key_id": "key",
+        "secret_access_key": SECRET,
+        "token": None,
+        "expires_at": None,
+    }
+    assert SECRET not in repr(subject) + repr(store.config)
+
+
+def test_certificates_of_an_s3_uri(tmp_path):
+    location = "s3://key:any@bucket/run?region=eu-west-1"
+    client = opened(f"{location}&tls_verify_certificates=False").store.client_options
+    assert client["allow_invalid_certificates"] in (True, "true")
+    assert "allow_invalid_certificates" not in opened(location).store.client_options
+    (tmp_path / "ca.pem").write_text("not a certificate")
+    for name, message in (("ca.pem", "certificate"), ("missing.pem", r"missing\.pem")):
+        with pytest.raises(OSError, match=message):
+            opened(f"{location}&tls_ca_file_path={tmp_path}/{name}")
+
+
+def test_credentials_of_a_profile_are_found_by_boto3(monkeypatch, tmp_path):
+    profile = "[some]\naws_access_key_id = key\naws_secret_access_key = secret\n"
+    (tmp_path / "credentials").write_text(profile)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "some")
+    found = opened("s3://bucket/run?region=eu-west-1").store.credential_provider()
+    assert (found["access_key_id"], found["secret_access_key"]) == ("key", "secret")
+
+
+def test_without_boto3_obstore_looks_for_credentials(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setattr(object_store, "find_spec", lambda name: None)
+    assert opened("s3://bucket/run?region=eu-west-1").store.credential_provider is None
+
+
+@pytest.mark.parametrize("kind", ["mock", "abfs", "hdfs"])
+def test_storage_without_conditional_writes_is_refused(kind):
+    run = RunDirectory(f"{kind}://key:{QUOTED}@store/run")
+    run.__dict__["_opened"] = (arrow_fs._MockFileSystem(), "store/run")
+    with pytest.raises(ConfigError, match=rf"{kind}://\*\*\*@store/run: two commands cannot"):
+        ConditionalObject.at(run, run.lock)
+
+
+@pytest.mark.parametrize("bucket", ["nothing-here", "no host"])
+def test_an_error_of_the_store_is_one_line_without_credentials(server, bucket):
+    port = urlsplit(f"//{server}").port if bucket == "nothing-here" else 1
+    options = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+    subject = opened(f"s3://key:{QUOTED}@nothing-here/run?{options}")
+    with pytest.raises(OSError, match=r"nothing-here/run/\.lock") as caught:
+        subject.write(b"1", None)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "<" not in text
+    assert SECRET not in text
+    assert QUOTED not in text
+    assert caught.value.__cause__ is None

@@ -1,0 +1,459 @@
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raypipe.errors import ConfigError
+from raypipe.store import ledger as ledger_module
+from raypipe.store.ledger import RESULTS, Ledger, checksum
+from raypipe.store.ledger_view import LedgerView
+from raypipe.store.run_directory import BASE, RunDirectory
+
+
+@pytest.fixture(params=["local", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    found: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
+    return found
+
+
+def contents(ledger: Ledger) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    return {table: ledger.items(table) for table in ledger.tables()}
+
+
+def only_file(run: RunDirectory) -> Path:
+    (name,) = run.list(run.ledger)
+    return Path(run.ledger, name)
+
+
+def test_the_newest_row_of_a_key_counts_in_the_order_of_first_appearance(
+    anywhere: RunDirectory,
+) -> None:
+    ledger = Ledger(anywhere)
+    ledger.put("units", {"b": {"x": 1}, "a": {"x": 2}})
+    ledger.put("units", {})
+    ledger.put("studies", {"a": {"y": 1}})
+    ledger.put("units", {"c": {"x": 3}, "b": {"x": 4}})
+    for found in (ledger, Ledger(anywhere), Ledger(anywhere, writable=False)):
+        assert found.items("units") == [("b", {"x": 4}), ("a", {"x": 2}), ("c", {"x": 3})]
+        assert found.rows("studies") == [{"y": 1}]
+        assert found.get("units", "b") == {"x": 4}
+        assert found.get("units", "z") is None
+        assert found.rows("none") == []
+        assert found.tables() == ["units", "studies"]
+
+
+def test_values_come_back_as_they_were(anywhere: RunDirectory) -> None:
+    row = {
+        "text": "Zürich\n\u2028 \"x\" \ud800 \x00", "inf": math.inf, "big": 1e44, "int": 2**70,
+        "none": None, "nested": {"a": [1, {"b": True}]}, "tenth": 0.1,
+    }  # fmt: skip
+    Ledger(anywhere).put("täble", {"kéy/\n1": row | {"nan": math.nan}})
+    (found,) = Ledger(anywhere).items("täble")
+    assert found[0] == "kéy/\n1"
+    assert math.isnan(found[1].pop("nan"))
+    assert found[1] == row
+
+
+def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere: RunDirectory) -> None:
+    ledger = Ledger(anywhere)
+    ledger.put("units", {"a": {"x": 1}})
+    with pytest.raises(TypeError):
+        ledger.put("units", {"b": {"x": 2}, "c": {"x": object()}})
+    assert contents(ledger) == contents(Ledger(anywhere)) == {"units": [("a", {"x": 1})]}
+
+
+def test_a_reader_writes_nothing(run: RunDirectory) -> None:
+    with pytest.raises(RuntimeError, match="opened for reading"):
+        Ledger(run, writable=False).put("units", {"a": {}})
+    assert not run.exists(run.path())
+    Ledger(run).put("units", {"a": {}})
+    file = only_file(run)
+    file.write_bytes(file.read_bytes() + b'{"torn')
+    before = file.read_bytes()
+    assert Ledger(run, writable=False).rows("units") == [{}]
+    assert file.read_bytes() == before
+
+
+def test_a_kill_at_any_byte_of_the_last_record_keeps_all_earlier_ones(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {"x": "é"}, "b": {"x": 2}})
+    file = only_file(run)
+    whole = len(file.read_bytes())
+    ledger.put("units", {"c": {"x": "last"}})
+    content = file.read_bytes()
+    earlier = [("a", {"x": "é"}), ("b", {"x": 2})]
+    for size in range(whole, len(content)):
+        file.write_bytes(content[:size])
+        caplog.clear()
+        assert Ledger(run, writable=False).items("units") == earlier
+        assert bool(caplog.records) == (size > whole)
+        again = Ledger(run)
+        assert again.items("units") == earlier
+        again.put("units", {"d": {"x": size}})
+        assert Ledger(run).items("units") == [*earlier, ("d", {"x": size})]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\x00" * 20, b"\xff\xfe", b"{}", b"[]", b"null", b'{"table": "units", "key": "b"}',
+     b'{"table": ["units"], "key": "b", "row": {}}', b'{"table": "units", "key": {}, "row": {}}',
+     b'{"table": "units", "key": "b", "row": 5}'],
+)  # fmt: skip
+def test_after_a_damaged_line_every_unit_is_done_again_from_what_is_stored(
+    run: RunDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may have been any unit's result."""
+    ledger = Ledger(run)
+    ledger.put("evaluations", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}})
+    ledger.put("units", {"a": {}, "b": {}, "c": {}})
+    file = only_file(run)
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
+    left = [("a", {"x": 1}), ("c", {"x": 3})]
+    Ledger.to_read(run)
+    assert f"the ledger is damaged: line 2 of {file.name}" in caplog.text
+    for writable in (False, True):
+        ledger = Ledger(run, writable=writable)
+        assert (ledger.items("evaluations"), ledger.items("units")) == (left, [])
+        assert ledger.damage.startswith(f"line 2 of {file.name}; 3 of 3 units run again")
+    ledger.put("units", {"a": {}})
+    again = Ledger(run)
+    assert (again.items("evaluations"), again.items("units")) == (left, [("a", {})])
+    assert not again.damage
+
+
+@pytest.mark.parametrize("variant", [BASE, "rate=1"])
+@pytest.mark.parametrize("damage", [b"\x00" * 20 + b"\n", b"", b"half"])
+def test_a_damaged_line_costs_only_its_unit_and_keeps_no_result_that_is_not_the_newest(
+    anywhere: RunDirectory, variant: str, damage: bytes
+) -> None:
+    """Any line is damaged, or missing, or loses its end and with it the begin of the next."""
+    stamp = {"command_id": "first"}
+    view = LedgerView(Ledger(anywhere, stamp=stamp), variant)
+    view.put("runs", {"run": {}})
+    finish(view, {"a": {"x": 1}, "b": {"x": 2}})
+    finish(view, {"b": {"x": 3}})
+    finish(view, {"c": {"x": 4}})
+    view.put("stages", {"calls": {}})
+    newest = dict(view.items("calls"))
+    own = {} if variant == BASE else {"variant": variant}
+    names = anywhere.list(anywhere.ledger)
+    contents = {name: anywhere.read(f"{anywhere.ledger}/{name}") for name in names}
+    for name, content in contents.items():
+        lines = content.splitlines(keepends=True)
+        for place, line in enumerate(lines):
+            concerned = {json.loads(line)["key"].partition("@")[0]}
+            if damage == b"half":
+                concerned |= {
+                    json.loads(n)["key"].partition("@")[0] for n in lines[place + 1 :][:1]
+                }
+            broken = line[:20] if damage == b"half" else damage
+            anywhere.delete(anywhere.ledger)
+            for other in names:
+                anywhere.write(f"{anywhere.ledger}/{other}", contents[other])
+            broken_lines = [*lines[:place], broken, *lines[place + 1 :]]
+            anywhere.write(f"{anywhere.ledger}/{name}", b"".join(broken_lines))
+            for writable in (False, True, False):
+                ledger = Ledger(anywhere, writable=writable, stamp=stamp)
+                found = LedgerView(ledger, variant)
+                kept = {key for key in "abc" if found.get("units", key)}
+                assert {*"abc"} - concerned <= kept
+                for key in kept:
+                    row, unit = found.get("calls", key), found.get("units", key)
+                    # of two lines that became one, the earlier result may be left
+                    assert row == newest[key] or (
+                        damage == b"half" and unit == {RESULTS: {"calls": checksum(row)}, **own}
+                    )
+            assert not ledger.damage
+            kept_beside = [each for each in anywhere.list(anywhere.ledger) if ".damaged" in each]
+            at_end = place == len(lines) - 1 and damage != b"\x00" * 20 + b"\n"
+            assert kept_beside == ([] if at_end else [f"{name}.damaged"])
+
+
+def finish(view: LedgerView, rows: dict[str, dict[str, Any]]) -> None:
+    units = {key: {RESULTS: {"calls": checksum(row)}} for key, row in rows.items()}
+    view.put_tables({"calls": rows, "units": units})
+
+
+@pytest.mark.parametrize("byte", range(0, 57, 4))
+def test_a_changed_bit_is_no_result(run: RunDirectory, byte: int) -> None:
+    Ledger(run).put("evaluations", {"a": {"value": 1.25}})
+    file = only_file(run)
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1
+    file.write_bytes(content)
+    assert Ledger(run).rows("evaluations") == []
+
+
+def test_a_reader_sees_whole_rows_while_a_writer_appends(anywhere: RunDirectory) -> None:
+    writer = Ledger(anywhere)
+    for number in range(70):
+        writer.put("units", {str(number): {"x": number}})
+        reader = Ledger(anywhere, writable=False)
+        assert [row["x"] for row in reader.rows("units")] == list(range(number + 1))
+
+
+def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {"x": 1}})
+    real_open = Path.open
+
+    class Full:
+        """A stream that takes ten bytes and then says that the disk is full."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+            self.room = 10
+
+        def write(self, content: Any) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.stream.write(bytes(content[: self.room]))
+            self.stream.flush()
+            self.room -= written
+            return int(written)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.stream, name)
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.stream.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *a, **k: Full(real_open(*a, **k)))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.put("units", {"b": {"x": 2}})
+    assert ledger.get("units", "b") is None
+    ledger.put("stages", {"s": {"status": "failed"}})
+    assert contents(Ledger(run)) == {
+        "units": [("a", {"x": 1})],
+        "stages": [("s", {"status": "failed"})],
+    }
+
+
+def test_an_interrupt_at_any_line_of_an_append_damages_nothing(
+    anywhere: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != ledger_module.__file__:
+            return None
+        left -= event == "line"
+        if left == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    place, stored, before = 0, True, sys.gettrace()
+    while stored:
+        place += 1
+        left = place
+        anywhere.delete(anywhere.ledger)
+        ledger = Ledger(anywhere)
+        ledger.put("units", {"a": {"x": 1}})
+        sys.settrace(interrupt)
+        try:
+            ledger.put("units", {"b": {"x": 2}})
+            stored = False  # it has fewer lines than that
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        ledger.put("units", {"c": {"x": 3}})
+        found = dict(Ledger(anywhere).items("units"))
+        assert found.pop("b", {"x": 2}) == {"x": 2}
+        assert found == {"a": {"x": 1}, "c": {"x": 3}}
+    assert place > 30
+    assert not caplog.records
+
+
+def test_the_name_of_a_new_ledger_outlasts_a_loss_of_power(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {}})
+    folders = [Path(run.path()), Path(run.ledger)]
+    assert {folder.stat().st_ino for folder in folders} <= set(synced)
+    synced.clear()
+    ledger.put("units", {"b": {}})
+    assert synced == [only_file(run).stat().st_ino]  # once is enough
+
+
+def test_what_a_writer_that_was_replaced_has_under_way_replaces_nothing(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = Ledger(remote)
+    earlier.put("units", {"a": {"x": 1}})
+    under_way: list[tuple[str, bytes]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write", lambda run, *sent: under_way.append(sent))
+        earlier.put("units", {"late": {"x": 2}, "b": {"x": 2}})
+    ledger = Ledger(remote)
+    ledger.put("units", {"b": {"x": 3}})
+    for sent in under_way:
+        remote.write(*sent)
+    rows = {"a": {"x": 1}, "late": {"x": 2}}
+    for number in range(40):  # merged meanwhile
+        ledger.put("units", {str(number): {"x": number}})
+        rows[str(number)] = {"x": number}
+        found = dict(Ledger(remote, writable=False).items("units"))
+        assert found.pop("b")["x"] in (2, 3)  # both finished it
+        assert found == rows
+    assert not caplog.records
+
+
+def test_an_append_of_which_nobody_knows_whether_it_arrived_loses_none(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunDirectory.write
+
+    def write(run: RunDirectory, path: str, content: bytes) -> None:
+        real(run, path, content)
+        raise OSError(errno.ETIMEDOUT, "the answer was lost")
+
+    ledger = Ledger(remote)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write", write)
+        with pytest.raises(OSError, match="the answer was lost"):
+            ledger.put("units", {"a": {}})
+    ledger.put("units", {"b": {}})
+    assert [key for key, _ in Ledger(remote).items("units")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("merges", "whole"), [(1, True), (5, True), (6, False)])
+def test_a_reader_whose_segments_are_merged_meanwhile_begins_again(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, merges: int, whole: bool
+) -> None:
+    monkeypatch.setattr(ledger_module, "_PAUSE_S", 0)
+    writer = Ledger(remote)
+    writer.put("units", {"a": {"x": 1}, "b": {"x": 2}})
+    real, listed = RunDirectory.list, 0
+
+    def list_slowly(run: RunDirectory, folder: str) -> list[str]:
+        nonlocal listed
+        names = real(run, folder)
+        listed += 1
+        if listed <= merges:
+            with monkeypatch.context() as patch:
+                patch.setattr(ledger_module, "_MAX_SEGMENTS", 1)
+                writer.put("units", {"b": {"x": listed}})
+        return names
+
+    monkeypatch.setattr(RunDirectory, "list", list_slowly)
+    if whole:
+        found = Ledger(remote, writable=False)
+        assert found.items("units") == [("a", {"x": 1}), ("b", {"x": merges})]
+    else:
+        with pytest.raises(ConfigError, match="another raypipe command is writing it"):
+            Ledger(remote, writable=False)
+
+
+def test_what_cannot_be_read_is_one_message(anywhere: RunDirectory) -> None:
+    anywhere.fs.create_dir(f"{anywhere.ledger}/00000000.jsonl", recursive=True)
+    for writable in (False, True):
+        with pytest.raises(ConfigError, match="its ledger cannot be read"):
+            Ledger(anywhere, writable=writable)
+
+
+def test_segments_of_object_storage_stay_few(remote: RunDirectory) -> None:
+    ledger = Ledger(remote)
+    most = 0
+    for number in range(150):
+        ledger.put("units", {str(number % 40): {"x": number}})
+        most = max(most, len(remote.list(remote.ledger)))
+        if number % 37 == 0:
+            ledger = Ledger(remote)
+    assert most <= 33
+    assert contents(Ledger(remote)) == contents(ledger)
+    assert len(ledger.rows("units")) == 40
+
+
+def test_a_merge_comes_now_and_then_not_with_every_row(remote: RunDirectory) -> None:
+    ledger = Ledger(remote)
+    counts = []
+    for number in range(40):
+        ledger.put("units", {str(number): {"x": number}})
+        counts.append(len(remote.list(remote.ledger)))
+    assert counts == [*range(1, 33), 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_crash_between_merging_and_deleting(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(remote)
+    crashes = 0
+    for number in range(120):
+        with monkeypatch.context() as patch:
+            if number % 3:  # two of three commands die at their first deletion
+                patch.setattr(RunDirectory, "delete", _die)
+            try:
+                ledger.put("units", {str(number % 50): {"x": number}})
+            except KeyboardInterrupt:
+                crashes += 1
+        ledger = Ledger(remote)
+        assert ledger.get("units", str(number % 50)) == {"x": number}
+    assert crashes
+    assert len(remote.list(remote.ledger)) <= 34
+    size = sum(len(remote.read(f"{remote.ledger}/{n}")) for n in remote.list(remote.ledger))
+    assert size < 120 * 60  # merging drops the rows that newer ones replaced
+
+
+def _die(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_directory_can_move_to_object_storage_and_back(
+    remote: RunDirectory, tmp_path: Path
+) -> None:
+    local = RunDirectory.at(tmp_path / "remote")  # the same folder
+    assert remote.fs != local.fs
+    for number, run in enumerate([local, remote, remote, local, local, remote]):
+        Ledger(run).put("units", {"a": {"x": number}})
+        assert Ledger(local).rows("units") == Ledger(remote).rows("units") == [{"x": number}]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    puts=st.lists(
+        st.dictionaries(st.text(max_size=3), st.dictionaries(st.text(max_size=2), st.integers())),
+        max_size=6,
+    )
+)
+def test_reopening_changes_nothing(
+    puts: list[dict[str, dict[str, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = RunDirectory.at(tmp_path_factory.mktemp("run"))
+    ledger = Ledger(run)
+    for rows in puts:
+        ledger.put("t", rows)
+    assert contents(Ledger(run)) == contents(ledger)
+
+
+def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(tmp_path):
+    run = RunDirectory.at(tmp_path / "run")
+    first = Ledger(run, stamp={"command_id": "first"})
+    first.put("trials", {"a": {"x": 1}})
+    del first
+    second = Ledger(run, stamp={"command_id": "second"})
+    second.put("trials", {"a": {**second.get("trials", "a"), "parity": True}, "b": {"x": 2}})
+    rows = {key: second.get("trials", key) for key in "ab"}
+    assert rows["a"] == {"x": 1, "parity": True, "command_id": "first"}
+    assert rows["b"] == {"x": 2, "command_id": "second"}

@@ -1,0 +1,578 @@
+"""One writer of a run directory: a lock on a file system, a lease in an object store."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from raypipe.errors import ConfigError, LostLeaseError
+from raypipe.store import lock
+from raypipe.store.ledger import Ledger
+from raypipe.store.lock import Pace, writing
+from raypipe.store.object_store import ConditionalObject
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
+
+#: as the real one, but for its speed
+FAST = Pace(beat_s=0.1, expiry_s=2)
+
+#: renewed once the test is over
+SLOW = Pace(beat_s=60, expiry_s=120)
+
+PROJECT = Path(__file__).parents[3]
+
+
+def located(server: str, name: str, bucket: str = "runs") -> RunDirectory:
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    return RunDirectory.at(f"s3://key:any@{bucket}/{name}?{options}")
+
+
+@pytest.fixture
+def store(server: str, request: pytest.FixtureRequest) -> RunDirectory:
+    """A run directory in the bucket of a real server."""
+    return located(server, re.sub(r"\W", "-", request.node.name))
+
+
+@dataclass(frozen=True)
+class Disturbed(ConditionalObject):
+    """The same object; what happens to its writes is in ``write_it``."""
+
+    write_it: Callable = field(kw_only=True)
+
+    def write(self, content, expected):
+        return self.write_it(super().write, content, expected)
+
+
+@pytest.fixture
+def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunDirectory, Callable], RunDirectory]:
+    """Make a second handle of a run directory whose lease is written through a function."""
+    real, disturbed = ConditionalObject.at, {}
+
+    def at(run: RunDirectory, path: str) -> ConditionalObject:
+        found = real(run, path)
+        write_it = disturbed.get(id(run))
+        return Disturbed(found.store, found.key, write_it=write_it) if write_it else found
+
+    def make(run: RunDirectory, write_it: Callable) -> RunDirectory:
+        handle = RunDirectory(run.location)
+        disturbed[id(handle)] = write_it
+        return handle
+
+    monkeypatch.setattr(ConditionalObject, "at", at)
+    return make
+
+
+class Dam:
+    """While ``flowing`` is not set, what is written arrives late."""
+
+    def __init__(self) -> None:
+        self.flowing, self.stalled = threading.Event(), threading.Event()
+
+    def __call__(self, write, content, expected):
+        if not self.flowing.is_set():
+            self.stalled.set()
+            assert self.flowing.wait(20)
+        return write(content, expected)
+
+
+def leave(run: RunDirectory, beat: int) -> None:
+    holder = {"owner": "other", "host": "elsewhere", "pid": 7, "beat": beat}
+    run.write(run.lock, json.dumps(holder).encode())
+
+
+def owner(run: RunDirectory) -> str:
+    return json.loads(run.read(run.lock))["owner"]
+
+
+def is_free(run: RunDirectory) -> bool:
+    return run.read(run.lock) == b""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    """Signals that the process was sent to end by."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+def wait_for(ended: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == [signal.SIGTERM]
+
+
+def test_a_lease_is_given_back(store, said):
+    with writing(store, said.append, FAST) as check:
+        assert owner(store)
+        time.sleep(2.5)  # longer than it holds without being renewed
+        check()
+    assert is_free(store)
+    with writing(store, said.append, FAST):
+        pass
+    assert said == []
+
+
+def test_a_second_command_is_refused_while_the_first_lives(store, said):
+    with (
+        writing(store, said.append, FAST),
+        pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is writing it"),
+        writing(store, said.append, Pace(beat_s=0.1, expiry_s=3600)),  # one renewal is enough
+    ):
+        pass
+    assert len(said) == 1
+    with writing(store, said.append, FAST):  # the refused one left the lease alone
+        pass
+    assert len(said) == 1
+
+
+def test_a_command_that_ends_while_another_watches_hands_over(store, said):
+    leave(store, 5)
+    release = threading.Timer(0.3, store.write, (store.lock, b""))
+    release.start()
+    with writing(store, said.append, Pace(beat_s=0.1, expiry_s=60)):
+        assert owner(store) != "other"
+    assert len(said) == 1
+
+
+def test_what_a_dead_command_left_is_taken_over_once_it_expired(store, said):
+    leave(store, 5)
+    with writing(store, said.append, FAST):
+        assert owner(store) != "other"
+    assert "process 7 on elsewhere" in said[0]
+
+
+def test_a_damaged_lease_expires_too(store, said):
+    store.write(store.lock, b"{")
+    with writing(store, said.append, FAST):
+        pass
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("left", ["nothing", "released", "expired"])
+def test_of_two_that_begin_at_the_same_time_one_writes(store, left):
+    if left == "released":
+        store.write(store.lock, b"")
+    if left == "expired":
+        leave(store, 5)
+    begun, wrote, over = threading.Barrier(4), [], threading.Barrier(4)
+
+    def begin() -> None:
+        begun.wait()
+        try:
+            with writing(store, lambda text: None, FAST) as check:
+                wrote.append(True)
+                check()
+                over.wait(60)
+        except ConfigError:
+            wrote.append(False)
+            over.wait(60)
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(wrote) == [False, False, False, True]
+    assert is_free(store)
+
+
+HOLD = """
+import sys
+from raypipe.errors import ConfigError
+from raypipe.store.lock import Pace, writing
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
+run, pace = RunDirectory.at(sys.argv[1]), Pace(*map(float, sys.argv[2:]))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with writing(run, lambda text: None, pace):
+        print("held", flush=True)
+        sys.stdin.readline()
+except ConfigError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.fixture
+def command() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start processes that hold the lock of a run directory from a line of input to the next."""
+    started: list[subprocess.Popen] = []
+
+    def start(run: RunDirectory) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, run.location, str(FAST.beat_s), str(FAST.expiry_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=PROJECT,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def go_on(process: subprocess.Popen) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_processes_that_create_the_lease_at_once_one_holds_it(store, command):
+    processes = [command(store) for _ in range(3)]
+    for process in processes:
+        go_on(process)
+    answers = sorted(process.stdout.readline() for process in processes)
+    assert [text == "held\n" for text in answers].count(True) == 1
+    assert ["is writing it" in text for text in answers].count(True) == 2
+    for process in processes:
+        process.communicate("\n")
+    assert is_free(store)
+
+
+def test_a_process_that_froze_beyond_the_expiry_ends(store, said, command):
+    frozen = command(store)
+    go_on(frozen)
+    assert frozen.stdout.readline() == "held\n"
+    frozen.send_signal(signal.SIGSTOP)
+    with writing(store, said.append, FAST) as check:
+        mine = owner(store)
+        frozen.send_signal(signal.SIGCONT)
+        assert frozen.wait(60) == -signal.SIGTERM
+        check()
+        assert owner(store) == mine
+    assert is_free(store)
+    assert f"process {frozen.pid} on" in said[0]
+
+
+def test_who_stood_still_too_long_writes_nothing_any_more(store, said, ended, monkeypatch):
+    """As after a closed lid: the clock jumps, and another has the lease."""
+    with writing(store, said.append, SLOW) as check:
+        ledger = Ledger(store, before_writing=check)
+        ledger.put("units", {"a": {"status": "succeeded"}})
+        leave(store, 1)
+        ledger.put("units", {"b": {"status": "succeeded"}})  # nobody can have it so soon
+        real = lock._now
+        monkeypatch.setattr(lock, "_now", lambda: real() + 100)
+        with pytest.raises(LostLeaseError, match=r"process 7 on elsewhere\) took over"):
+            ledger.put("units", {"c": {"status": "succeeded"}})
+    assert [key for key, _ in Ledger(store, writable=False).items("units")] == ["a", "b"]
+    assert owner(store) == "other"
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_command_whose_lease_is_lost_ends(store, said, ended, deleted):
+    with writing(store, said.append, Pace(0.2, 60)) as check:
+        store.delete(store.lock) if deleted else leave(store, 1)
+        wait_for(ended)
+        with pytest.raises(LostLeaseError):  # soon after a renewal, too
+            check()
+    if deleted:
+        assert not store.exists(store.lock)
+    else:
+        assert owner(store) == "other"
+
+
+def test_a_lease_that_is_another_s_is_not_given_back(store, said):
+    with writing(store, said.append, SLOW):
+        leave(store, 1)
+    assert owner(store) == "other"
+
+
+def test_a_first_write_that_arrives_once_another_holds_the_lease_is_refused(store, said, disturb):
+    dam, refused = Dam(), []
+    late = disturb(store, dam)
+
+    def begin() -> None:
+        try:
+            with writing(late, said.append, FAST):
+                pass
+        except ConfigError as error:
+            refused.append(str(error))
+
+    other = threading.Thread(target=begin)
+    other.start()
+    assert dam.stalled.wait(20)
+    with writing(store, said.append, SLOW) as check:
+        mine = owner(store)
+        dam.flowing.set()
+        other.join()
+        assert f"process {os.getpid()} on" in refused[0]
+        assert owner(store) == mine
+        check()
+    assert is_free(store)
+
+
+def test_who_froze_in_a_renewal_does_not_get_the_lease_back(store, said, ended, disturb):
+    """It is on its way when another takes over, and arrives after that."""
+    dam = Dam()
+    dam.flowing.set()
+    with writing(disturb(store, dam), said.append, FAST) as check:
+        dam.flowing.clear()
+        assert dam.stalled.wait(20)
+        with writing(store, said.append, FAST) as check_of_next:
+            mine = owner(store)
+            dam.flowing.set()
+            wait_for(ended)
+            with pytest.raises(LostLeaseError, match="took over"):
+                check()
+            time.sleep(1.1)  # as long as its holder relies on a renewal
+            check_of_next()
+            assert owner(store) == mine
+    assert is_free(store)
+    assert ended == [signal.SIGTERM]
+
+
+def test_a_store_that_stood_still_costs_nobody_the_lease(store, said, ended, disturb):
+    dam = Dam()
+    dam.flowing.set()
+    with writing(disturb(store, dam), said.append, FAST) as check:
+        dam.flowing.clear()
+        assert dam.stalled.wait(20)
+        time.sleep(2.5)  # longer than a lease holds without being renewed
+        dam.flowing.set()
+        check()
+    assert is_free(store)
+    assert ended == []
+
+
+def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said, disturb):
+    """Another may have taken over between the write and its late response."""
+    written = []
+
+    def late_once(write, content, expected):
+        version = write(content, expected)
+        written.append(content)
+        if len(written) == 3:
+            time.sleep(1.1)  # longer than the holder relies on a renewal
+        return version
+
+    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=2)) as check:
+        assert len(written) == 2
+        time.sleep(1.1)
+        check()
+        assert len(written) >= 4
+
+
+@pytest.mark.parametrize("when", ["taken", "renewed"])
+def test_a_write_whose_response_was_lost_costs_nobody_the_lease(
+    store, said, ended, disturb, caplog, when
+):
+    lost = []
+
+    def lose(write, content, expected):
+        version = write(content, expected)
+        if not lost and (when == "taken" or expected is not None):
+            lost.append(content)
+            return write(content, expected)  # as the client does where a connection breaks
+        return version
+
+    with writing(disturb(store, lose), said.append, FAST) as check:
+        check()
+        time.sleep(0.5)
+        check()
+    assert lost
+    assert is_free(store)
+    assert ended == []
+    assert not caplog.records
+
+
+def test_a_renewal_that_fails_is_made_up_for(store, said, ended, disturb, caplog):
+    failing = threading.Event()
+
+    def fail(write, content, expected):
+        version = write(content, expected)
+        if failing.is_set():
+            raise OSError("connection reset")
+        return version
+
+    with caplog.at_level(logging.WARNING), writing(disturb(store, fail), said.append, FAST):
+        failing.set()
+        while "was not renewed: connection reset" not in caplog.text:
+            time.sleep(0.01)
+        failing.clear()
+        time.sleep(0.5)
+    assert is_free(store)
+    assert ended == []
+
+
+def test_a_store_that_fails_while_the_lease_is_taken_is_one_message(store, said, disturb):
+    def fail(*arguments: object) -> bytes:
+        raise OSError("no route to host")
+
+    handle = disturb(store, fail)
+    with pytest.raises(ConfigError, match="no route to host"), writing(handle, said.append, FAST):
+        pass
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_lease_that_is_lost_while_it_is_taken_is_one_message(store, said, disturb, deleted):
+    def lose(write, content, expected):
+        version = write(content, expected)
+        store.delete(store.lock) if deleted else leave(store, 1)
+        return version
+
+    handle = disturb(store, lose)
+    with pytest.raises(ConfigError, match="is writing it"), writing(handle, said.append, FAST):
+        pass
+
+
+def test_a_store_that_ignores_conditions_is_refused(server, said):
+    run = located(server, "run", bucket="unconditional")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="ignores the conditions"), writing(run, said.append):
+            pass
+    assert said == []
+
+
+def test_a_file_lock_names_the_command_that_holds_it(tmp_path):
+    run = RunDirectory.at(tmp_path)
+    at = "2026-01-01T00:00:00+00:00"
+    known = RunStatus("toy", "toy-1", "raypipe run", "running", at, at, at, host="node7", pid=7)
+    holders = [
+        (known, r"\(process 7 on node7\) is writing it"),
+        (replace(known, status="failed"), "another raypipe command is writing it"),
+        (replace(known, host=platform.node(), pid=2**22 + 1), "raypipe command is writing it"),
+    ]
+    with writing(run, print):
+        for status, message in holders:
+            run.write(run.status, status.to_bytes())
+            with pytest.raises(ConfigError, match=message), writing(run, print):
+                pass
+
+
+def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path, command):
+    run = RunDirectory.at(tmp_path)
+    holder = command(run)
+    go_on(holder)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another raypipe command"), writing(run, print):
+        pass
+    holder.kill()
+    holder.wait()
+    with writing(run, print):
+        pass
+
+
+def test_two_writers_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    run, other = RunDirectory.at(tmp_path), RunDirectory.at(tmp_path)
+    refused = []
+
+    def begin() -> None:
+        try:
+            with writing(other, print):
+                pass
+        except ConfigError as error:
+            refused.append(str(error))
+
+    with writing(run, print):
+        begin()
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+        before = Path(run.lock).stat().st_ino
+    assert ["another raypipe command is writing it" in text for text in refused] == [True, True]
+    with writing(other, print):  # the same file: those who wait for it wait for the same lock
+        assert Path(run.lock).stat().st_ino == before
+
+
+def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, subprocess, time\nfrom raypipe.store.lock import writing\n"
+        "from raypipe.store.run_directory import RunDirectory\n"
+        f"with writing(RunDirectory.at({str(tmp_path)!r}), print):\n"
+        "    started, ready = os.pipe()\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        os.write(ready, b'x')\n"
+        "        time.sleep(600)\n"
+        "    os.read(started, 1)\n"  # the child has closed its copy of the lock
+        "    other = subprocess.Popen(['sleep', '600'], close_fds=False)\n"
+        "    print(child, other.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    )
+    assert holder.stdout is not None
+    children = [int(pid) for pid in holder.stdout.readline().split()]
+    try:
+        assert holder.wait(60) == -signal.SIGKILL
+        with writing(RunDirectory.at(tmp_path), print):
+            for child in children:
+                os.kill(child, 0)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        holder.stdout.close()
+
+
+@pytest.mark.parametrize("blocked", ["", ".lock"])
+def test_a_lock_that_cannot_be_created_is_one_message(tmp_path: Path, blocked: str) -> None:
+    run = RunDirectory.at(tmp_path / "run")
+    if blocked:
+        Path(run.lock).mkdir(parents=True)
+    else:
+        (tmp_path / "run").touch()
+    with pytest.raises(ConfigError, match="run: cannot be written: "), writing(run, print):
+        pass
+
+
+def test_a_file_system_without_file_locks_is_one_message(tmp_path: Path, monkeypatch) -> None:
+    import fcntl
+
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run = RunDirectory.at(tmp_path)
+    with pytest.raises(ConfigError, match="Function not implemented"), writing(run, print):
+        pass
+
+
+def test_what_a_write_that_was_killed_left_is_removed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal\nfrom raypipe.store.run_directory import RunDirectory\n"
+        f"run = RunDirectory.at({str(tmp_path)!r})\n"
+        "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "run.write(run.model('t'), b'whole')\n"
+    )
+    (tmp_path / "models").mkdir()
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    (left,) = tmp_path.rglob("*.tmp")
+    (tmp_path / "mine.tmp").touch()
+    run = RunDirectory.at(tmp_path)
+    with writing(run, print):
+        assert left.exists()  # a process that the killed command left may be writing it
+    before = time.time() - 120
+    for path in (left, tmp_path / "mine.tmp"):
+        os.utime(path, (before, before))
+    with writing(run, print):
+        assert not left.exists()
+    assert (tmp_path / "mine.tmp").exists()

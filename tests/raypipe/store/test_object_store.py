@@ -1,0 +1,191 @@
+"""Whole runs in a bucket of a real S3 server, of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyarrow import fs as arrow_fs
+
+from raypipe.commands import run as commands
+from raypipe.store import lock
+from raypipe.store.lock import Pace
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
+from tests.raypipe.toy import TOY, raypipe
+
+#: as the real one, but for its speed
+FAST = Pace(beat_s=0.1, expiry_s=2)
+SECRET = "wJalrXUtnFEMI"
+
+
+@pytest.fixture
+def uri(
+    server: str, work: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A run directory in the bucket, the credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(commands, "writing", partial(lock.writing, pace=FAST))
+    return _uri(server, re.sub(r"\W", "-", request.node.name))
+
+
+def _uri(server: str, name: str, user: str = "", bucket: str = "runs") -> str:
+    return f"s3://{user}{bucket}/{name}?endpoint_override={server}&scheme=http&region=us-east-1"
+
+
+def values(location: str | Path) -> pd.DataFrame:
+    return read_table(RunDirectory.at(location), "evaluations")[["dataset", "value"]]
+
+
+def test_a_run_in_a_bucket_is_the_local_one_and_continues(work, uri, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"run directory: {uri}\n")
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    pd.testing.assert_frame_equal(values(uri), values("out"))
+    run = RunDirectory.at(uri)
+    assert run.read(run.lock) == b""  # released
+    for file in ("config.yaml", "report/index.html"):
+        assert len(run.read(run.path(*file.split("/")))) > 30
+    capsys.readouterr()
+    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,4]", "--run-dir", uri) == 0
+    shown = capsys.readouterr().out
+    assert "computed squares/4" in shown
+    assert "computed squares/1" not in shown
+    assert raypipe("run", "toy.yaml", "squares.power=3", "--run-dir", uri) == 2
+    assert "squares.power: stored 2, now 3" in capsys.readouterr().err
+    assert raypipe("results", uri, "evaluations") == 0
+    assert "squares/4" in capsys.readouterr().out
+    assert raypipe("report", uri) == 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(7, 1), (8, 130)])
+def test_a_run_that_ended_early_gives_its_lease_back_and_continues(
+    work, uri, capsys, number, status
+):
+    command = ("run", "toy.yaml", f"squares.numbers=[1,{number},2]", "--run-dir", uri)
+    assert raypipe(*command) == status
+    assert f"--run-dir '{uri}'" in capsys.readouterr().out
+    assert raypipe(*command) == 0
+    assert list(values(uri)["value"]) == [1.0, number**2, 4.0]
+
+
+def test_runs_in_a_bucket_are_found_shown_and_watched(work, server, uri, capsys):
+    place, _, query = uri.partition("?")
+    first = f"{place}/toy/1?{query}"
+    assert raypipe("run", "toy.yaml", "--run-dir", first) == 0
+    assert raypipe("run", "toy.yaml", "squares.numbers=[7]", "--run-dir", uri_of(first, "2")) == 1
+    capsys.readouterr()
+    assert raypipe("ls", uri) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["status", "failed", "succeeded"]
+    assert lines[2].split()[0] == first
+    assert raypipe("show", first) == 0
+    assert "succeeded, 2 of 2 stages" in capsys.readouterr().out
+    assert raypipe("watch", uri_of(first, "2")) == 1
+    assert "seven is one too many" in capsys.readouterr().out
+    assert raypipe("results", first, "--sql", "select sum(value) s from evaluations", "--csv") == 0
+    assert capsys.readouterr().out == "s\n14.0\n"
+    run = RunDirectory.at(first)
+    assert not lock.is_held(run)
+    with lock.writing(run, print, FAST):
+        assert lock.is_held(run)
+    assert not lock.is_held(run)
+
+
+def uri_of(uri: str, name: str) -> str:
+    """The run directory beside another one."""
+    place, _, query = uri.partition("?")
+    return f"{place.rpartition('/')[0]}/{name}?{query}"
+
+
+def test_a_second_command_is_refused(work, uri, capsys):
+    with lock.writing(RunDirectory.at(uri), print, FAST):
+        assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2
+        assert "is writing it" in capsys.readouterr().err
+    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("toy", "squares.power: stored 3, now 2"), ("toy2", "the experiment 'toy2'")],
+)
+def test_what_another_command_stored_while_this_one_waited_is_not_altered(
+    work, uri, capsys, monkeypatch, name, message
+):
+    (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
+    (work / "other.yaml").write_text(f"experiment: {name}\nsquares: {{power: 3}}\n")
+    run, real = RunDirectory.at(uri), commands.writing
+
+    @contextmanager
+    def writing(run: RunDirectory, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+        monkeypatch.setattr(commands, "writing", real)
+        assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
+        with real(run, say) as check:
+            yield check
+
+    monkeypatch.setattr(commands, "writing", writing)
+    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2
+    assert message in capsys.readouterr().err
+    assert b"power: 3" in run.read(run.config)
+    assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("numbers", ["[1,7]", "[1,8]", "[1,2]"])
+def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, numbers):
+    location = _uri(server, f"secret{len(numbers)}{numbers[3]}", f"key:{SECRET}@")
+    command = ("run", "toy.yaml", f"squares.numbers={numbers}", "--run-dir", location)
+    raypipe(*command)
+    assert raypipe(*command) == 0
+    raypipe("run", "toy.yaml", f"squares.numbers={numbers}", "squares.power=3", *command[-2:])
+    with lock.writing(RunDirectory.at(location), print, FAST):
+        raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,4]", *command[-2:])
+    assert raypipe("results", location, "no_such_table") == 2
+    assert raypipe("report", location) == 0
+    shown = capfd.readouterr()
+    assert "s3://***@runs/" in shown.out
+    assert SECRET not in shown.out + shown.err + caplog.text
+    run = RunDirectory.at(location)
+    everything = arrow_fs.FileSelector(run.path(), recursive=True)
+    files = [info.path for info in run.fs.get_file_info(everything) if info.is_file]
+    assert len(files) > 5
+    assert not [path for path in files if SECRET.encode() in run.read(path)]
+    local = [path for path in work.rglob("*") if path.is_file()]
+    assert not [path for path in local if SECRET.encode() in path.read_bytes()]
+    assert SECRET not in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("s3://key:{secret}/x@bucket/run", "cannot be opened"),
+        ("s3://key:{secret}@bucket/run?no_such_option=1", "cannot be opened"),
+        ("s3://key:{secret}@nothing-here/run?endpoint_override={server}&scheme=http", "cannot be"),
+        ("s3://key:{secret}@runs/x?endpoint_override=127.0.0.1:1&scheme=http", "cannot be"),
+    ],
+)
+def test_a_location_that_does_not_work_is_one_message(work, server, uri, capsys, location, message):
+    given = location.format(secret=SECRET, server=server)
+    assert raypipe("run", "toy.yaml", "--run-dir", given) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert SECRET not in captured.out + captured.err
+
+
+def test_a_job_of_a_cluster_takes_no_secret_in_its_command(work, capsys):
+    given = ("--address", "http://127.0.0.1:1", "--run-dir", f"s3://key:{SECRET}@runs/x")
+    assert raypipe("submit", "toy.yaml", *given) == 2
+    error = capsys.readouterr().err
+    assert "leave the credentials out" in error
+    assert SECRET not in error

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raypipe.errors import ConfigError
+from raypipe.store.run_directory import RunDirectory, cache_directory
+
+
+@pytest.fixture(params=["local", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    found: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
+    return found
+
+
+def test_files_and_folders(anywhere: RunDirectory) -> None:
+    run = anywhere
+    path = run.path("a", "b.txt")
+    assert not run.exists(path)
+    assert run.list(run.path("a")) == []
+    run.delete(path)
+    with pytest.raises(FileNotFoundError):
+        run.read(path)
+    run.write(path, b"one")
+    run.write(path, b"two")
+    run.write(run.path("a", "a.txt"), b"")
+    assert run.read(path) == b"two"
+    assert run.list(run.path("a")) == ["a.txt", "b.txt"]
+    run.delete(run.path("a"))
+    assert not run.exists(path)
+
+
+def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(
+    anywhere: RunDirectory, tmp_path: Path
+) -> None:
+    folder = Path(tmp_path, anywhere.path("a"))  # the first is ignored if the second is absolute
+    folder.parent.mkdir(parents=True)
+    done = threading.Event()
+
+    def create_and_delete() -> None:
+        while not done.is_set():
+            folder.mkdir()
+            folder.rmdir()
+
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(create_and_delete)
+        try:
+            for _ in range(20_000):  # Arrow alone raises an error in about 30 of them
+                assert anywhere.list(anywhere.path("a")) == []
+        finally:
+            done.set()
+        ended.result()
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failing_write_leaves_the_old_content_and_nothing_else(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = run.path("results", "t.parquet")
+    run.write(path, b"old")
+
+    def fail(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((os, "fsync", fail) if failing == "fsync" else (Path, "replace", fail)))
+    with pytest.raises(KeyboardInterrupt):
+        run.write(path, b"new")
+    assert run.read(path) == b"old"
+    assert run.list(run.path("results")) == ["t.parquet"]
+
+
+def test_a_reader_never_sees_a_part(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run.path("file")
+    run.write(path, b"old")
+    seen: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(run.read(path)))
+    run.write(path, b"new content")
+    # still whole when the new one is on disk; that it has the name now is on disk after that
+    assert seen == [b"old", b"new content"]
+    assert run.read(path) == b"new content"
+
+
+def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    run.write(run.path("a", "b", "file"), b"1")
+    root = Path(run.path())
+    folders = [root.parent, root, root / "a", root / "a" / "b"]
+    assert [folder.stat().st_ino for folder in folders] == [*synced[:3], synced[-1]]
+
+
+def test_a_file_system_that_syncs_no_folders_is_fine(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    run.write(run.path("file"), b"1")
+    assert run.read(run.path("file")) == b"1"
+
+
+def test_names_with_slashes_stay_one_file() -> None:
+    run = RunDirectory("/runs/x")
+    assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
+    assert run.checkpoints("sweep/0") == "/runs/x/checkpoints/sweep-0"
+    assert run.model("sweep/0") == "/runs/x/models/sweep-0.safetensors"
+
+
+def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert RunDirectory.at("runs/../mine").location == str(tmp_path / "mine")
+    assert RunDirectory.at("~/mine").location == str(tmp_path / "home" / "mine")
+    assert RunDirectory.at("s3://bucket/a/").location == "s3://bucket/a"
+    as_uri = RunDirectory.at(f"file://{tmp_path}/mine")
+    assert as_uri.is_local
+    as_uri.write(as_uri.path("x"), b"1")
+    assert (tmp_path / "mine" / "x").read_bytes() == b"1"
+    new = RunDirectory.new("runs", "main")
+    assert new.location.startswith(str(tmp_path / "runs" / "main"))
+    assert new != RunDirectory.new("runs", "main")
+
+
+@pytest.mark.parametrize("uri", ["nonsense://x/y", "s3:// /"])
+def test_a_uri_that_nothing_opens_is_a_mistake_in_the_command(uri: str) -> None:
+    with pytest.raises(ConfigError, match="--run-dir"):
+        RunDirectory.at(uri).exists("x")
+
+
+def test_a_place_that_no_path_leads_to_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    for place in ("~nobodyx/x", tmp_path / "circle" / "x", "a\0b"):
+        with pytest.raises(ConfigError, match=r"^--run-dir .*(is not a valid path|cannot be read)"):
+            RunDirectory.at(place).check()
+    for place in ("x\udcff", "s3://key:S3cr3t@bucket/\udcff"):
+        with pytest.raises(ConfigError, match=r"^--run-dir .*udcff': must be UTF-8") as caught:
+            RunDirectory.at(place)
+        assert "S3cr3t" not in str(caught.value)
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)  # noqa: PTH102 - no text
+    monkeypatch.chdir(folder)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be UTF-8"):
+        RunDirectory.at("runs")
+
+
+def test_a_path_that_the_file_system_refuses_is_a_mistake(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise pa.ArrowInvalid("empty path component")
+
+    monkeypatch.setattr(RunDirectory, "list", refuse)
+    with pytest.raises(ConfigError, match="cannot be read: empty path component"):
+        run.check()
+
+
+def test_a_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "~nobodyx/cache")
+        with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
+            cache_directory()
+        monkeypatch.delenv(name)
+
+
+def test_it_travels_to_workers(run: RunDirectory) -> None:
+    run.write(run.path("x"), b"1")
+    there = pickle.loads(pickle.dumps(run))
+    assert there == run
+    assert there.read(there.path("x")) == b"1"

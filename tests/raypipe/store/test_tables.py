@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from experiments.pabbo_lda.experiment import EXPERIMENT
+from raypipe.commands.declarations import declared
+from raypipe.errors import ConfigError
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import (
+    Column,
+    Table,
+    conform,
+    read_table,
+    read_tables,
+    write_table,
+    write_tables,
+)  # fmt: skip
+
+TABLES = declared(EXPERIMENT)
+
+#: the contract, word for word
+CONTRACT = {
+    "stages": "stage, status, started_at, duration_s, device, gpu_peak_bytes",
+    "trials": "trial_id, stage, status, micro_batch, accumulation, effective_batch, workers, "
+    "precision, device, steps, samples_per_s, step_time_s, gpu_util_mean, gpu_peak_bytes, "
+    "energy_j, loss_final, attempts",
+    "steps": "trial_id, step, loss, lr, samples_per_s",
+    "gpu_samples": "trial_id, gpu_uuid, at, util, memory_bytes, power_w",
+    "evaluations": "dataset, seed, T, value, duration_s, worker",
+    "studies": "dataset, optimizer, run, best_T, best_perplexity, evaluations, "
+    "unique_evaluations, duration_s",
+    "failures": "stage, unit, attempt, kind, message",
+    "environment": "hostname, cpus, memory_bytes, gpus, python, torch, ray, raypipe, git_commit",
+}
+
+
+def parquet(run: RunDirectory, table: str) -> str:
+    return f"{run.table(table)}/*.parquet"
+
+
+@pytest.mark.parametrize("table", CONTRACT)
+@pytest.mark.parametrize("rows", [[], [{"more": 1}]])
+def test_the_columns_of_the_contract_are_there_in_every_reader(
+    run: RunDirectory, table: str, rows: list[dict[str, Any]]
+) -> None:
+    write_table(run, TABLES[table], rows, "run-1")
+    expected = {"run_id", *CONTRACT[table].split(", ")}
+    found = [
+        set(pd.read_parquet(run.table(table)).columns),
+        set(pl.read_parquet(parquet(run, table)).columns),
+        set(duckdb.read_parquet(parquet(run, table)).columns),
+        set(read_table(run, table).columns),
+    ]
+    for columns in found:
+        assert expected <= columns
+        assert ("more" in columns) == bool(rows)
+    assert len(read_table(run, table)) == len(rows)
+
+
+def test_every_declaration_says_what_its_rows_and_columns_are() -> None:
+    for table in TABLES.values():
+        assert table.row, table.name
+        names = [column.name for column in table.all_columns]
+        assert len(names) == len(set(names)), table.name
+        for column in table.all_columns:
+            assert column.meaning.endswith("."), f"{table.name}.{column.name}"
+
+
+def test_a_table_nobody_wrote_is_empty(run: RunDirectory) -> None:
+    assert read_table(run, "steps").empty
+    assert read_tables(run) == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("best_T", "5"), ("best_T", 5.5), ("best_T", True), ("optimizer", 3), ("duration_s", "1")],
+)
+def test_a_value_of_another_type_than_declared_is_an_error(
+    run: RunDirectory, column: str, value: Any
+) -> None:
+    with pytest.raises(TypeError, match=f"table studies, column {column}: .* declared type"):
+        write_table(run, TABLES["studies"], [{column: value}], "run-1")
+    assert read_tables(run) == {}
+
+
+def test_keys_for_the_ledger_alone_are_no_columns(run: RunDirectory) -> None:
+    write_table(run, TABLES["trials"], [{"trial_id": "t", "point": {"a": 1}}], "run-1")
+    assert "point" not in read_table(run, "trials").columns
+
+
+def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirectory) -> None:
+    table = Table("steps", "a step", (Column("step", "integer", "The step."),), partitioned=True)
+    write_table(run, table, [{"step": 1}], "r", "plain")
+    write_table(run, table, [{"step": 1, "eval_x": 0.5}], "r", "measured")
+    write_table(run, table, [{"step": 2, "eval_y": "text"}], "r", "other")
+    conform(run, table)
+    for reader in (pd.read_parquet(run.table("steps")), pl.read_parquet(parquet(run, "steps"))):
+        assert {"run_id", "variant", "step", "eval_x", "eval_y"} == set(reader.columns)
+        assert len(reader) == 3
+    assert duckdb.sql(f"select sum(eval_x) from '{parquet(run, 'steps')}'").fetchall() == [(0.5,)]
+
+
+def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
+    rows: list[dict[str, Any]] = [
+        {"dataset": "bücher", "seed": 2**62, "T": 5, "value": 1e44, "own": 1,
+         "spec": {"b": 1, "a": [1]}},
+        {"dataset": None, "seed": 0, "value": -math.inf, "own": 2.5, "spec": None, "nothing": None},
+        {"dataset": 'a "b"\n', "seed": None, "T": None, "value": math.nan, "flag": True,
+         "spec": (1, 2)},
+        {"value": 0.1, "duration_s": 3, "spec": {"x": math.inf}},
+    ]  # fmt: skip
+    write_table(run, TABLES["evaluations"], rows, "run-1")
+    specs = [json.dumps({"a": [1], "b": 1}), None, "[1, 2]", json.dumps({"x": math.inf})]
+    frames = [
+        pd.read_parquet(run.table("evaluations")),
+        pl.read_parquet(parquet(run, "evaluations")).to_pandas(),
+        duckdb.read_parquet(parquet(run, "evaluations")).df(),
+        read_table(run, "evaluations"),
+    ]
+    for frame in frames:
+        assert list(frame["run_id"]) == ["run-1"] * 4
+        values = frame["value"].to_numpy(float)
+        np.testing.assert_array_equal(values, [1e44, -math.inf, math.nan, 0.1])
+        assert [None if pd.isna(s) else s for s in frame["spec"]] == specs
+        assert [None if pd.isna(s) else s for s in frame["dataset"]] == [
+            "bücher", None, 'a "b"\n', None,
+        ]  # fmt: skip
+        assert list(frame["own"])[:2] == [1.0, 2.5]
+        assert frame["nothing"].isna().all()
+        assert frame["duration_s"][3] == 3.0
+    exact = pq.read_table(run.partition("evaluations"))
+    assert exact["seed"].to_pylist() == [2**62, 0, None, None]
+
+
+def test_times_with_and_without_a_fraction_of_a_second(run: RunDirectory) -> None:
+    times = [
+        "2025-01-02T03:04:05.000006+00:00",
+        "2025-01-02T03:04:05+00:00",  # what isoformat() gives once in a million
+        None,
+        datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC).isoformat(),
+    ]
+    write_table(run, TABLES["stages"], [{"started_at": time} for time in times], "run-1")
+    found = pq.read_table(run.partition("stages"))["started_at"].to_pylist()
+    second = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert found == [second.replace(microsecond=6), second, None, second]
+
+
+def test_a_column_of_an_experiment_may_mix_kinds(run: RunDirectory) -> None:
+    rows: list[dict[str, Any]] = [
+        {"setting": 3},
+        {"setting": "auto"},
+        {"setting": None},
+        {"setting": [1]},
+    ]
+    write_table(run, Table("mine", ""), rows, "run-1")
+    assert list(read_table(run, "mine")["setting"].fillna("-")) == ["3", "auto", "-", "[1]"]
+
+
+def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
+    steps = TABLES["steps"].extended([Column("accuracy", "real", "Fraction of right answers.")])
+    first = [{"trial_id": "a/b", "step": 1, "loss": 0.5}]
+    write_table(run, steps, first, "r", "a/b")
+    second = [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}]
+    write_table(run, steps, second, "r", "c")
+    found = pl.read_parquet(parquet(run, "steps"))
+    assert len(found) == len(duckdb.read_parquet(parquet(run, "steps"))) == 2
+    write_table(run, steps, [], "r", "empty")
+    assert run.list(run.table("steps")) == ["a-b.parquet", "c.parquet", "empty.parquet"]
+    frame = read_table(run, "steps")
+    assert list(frame["trial_id"]) == ["a/b", "c"]
+    assert list(frame["accuracy"].fillna(0)) == [0, 0.9]
+
+
+def test_a_table_is_replaced_as_a_whole(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(run)
+    ledger.put("studies", {"a": {"run": 1}, "b": {"run": 2}})
+    tables = {name: TABLES[name] for name in ("studies", "failures")}
+    write_tables(run, ledger, tables, "run-1")
+    ledger.put("studies", {"a": {"run": 3}})
+    write_tables(run, ledger, tables, "run-1")
+    assert list(read_table(run, "studies")["run"]) == [3, 2]
+    assert set(read_tables(run)) == {"studies", "failures"}
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_table(run, TABLES["studies"], [], "run-1")
+    assert list(read_table(run, "studies")["run"]) == [3, 2]
+    assert run.list(run.table("studies")) == ["data.parquet"]
+
+
+def test_a_damaged_file_is_named_with_what_to_do(run: RunDirectory) -> None:
+    rows = [{"unit": f"unit {number}", "message": "x" * number} for number in range(50)]
+    write_table(run, TABLES["failures"], rows, "run-1")
+    path = Path(run.partition("failures"))
+    content = path.read_bytes()
+    intact = read_table(run, "failures")
+    for size in range(0, len(content), max(1, len(content) // 40)):
+        path.write_bytes(content[:size])
+        with pytest.raises(ConfigError, match=r"data\.parquet is damaged .* rebuilds it"):
+            read_table(run, "failures")
+    told, footer = 0, len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            pd.testing.assert_frame_equal(read_table(run, "failures"), intact)
+        except ConfigError:
+            told += 1
+        except AssertionError:
+            assert place >= footer, "damaged rows were read as if they were whole"
+    assert told > 20
+
+
+def test_object_storage(remote: RunDirectory) -> None:
+    write_table(remote, TABLES["steps"], [{"trial_id": "a", "step": 1}], "r", "a")
+    assert list(read_table(remote, "steps")["step"]) == [1]

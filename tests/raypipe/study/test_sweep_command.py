@@ -1,0 +1,228 @@
+"""``raypipe sweep`` as a user runs it: ended in the middle, continued, with faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+
+from raypipe.launch.cluster import RayLauncher
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
+from tests import command
+from tests.command import EXAMPLES, Ended
+from tests.raypipe.examples import sweeping
+from tests.raypipe.examples.example_sweep import HELD
+
+CONFIG = """
+experiment: example_sweep
+train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
+sweep:
+  stage: train
+  steps: 400
+  warmup_steps: 50
+  repeats: 2
+  axes:
+    training.micro_batch: [2, 4, 8]
+    training.precision: [fp32, bf16]
+    training.accumulation: [1, 2]
+"""
+WAIT_S = 400
+
+
+def given(folder: Path, *arguments: str) -> tuple[str, ...]:
+    """The command in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "c.yaml").write_text(CONFIG)
+    return ("sweep", "c.yaml", "--run-dir", "run", *arguments)
+
+
+def start(folder: Path, *arguments: str, held: str = "") -> subprocess.Popen[str]:
+    """The command with a Ray of its own; the user's experiment is found by PYTHONPATH."""
+    environment = {"PYTHONPATH": str(EXAMPLES), "RAYPIPE_CACHE": str(folder / "cache"), HELD: held}
+    # what a terminal does: Ctrl-C is for the whole group
+    return command.start(
+        folder, *given(folder, *arguments), environment=environment, start_new_session=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> Ended:
+    output, _ = process.communicate(timeout=WAIT_S)
+    return Ended(process.returncode, output)
+
+
+def sweep(launcher: RayLauncher, folder: Path, *arguments: str, faults: str = "") -> Ended:
+    """The command in this process, on the tests' cluster."""
+    environment = {"RAYPIPE_CACHE": str(folder / "cache"), "RAYPIPE_FAULTS": faults}
+    arguments = given(folder, *arguments)
+    with contextlib.chdir(folder):
+        return command.in_process(launcher, *arguments, environment=environment)
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder / "run"), name)
+
+
+def trials(folder: Path) -> pd.DataFrame:
+    """What a disturbed sweep must share with an undisturbed one."""
+    columns = ["trial_id", "status", "steps", "loss_final", "parity", "attempts", "point"]
+    rows = sweeping.with_points(RunDirectory.at(folder / "run"))
+    return rows[columns].sort_values("trial_id").reset_index(drop=True)
+
+
+def curves(folder: Path) -> pd.DataFrame:
+    """The loss of each logged step by trial; fails where a step is there twice."""
+    return table(folder, "steps").pivot(index="step", columns="trial_id", values="loss")
+
+
+def recorded(folder: Path) -> list[Mapping[str, Any]]:
+    """The whole lines of the ledger, while it is written too."""
+    lines = b"".join(file.read_bytes() for file in sorted((folder / "run/ledger").glob("*")))
+    return [json.loads(line) for line in lines.split(b"\n")[:-1]]
+
+
+def finished(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """The rows of the trials that are finished."""
+    lines = recorded(folder)
+    units = {line["key"] for line in lines if line["table"] == "units"}
+    rows = {line["key"]: line["row"] for line in lines if line["table"] == "trials"}
+    return {key: row for key, row in rows.items() if key in units}
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not happened():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
+        time.sleep(0.05)
+
+
+def processes(folder: Path) -> list[str]:
+    """What still runs of the commands in this folder, by an environment variable of theirs."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAYPIPE_CACHE") == str(folder / "cache"):
+                found.append(f"{process.pid} {process.name()}")
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(launcher, tmp_path_factory) -> Path:
+    """An undisturbed sweep."""
+    folder = tmp_path_factory.mktemp("whole")
+    ended = sweep(launcher, folder)
+    assert ended.status == 0, ended.output
+    assert "recommended: micro_batch=" in ended.output
+    return folder
+
+
+@pytest.mark.slow
+def test_the_same_command_again_has_nothing_to_do(launcher, whole):
+    before = (whole / "run/ledger/00000000.jsonl").read_bytes()
+    assert set(table(whole, "trials")["status"]) == {"succeeded"}
+    assert len(table(whole, "trials")) == 2 * 12
+    again = sweep(launcher, whole)
+    assert again.status == 0
+    assert "nothing to do" in again.output
+    assert "training" in again.output  # the recommendation is shown once more
+    assert (whole / "run/ledger/00000000.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
+    process = start(tmp_path, held="8")  # it cannot end before the signal
+    # what is being written when the signal comes is taken back: at most the last of these
+    wait_until(lambda: len(finished(tmp_path)) >= 4, process)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    ended = end(process)
+    assert ended.status == 130, ended.output
+    assert "interrupted; finished units are kept" in ended.output
+    assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
+    assert "Traceback" not in ended.output
+    assert table(tmp_path, "stages").set_index("stage")["status"]["sweep"] == "interrupted"
+    before = finished(tmp_path)
+    assert 3 <= len(before) < 2 * 12
+    continued = sweep(launcher, tmp_path)
+    assert continued.status == 0, continued.output
+    assert_as_undisturbed(tmp_path, whole)
+    assert_kept(before, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(launcher, whole, tmp_path):
+    draw = random.Random(7)
+    before: dict[str, Mapping[str, Any]] = {}
+    for done in sorted(draw.sample(range(1, 2 * 11), 3)):
+        process = start(tmp_path)
+        wait_until(lambda done=done: len(finished(tmp_path)) >= done, process)
+        time.sleep(draw.uniform(0, 0.5))
+        assert len(processes(tmp_path)) > 1
+        process.send_signal(signal.SIGKILL)
+        assert end(process).status == -signal.SIGKILL
+        assert_kept(before, tmp_path)
+        before = finished(tmp_path)
+        assert len(before) < 2 * 12
+    ended = sweep(launcher, tmp_path)
+    assert ended.status == 0, ended.output
+    assert_as_undisturbed(tmp_path, whole)
+    assert_kept(before, tmp_path)
+    assert not list((tmp_path / "run").glob(".ray*"))
+    wait_until(lambda: not processes(tmp_path))
+
+
+def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(launcher, tmp_path):
+    """Some raise, one runs out of memory, which is a result, and rules another out."""
+    points = [f"sweep.axes.training.{key}" for key in ("micro_batch", "precision", "accumulation")]
+    axes = [
+        f"{key}={values}" for key, values in zip(points, ("[4,8,16]", "[fp32]", "[1]"), strict=True)
+    ]
+    ended = sweep(
+        launcher, tmp_path, *axes, "sweep.axes.fail=[false,true]", faults="oom:micro_batch>4"
+    )
+    assert ended.status == 1, ended.output
+    assert "failed: sweep: sweep/train/" in ended.output
+    assert "the machine went away" in ended.output
+    assert "continue with: raypipe sweep c.yaml" in ended.output
+    rows = sweeping.with_points(RunDirectory.at(tmp_path / "run"))
+    fails = rows["point"].map(lambda point: json.loads(point)["fail"])
+    assert list(rows[fails]["status"]) == ["failed"] * 3
+    assert rows[~fails].set_index("micro_batch")["status"].to_dict() == {
+        4: "succeeded",
+        8: "out_of_memory",
+        16: "skipped",
+    }
+
+
+def assert_as_undisturbed(folder: Path, whole: Path) -> None:
+    """Every point once, with the values that it has without the disturbance."""
+    once = Counter(line["key"] for line in recorded(folder) if line["table"] == "units")
+    assert len(once) == 2 * 12 + 1  # what follows from the trials is a unit, too
+    assert set(once.values()) == {1}
+    pd.testing.assert_frame_equal(trials(folder), trials(whole))
+    pd.testing.assert_frame_equal(curves(folder), curves(whole))
+
+
+def assert_kept(before: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """What was finished was not started again; the parity follows at the end."""
+    after = finished(folder)
+    for key, row in before.items():
+        assert {**after[key], "parity": None} == {**row, "parity": None}
