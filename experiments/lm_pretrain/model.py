@@ -28,37 +28,34 @@ NORM_EPSILON = 1e-5
 class LmSettings(Settings):
     """Size and parts of the transformer; the defaults are the size `tiny`."""
 
-    vocabulary: PositiveInt = Field(256, description="Number of different tokens.")
-    width: PositiveInt = Field(128, description="Width of a token's representation (d_model).")
-    heads: PositiveInt = Field(4, description="Attention heads per layer; divides `width`.")
-    layers: PositiveInt = Field(4, description="Decoder layers.")
-    feed_forward: PositiveInt = Field(384, description="Hidden width of the feed-forward block.")
-    context: PositiveInt = Field(64, description="Length of a sequence, in tokens.")
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Dropout of embeddings, attention weights and block outputs."
-    )
-    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm.")
-    positions: Literal["rotary", "learned"] = Field(
-        "rotary",
-        description="Positions: rotation of queries and keys, or a learned embedding per position.",
-    )
-    mlp: Literal["swiglu", "gelu"] = Field(
-        "swiglu",
-        description="Feed-forward block: SwiGLU with three matrices, or GELU with two.",
-    )
-    tied: bool = Field(
-        False, description="Whether the output matrix is the embedding (weight tying)."
-    )
-    ngrams: int = Field(
-        0,
-        ge=0,
-        description="Rows of the table of the last two tokens, and of that of the last three, "
-        "whose vectors are added to the embedding and to the output; 0 has none.",
-    )
-    rope_base: PositiveFloat = Field(
-        10_000.0,
-        description="Base of the rotary wavelengths; the longest is about 2 pi times the base.",
-    )
+    vocabulary: PositiveInt = 256
+    """Number of different tokens."""
+    width: PositiveInt = 128
+    """Width of a token's representation (d_model)."""
+    heads: PositiveInt = 4
+    """Attention heads per layer; divides `width`."""
+    layers: PositiveInt = 4
+    """Decoder layers."""
+    feed_forward: PositiveInt = 384
+    """Hidden width of the feed-forward block."""
+    context: PositiveInt = 64
+    """Length of a sequence, in tokens."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of embeddings, attention weights and block outputs."""
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """Positions: rotation of queries and keys, or a learned embedding per position."""
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    """Feed-forward block: SwiGLU with three matrices, or GELU with two."""
+    tied: bool = False
+    """Whether the output matrix is the embedding (weight tying)."""
+    ngrams: int = Field(0, ge=0)
+    """Rows of the table of the last two tokens, and of that of the last three, whose vectors are
+    added to the embedding and to the output; 0 has none.
+    """
+    rope_base: PositiveFloat = 10_000.0
+    """Base of the rotary wavelengths; the longest is about 2 pi times the base."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> LmSettings:

@@ -45,14 +45,14 @@ def _warn(text: str) -> None:
 class CorporaSettings(Settings):
     """Corpora of the studies; their content is part of the identity of a study."""
 
-    source: Source = Field("builtin", description="Kind of corpus: `builtin`, or a file format.")
-    dir: Operational[Path | None] = Field(None, description="Folder that holds the files.")
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options of the source: `max_documents` (builtin), `split` (bow), `column` "
-        "(tables), `max_features`, `min_df`, `max_df`, `stop_words` and "
-        "`word_pattern` (texts).",
-    )
+    source: Source = "builtin"
+    """Kind of corpus: `builtin`, or a file format."""
+    dir: Operational[Path | None] = None
+    """Folder that holds the files."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the source: `max_documents` (builtin), `split` (bow), `column` (tables),
+    `max_features`, `min_df`, `max_df`, `stop_words` and `word_pattern` (texts).
+    """
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
@@ -99,24 +99,21 @@ class StepsStageSettings(TrainStageSettings):
 class ModelStageSettings(StepsStageSettings):
     """A training, or the model that ships."""
 
-    weights: Operational[WeightsOrigin] = Field(
-        "trained",
-        description="Whether this run trains the model, or takes the one that ships with raypipe, "
-        "whose weights are then part of the identity.",
-    )
+    weights: Operational[WeightsOrigin] = "trained"
+    """Whether this run trains the model, or takes the one that ships with raypipe, whose weights
+    are then part of the identity.
+    """
 
 
 class PabboStageSettings(ModelStageSettings):
     """Training of PABBO on synthetic functions."""
 
-    training: TrainingSettings = Field(
-        training_recipe(steps=2000, effective_batch=16),
-        description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
-        "functions per step of the burn-in.",
-    )
-    pabbo: PabboSettings = Field(
-        PabboSettings(), description="Model, training functions and losses of PABBO."
-    )
+    training: TrainingSettings = training_recipe(steps=2000, effective_batch=16)
+    """Length, optimizer, batch sizes and precision; `effective_batch` counts functions per step of
+    the burn-in.
+    """
+    pabbo: PabboSettings = PabboSettings()
+    """Model, training functions and losses of PABBO."""
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""
@@ -128,104 +125,77 @@ class PabboStageSettings(ModelStageSettings):
 class CurveStageSettings(ModelStageSettings):
     """Training of PABBO on perplexity curves, for the optimizer `pabbo_curves`."""
 
-    training: TrainingSettings = Field(
-        training_recipe(steps=2400, effective_batch=48),
-        description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
-        "curves per step.",
-    )
-    pabbo: CurvePolicySettings = Field(
-        CurvePolicySettings(), description="Model, training curves and loss."
-    )
+    training: TrainingSettings = training_recipe(steps=2400, effective_batch=48)
+    """Length, optimizer, batch sizes and precision; `effective_batch` counts curves per step."""
+    pabbo: CurvePolicySettings = CurvePolicySettings()
+    """Model, training curves and loss."""
 
 
 class LdaSettings(Settings):
     """Studies: every optimizer on every corpus, several runs each."""
 
-    datasets: Operational[tuple[str, ...]] = Field(
-        ("stdlib",), min_length=1, description="Names of the corpora."
-    )
+    datasets: Operational[tuple[str, ...]] = Field(("stdlib",), min_length=1)
+    """Names of the corpora."""
     optimizers: Operational[tuple[OptimizerName, ...]] = Field(
         (
             *("ga", "es", "pabbo_small", "pabbo_large", "sabbo"),
             *("random", "tpe", "golden_section", "bisect", "gp_ei"),
         ),
         min_length=1,
-        description="Optimizers to compare.",
     )
-    runs: Operational[PositiveInt] = Field(
-        10, description="Studies per optimizer and corpus; their seeds are consecutive."
-    )
-    seed: int = Field(42, ge=0, description="Seed of run 0; run r has the seed `seed + r`.")
-    seeds: Operational[PositiveInt] = Field(
-        1,
-        description="LDA seeds per value of T, whose mean is the value; the published study has 1.",
-    )
-    racing: Operational[bool] = Field(
-        False,
-        description="Whether the value of a T is that of its first seed where this one is clearly "
-        "worse than the best so far: beyond the 95 % interval of the noise.",
-    )
-    final_seeds: Operational[int] = Field(
-        3,
-        ge=0,
-        description="Further LDA seeds with which the best T of each study is fitted, for a "
-        "comparison on seeds that no search saw; not for recorded values.",
-    )
-    t_min: int = Field(2, ge=2, description="Smallest number of topics T.")
-    t_max: int = Field(
-        1000, ge=2, description="Largest number of topics T; at most the words of a corpus."
-    )
-    alpha: tuple[float, float] | None = Field(
-        None,
-        description="Range of the document-topic prior, searched in addition to T; 1/T if not "
-        "given.",
-    )
-    eta: tuple[float, float] | None = Field(
-        None,
-        description="Range of the topic-word prior, searched in addition to T; 1/T if not given.",
-    )
-    start: tuple[int, ...] = Field(
-        START, min_length=1, description="Values of T from which every optimizer starts."
-    )
-    evaluations: Operational[PositiveInt] = Field(
-        80, description="Budget of a study: distinct values of T, including the start."
-    )
-    iterations: PositiveInt | None = Field(
-        None, description="Maximum number of batches after the start; no limit if not given."
-    )
-    max_iter: PositiveInt = Field(60, description="Passes of LDA over the corpus.")
-    batch_size: PositiveInt = Field(2048, description="Documents per update of LDA.")
-    precision: LdaPrecision = Field(
-        "float64",
-        description="Type of the word probabilities in LDA; float32 is faster and exact to 1e-3.",
-    )
-    objective: ObjectiveName = Field(
-        "perplexity",
-        description="Value to minimize: the perplexity of the fitted documents, the perplexity of "
-        "held-out documents, the negative NPMI coherence of the topics, or recorded values.",
-    )
-    table: Operational[Path | None] = Field(
-        None,
-        description="Recorded values for `objective: tabular`: a CSV file with the columns "
-        "dataset, seed, T and perplexity.",
-    )
-    cpus: Operational[PositiveFloat | None] = Field(
-        None,
-        description="CPUs per evaluation; a whole one, or less for short evaluations, if not "
-        "given.",
-    )
-    time_limit_s: Operational[PositiveFloat | None] = Field(
-        None, description="Time limit per attempt at an evaluation, in seconds; none by default."
-    )
-    attempts: Operational[PositiveInt] = Field(
-        3, description="Attempts at an evaluation whose process dies or exceeds the time limit."
-    )
-    cache: Operational[bool] = Field(
-        True, description="Whether to share values with other runs through the user's cache."
-    )
-    policy: Operational[PolicySettings] = Field(
-        PolicySettings(), description="Use of the model by `pabbo_small` and `pabbo_large`."
-    )
+    """Optimizers to compare."""
+    runs: Operational[PositiveInt] = 10
+    """Studies per optimizer and corpus; their seeds are consecutive."""
+    seed: int = Field(42, ge=0)
+    """Seed of run 0; run r has the seed `seed + r`."""
+    seeds: Operational[PositiveInt] = 1
+    """LDA seeds per value of T, whose mean is the value; the published study has 1."""
+    racing: Operational[bool] = False
+    """Whether the value of a T is that of its first seed where this one is clearly worse than the
+    best so far: beyond the 95 % interval of the noise.
+    """
+    final_seeds: Operational[int] = Field(3, ge=0)
+    """Further LDA seeds with which the best T of each study is fitted, for a comparison on seeds
+    that no search saw; not for recorded values.
+    """
+    t_min: int = Field(2, ge=2)
+    """Smallest number of topics T."""
+    t_max: int = Field(1000, ge=2)
+    """Largest number of topics T; at most the words of a corpus."""
+    alpha: tuple[float, float] | None = None
+    """Range of the document-topic prior, searched in addition to T; 1/T if not given."""
+    eta: tuple[float, float] | None = None
+    """Range of the topic-word prior, searched in addition to T; 1/T if not given."""
+    start: tuple[int, ...] = Field(START, min_length=1)
+    """Values of T from which every optimizer starts."""
+    evaluations: Operational[PositiveInt] = 80
+    """Budget of a study: distinct values of T, including the start."""
+    iterations: PositiveInt | None = None
+    """Maximum number of batches after the start; no limit if not given."""
+    max_iter: PositiveInt = 60
+    """Passes of LDA over the corpus."""
+    batch_size: PositiveInt = 2048
+    """Documents per update of LDA."""
+    precision: LdaPrecision = "float64"
+    """Type of the word probabilities in LDA; float32 is faster and exact to 1e-3."""
+    objective: ObjectiveName = "perplexity"
+    """Value to minimize: the perplexity of the fitted documents, the perplexity of held-out
+    documents, the negative NPMI coherence of the topics, or recorded values.
+    """
+    table: Operational[Path | None] = None
+    """Recorded values for `objective: tabular`: a CSV file with the columns dataset, seed, T and
+    perplexity.
+    """
+    cpus: Operational[PositiveFloat | None] = None
+    """CPUs per evaluation; a whole one, or less for short evaluations, if not given."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Time limit per attempt at an evaluation, in seconds; none by default."""
+    attempts: Operational[PositiveInt] = 3
+    """Attempts at an evaluation whose process dies or exceeds the time limit."""
+    cache: Operational[bool] = True
+    """Whether to share values with other runs through the user's cache."""
+    policy: Operational[PolicySettings] = PolicySettings()
+    """Use of the model by `pabbo_small` and `pabbo_large`."""
 
     @property
     def unseen_seeds(self) -> int:
@@ -286,27 +256,20 @@ class LdaSettings(Settings):
 class MainSettings(Settings):
     """The main job."""
 
-    data: CorporaSettings = Field(CorporaSettings(), description="Corpora of the studies.")
-    train_small: PabboStageSettings = Field(
-        PabboStageSettings(), description="Training of the small PABBO model."
+    data: CorporaSettings = CorporaSettings()
+    """Corpora of the studies."""
+    train_small: PabboStageSettings = PabboStageSettings()
+    """Training of the small PABBO model."""
+    evaluate_small: EvaluationSettings = EvaluationSettings()
+    """Evaluation of the small model on held-out functions."""
+    train_large: PabboStageSettings = PabboStageSettings(
+        training=training_recipe(steps=8000, effective_batch=32),
+        pabbo=PabboSettings(model=LARGE),
     )
-    evaluate_small: EvaluationSettings = Field(
-        EvaluationSettings(), description="Evaluation of the small model on held-out functions."
-    )
-    train_large: PabboStageSettings = Field(
-        PabboStageSettings(
-            training=training_recipe(steps=8000, effective_batch=32),
-            pabbo=PabboSettings(model=LARGE),
-        ),
-        description="Training of the large PABBO model.",
-    )
-    evaluate_large: EvaluationSettings = Field(
-        EvaluationSettings(), description="Evaluation of the large model on held-out functions."
-    )
-    train_curves: CurveStageSettings = Field(
-        CurveStageSettings(),
-        description="Training of the model of `pabbo_curves`, if the studies use it.",
-    )
-    lda: LdaSettings = Field(
-        LdaSettings(), description="Studies of the optimizers: corpora, search space and budget."
-    )
+    """Training of the large PABBO model."""
+    evaluate_large: EvaluationSettings = EvaluationSettings()
+    """Evaluation of the large model on held-out functions."""
+    train_curves: CurveStageSettings = CurveStageSettings()
+    """Training of the model of `pabbo_curves`, if the studies use it."""
+    lda: LdaSettings = LdaSettings()
+    """Studies of the optimizers: corpora, search space and budget."""

@@ -16,19 +16,18 @@ if TYPE_CHECKING:
 class GenerationSettings(Settings):
     """Search for a summary, greedy or with several beams."""
 
-    beams: PositiveInt = Field(1, description="Beams of the search; 1 is a greedy search.")
-    length: PositiveInt = Field(
-        64, description="Longest summary in tokens, the end token included."
-    )
-    length_penalty: float = Field(
-        1.0,
-        description="Exponent of the length that divides a finished text's log-probability: above "
-        "0 it favors long texts. No effect on a greedy search.",
-    )
-    no_repeat_ngram: int = Field(
-        0, ge=0, description="Length of token sequences that are never repeated; 0 allows all."
-    )
-    batch: Operational[PositiveInt] = Field(16, description="Documents per forward pass.")
+    beams: PositiveInt = 1
+    """Beams of the search; 1 is a greedy search."""
+    length: PositiveInt = 64
+    """Longest summary in tokens, the end token included."""
+    length_penalty: float = 1.0
+    """Exponent of the length that divides a finished text's log-probability: above 0 it favors long
+    texts. No effect on a greedy search.
+    """
+    no_repeat_ngram: int = Field(0, ge=0)
+    """Length of token sequences that are never repeated; 0 allows all."""
+    batch: Operational[PositiveInt] = 16
+    """Documents per forward pass."""
 
 
 def generate(

@@ -48,46 +48,30 @@ SPECIAL_TOKENS = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token
 class T5Settings(Settings):
     """The size and the parts of a T5; the defaults are the small one."""
 
-    vocabulary: int = Field(
-        4096, ge=2, description="Size of the vocabulary, padding and end token included."
-    )
-    width: PositiveInt = Field(128, description="Width of the hidden states (d_model).")
-    head_width: PositiveInt = Field(
-        32, description="Width of the queries and keys of a head (d_kv)."
-    )
-    heads: PositiveInt = Field(
-        4, description="Attention heads; heads x head_width may differ from width."
-    )
-    feed_forward: PositiveInt = Field(
-        384, description="Hidden width of the feed-forward blocks (d_ff)."
-    )
-    layers: PositiveInt = Field(2, description="Number of encoder layers.")
-    decoder_layers: PositiveInt | None = Field(
-        None, description="Number of decoder layers; by default the number of encoder layers."
-    )
-    relative_buckets: int = Field(
-        32,
-        ge=4,
-        multiple_of=2,
-        description="Number of buckets of relative positions, each with a bias.",
-    )
-    relative_distance: PositiveInt = Field(
-        128, description="Distance in tokens from which all relative positions share a bucket."
-    )
-    gated: bool = Field(
-        True,
-        description="Whether feed-forward blocks are gated GELU (T5 1.1, mT5), not ReLU (T5).",
-    )
-    tied: bool = Field(
-        True,
-        description="Whether the output matrix is the scaled embedding (T5; not T5 1.1, mT5).",
-    )
-    dropout: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Dropout rate of embeddings, attention weights, hidden states and outputs.",
-    )
+    vocabulary: int = Field(4096, ge=2)
+    """Size of the vocabulary, padding and end token included."""
+    width: PositiveInt = 128
+    """Width of the hidden states (d_model)."""
+    head_width: PositiveInt = 32
+    """Width of the queries and keys of a head (d_kv)."""
+    heads: PositiveInt = 4
+    """Attention heads; heads x head_width may differ from width."""
+    feed_forward: PositiveInt = 384
+    """Hidden width of the feed-forward blocks (d_ff)."""
+    layers: PositiveInt = 2
+    """Number of encoder layers."""
+    decoder_layers: PositiveInt | None = None
+    """Number of decoder layers; by default the number of encoder layers."""
+    relative_buckets: int = Field(32, ge=4, multiple_of=2)
+    """Number of buckets of relative positions, each with a bias."""
+    relative_distance: PositiveInt = 128
+    """Distance in tokens from which all relative positions share a bucket."""
+    gated: bool = True
+    """Whether feed-forward blocks are gated GELU (T5 1.1, mT5), not ReLU (T5)."""
+    tied: bool = True
+    """Whether the output matrix is the scaled embedding (T5; not T5 1.1, mT5)."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout rate of embeddings, attention weights, hidden states and outputs."""
 
     @model_validator(mode="after")
     def _distances_fit(self) -> T5Settings:

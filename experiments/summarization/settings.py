@@ -29,54 +29,34 @@ Names = Annotated[
 class SummarizationDataSettings(Settings):
     """Documents and reference summaries, and their encoding."""
 
-    source: Literal["builtin", "files"] = Field(
-        "builtin",
-        description="Source of the pairs: the docstrings of Python's standard library (the body is "
-        "the document, the first line its summary), or files.",
-    )
-    files: Operational[tuple[Path, ...]] = Field(
-        (),
-        description="Files to train on (source `files`): .jsonl and .csv, each also as .gz, and "
-        ".parquet.",
-    )
-    held_out_files: Operational[tuple[Path, ...]] = Field(
-        (), description="Files to evaluate on; if not given, `held_out_share` applies."
-    )
-    held_out_share: float = Field(
-        0.1, gt=0, lt=1, description="Share of the documents that is held out, by a hash of them."
-    )
-    validation_files: Operational[tuple[Path, ...]] = Field(
-        (),
-        description="Files that choose the best step of the training; if not given, "
-        "`validation_share` applies.",
-    )
-    validation_share: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="Share of the training documents, by a hash of them, that is not trained on "
-        "but chooses the best step of the training; 0 takes the last step.",
-    )
-    document: Names = Field(
-        ("document",),
-        description="Column of the documents; with several names, each file's first match.",
-    )
-    summary: Names = Field(
-        ("summary",),
-        description="Column of the summaries; with several names, each file's first match.",
-    )
-    min_words: PositiveInt = Field(
-        5, description="Minimum length of a document, in words (source `builtin`)."
-    )
-    prefix: str = Field(
-        "", description="Text before every document, such as the `summarize: ` of T5."
-    )
-    source_length: int = Field(
-        512, ge=8, description="Maximum length of a document in tokens, including its end."
-    )
-    target_length: int = Field(
-        64, ge=2, description="Maximum length of a summary in tokens, including its end."
-    )
+    source: Literal["builtin", "files"] = "builtin"
+    """Source of the pairs: the docstrings of Python's standard library (the body is the document,
+    the first line its summary), or files.
+    """
+    files: Operational[tuple[Path, ...]] = ()
+    """Files to train on (source `files`): .jsonl and .csv, each also as .gz, and .parquet."""
+    held_out_files: Operational[tuple[Path, ...]] = ()
+    """Files to evaluate on; if not given, `held_out_share` applies."""
+    held_out_share: float = Field(0.1, gt=0, lt=1)
+    """Share of the documents that is held out, by a hash of them."""
+    validation_files: Operational[tuple[Path, ...]] = ()
+    """Files that choose the best step of the training; if not given, `validation_share` applies."""
+    validation_share: float = Field(0.05, ge=0, lt=1)
+    """Share of the training documents, by a hash of them, that is not trained on but chooses the
+    best step of the training; 0 takes the last step.
+    """
+    document: Names = ("document",)
+    """Column of the documents; with several names, each file's first match."""
+    summary: Names = ("summary",)
+    """Column of the summaries; with several names, each file's first match."""
+    min_words: PositiveInt = 5
+    """Minimum length of a document, in words (source `builtin`)."""
+    prefix: str = ""
+    """Text before every document, such as the `summarize: ` of T5."""
+    source_length: int = Field(512, ge=8)
+    """Maximum length of a document in tokens, including its end."""
+    target_length: int = Field(64, ge=2)
+    """Maximum length of a summary in tokens, including its end."""
 
     @model_validator(mode="after")
     def _complete(self) -> SummarizationDataSettings:
@@ -93,10 +73,8 @@ class SummarizationDataSettings(Settings):
 class SummarizationModelSettings(T5Settings):
     """The model: a size to train from scratch, its parts, or the name of a pretrained model."""
 
-    pretrained: Operational[str | None] = Field(
-        None,
-        description="Name or directory of a pretrained model, for its weights and its tokenizer.",
-    )
+    pretrained: Operational[str | None] = None
+    """Name or directory of a pretrained model, for its weights and its tokenizer."""
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -133,44 +111,28 @@ class SummarizationTraining(TrainStageSettings):
 class SummarizationSettings(Settings):
     """Summarization; the batch sizes are those published for the card."""
 
-    data: SummarizationDataSettings = Field(
-        SummarizationDataSettings(),
-        description="Documents and reference summaries, and their encoding.",
+    data: SummarizationDataSettings = SummarizationDataSettings()
+    """Documents and reference summaries, and their encoding."""
+    model: SummarizationModelSettings = SummarizationModelSettings()
+    """The model, as a section, a size, or a pretrained model."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Label smoothing: share of each target's weight that is spread over all tokens."""
+    copying: bool = False
+    """Whether a model from scratch begins with a decoder that copies what it attends to."""
+    train: SummarizationTraining = SummarizationTraining(
+        training=TrainingSettings(
+            effective_batch=8,
+            epochs=3,
+            learning_rate=1e-3,
+            warmup_steps=0.05,
+            clip_norm=1.0,
+        )
     )
-    model: SummarizationModelSettings = Field(
-        SummarizationModelSettings(),
-        description="The model, as a section, a size, or a pretrained model.",
-    )
-    label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Label smoothing: share of each target's weight that is spread over all "
-        "tokens.",
-    )
-    copying: bool = Field(
-        False,
-        description="Whether a model from scratch begins with a decoder that copies what it "
-        "attends to.",
-    )
-    train: SummarizationTraining = Field(
-        SummarizationTraining(
-            training=TrainingSettings(
-                effective_batch=8,
-                epochs=3,
-                learning_rate=1e-3,
-                warmup_steps=0.05,
-                clip_norm=1.0,
-            )
-        ),
-        description="Length, optimizer and resources of the training.",
-    )
-    generation: GenerationSettings = Field(
-        GenerationSettings(), description="Search for a summary, greedy or with several beams."
-    )
-    export: Operational[bool] = Field(
-        False, description="Whether to write the trained model in the format of transformers."
-    )
+    """Length, optimizer and resources of the training."""
+    generation: GenerationSettings = GenerationSettings()
+    """Search for a summary, greedy or with several beams."""
+    export: Operational[bool] = False
+    """Whether to write the trained model in the format of transformers."""
 
     @model_validator(mode="after")
     def _vocabulary_fits(self) -> SummarizationSettings:

@@ -30,40 +30,32 @@ PUBLISHED_INFER: Mapping[str, Any] = {"threshold": 0.5}
 class TeleclassDataSettings(Settings):
     """The taxonomy and the documents: built in, or files in a folder."""
 
-    source: Literal["builtin", "files"] = Field(
-        "builtin", description="The built-in corpus, or files in `dir`."
-    )
-    dir: Path | None = Field(None, description="Folder of the files.")
-    labels: str = Field("labels.txt", description="File of the classes, `id<TAB>name` per line.")
-    hierarchy: str = Field(
-        "label_hierarchy.txt", description="File of the edges, `parent id<TAB>child id` per line."
-    )
-    keywords: str | None = Field(
-        None, description="File of the classes' keywords, `name:term,term` per line."
-    )
-    train: str | None = Field(
-        None,
-        description="Documents to learn from (.jsonl, .csv, .parquet, .txt); by default `train.*`.",
-    )
-    test: str | None = Field(
-        None,
-        description="Documents to predict; by default `test.*`, or the training documents.",
-    )
-    train_labels: str | None = Field(
-        None, description="Gold labels of the training documents, used for measures only."
-    )
-    test_labels: str | None = Field(
-        None, description="Gold labels of the test documents, `id<TAB>label,label` per line."
-    )
-    text: tuple[str, ...] = Field(
-        ("text",), min_length=1, description="Columns of the text, joined by newlines."
-    )
-    id: str = Field("id", description="Column of the documents' ids.")
-    gold: str = Field("labels", description="Column of the gold labels.")
-    max_documents: PositiveInt | None = Field(
-        None,
-        description="Size of a sample of each file; a smaller sample is part of a larger one.",
-    )
+    source: Literal["builtin", "files"] = "builtin"
+    """The built-in corpus, or files in `dir`."""
+    dir: Path | None = None
+    """Folder of the files."""
+    labels: str = "labels.txt"
+    """File of the classes, `id<TAB>name` per line."""
+    hierarchy: str = "label_hierarchy.txt"
+    """File of the edges, `parent id<TAB>child id` per line."""
+    keywords: str | None = None
+    """File of the classes' keywords, `name:term,term` per line."""
+    train: str | None = None
+    """Documents to learn from (.jsonl, .csv, .parquet, .txt); by default `train.*`."""
+    test: str | None = None
+    """Documents to predict; by default `test.*`, or the training documents."""
+    train_labels: str | None = None
+    """Gold labels of the training documents, used for measures only."""
+    test_labels: str | None = None
+    """Gold labels of the test documents, `id<TAB>label,label` per line."""
+    text: tuple[str, ...] = Field(("text",), min_length=1)
+    """Columns of the text, joined by newlines."""
+    id: str = "id"
+    """Column of the documents' ids."""
+    gold: str = "labels"
+    """Column of the gold labels."""
+    max_documents: PositiveInt | None = None
+    """Size of a sample of each file; a smaller sample is part of a larger one."""
 
     @field_validator("text", mode="before")
     @classmethod
@@ -83,16 +75,14 @@ class TeleclassDataSettings(Settings):
 class StageSettings(Settings):
     """Workers of a phase that runs as tasks."""
 
-    workers: Operational[PositiveInt | None] = Field(
-        None, description="Tasks that run at the same time; by default as many as fit."
-    )
-    cpus: Operational[PositiveFloat] = Field(1, description="CPUs per task, or a fraction of one.")
-    gpus: Operational[float | None] = Field(
-        None, ge=0, description="GPUs per task; by default 1 for a neural model if there is one."
-    )
-    time_limit_s: Operational[PositiveFloat | None] = Field(
-        None, description="Time limit of an attempt at a task, in seconds."
-    )
+    workers: Operational[PositiveInt | None] = None
+    """Tasks that run at the same time; by default as many as fit."""
+    cpus: Operational[PositiveFloat] = 1
+    """CPUs per task, or a fraction of one."""
+    gpus: Operational[float | None] = Field(None, ge=0)
+    """GPUs per task; by default 1 for a neural model if there is one."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Time limit of an attempt at a task, in seconds."""
 
     @model_validator(mode="after")
     def _whole_above_one(self) -> Self:
@@ -105,88 +95,67 @@ class StageSettings(Settings):
 class EncodeSettings(StageSettings):
     """Phase 1: vectors of documents and classes."""
 
-    model: Operational[str | None] = Field(
-        None,
-        description="Sentence-transformers model, by name or directory; by default LSA (TF-IDF and "
-        "a truncated SVD) is fitted to the documents.",
-    )
-    max_tokens: PositiveInt = Field(
-        256, description="Longest text in tokens; longer ones are cut (sentence-transformers)."
-    )
-    batch_size: Operational[PositiveInt] = Field(
-        64, description="Texts per forward pass (sentence-transformers)."
-    )
-    precision: Arithmetic = Field(
-        "fp32", description="Arithmetic of the model (sentence-transformers)."
-    )
-    dimensions: PositiveInt = Field(256, description="Dimensions of the vectors (LSA).")
-    max_features: PositiveInt = Field(50_000, description="Size of the vocabulary (LSA).")
-    fit_documents: PositiveInt = Field(100_000, description="Documents to fit to (LSA).")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the truncated SVD (LSA).")
-    block: PositiveInt = Field(1024, description="Documents per task, and per stored file.")
-    cache: Operational[bool] = Field(
-        True, description="Whether to share vectors between runs through the user's cache."
-    )
+    model: Operational[str | None] = None
+    """Sentence-transformers model, by name or directory; by default LSA (TF-IDF and a truncated
+    SVD) is fitted to the documents.
+    """
+    max_tokens: PositiveInt = 256
+    """Longest text in tokens; longer ones are cut (sentence-transformers)."""
+    batch_size: Operational[PositiveInt] = 64
+    """Texts per forward pass (sentence-transformers)."""
+    precision: Arithmetic = "fp32"
+    """Arithmetic of the model (sentence-transformers)."""
+    dimensions: PositiveInt = 256
+    """Dimensions of the vectors (LSA)."""
+    max_features: PositiveInt = 50_000
+    """Size of the vocabulary (LSA)."""
+    fit_documents: PositiveInt = 100_000
+    """Documents to fit to (LSA)."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the truncated SVD (LSA)."""
+    block: PositiveInt = 1024
+    """Documents per task, and per stored file."""
+    cache: Operational[bool] = True
+    """Whether to share vectors between runs through the user's cache."""
 
 
 class RefineSettings(StageSettings):
     """Phase 2: class vectors from documents, then pseudo-labels; `published` for the paper's."""
 
-    rounds: int = Field(
-        3, ge=0, description="Most rounds in which class vectors become means of documents."
-    )
-    agreement: float = Field(
-        0.99,
-        gt=0,
-        le=1,
-        description="Share of documents whose most similar class stays the same, from which no "
-        "further round begins.",
-    )
-    candidates: Literal["first_choice", "all"] = Field(
-        "first_choice",
-        description="Documents that a class may move to: those in which no unrelated class is "
-        "as similar (first_choice), or all.",
-    )
-    top_documents: PositiveInt | None = Field(
-        None, description="Most confident candidates per class; by default all of them."
-    )
-    confidence: Literal["similarity", "margin"] = Field(
-        "margin",
-        description="Confidence of a document in a class: its similarity, or its margin over "
-        "unrelated classes.",
-    )
-    weights: Literal["confidence", "equal"] = Field(
-        "confidence", description="Weights of the documents of a class in its mean."
-    )
-    anchor: float = Field(
-        10.0,
-        ge=0,
-        description="Weight of the description's vector, in documents of mean weight.",
-    )
-    center: bool = Field(
-        True, description="Whether to subtract the mean of the documents' vectors."
-    )
-    rule: Literal["gap", "core", "given"] = Field(
-        "gap",
-        description="Label selection: cut at the largest gap among all classes (gap) or those "
-        "that a top-down search reaches (core), or labels from a file (given).",
-    )
-    given: Operational[str | None] = Field(
-        None, description="File of the labels for rule=given: JSON {document id: [class ids]}."
-    )
-    min_labels: PositiveInt = Field(
-        1, description="Fewest labels per document before ancestors are added."
-    )
-    max_labels: PositiveInt = Field(
-        3, description="Most labels per document before ancestors are added."
-    )
-    keep: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Fraction of documents that keep labels, those with the widest gaps; 0.75 in "
-        "the published setting of rule=core.",
-    )
+    rounds: int = Field(3, ge=0)
+    """Most rounds in which class vectors become means of documents."""
+    agreement: float = Field(0.99, gt=0, le=1)
+    """Share of documents whose most similar class stays the same, from which no further round
+    begins.
+    """
+    candidates: Literal["first_choice", "all"] = "first_choice"
+    """Documents that a class may move to: those in which no unrelated class is as similar
+    (first_choice), or all.
+    """
+    top_documents: PositiveInt | None = None
+    """Most confident candidates per class; by default all of them."""
+    confidence: Literal["similarity", "margin"] = "margin"
+    """Confidence of a document in a class: its similarity, or its margin over unrelated classes."""
+    weights: Literal["confidence", "equal"] = "confidence"
+    """Weights of the documents of a class in its mean."""
+    anchor: float = Field(10.0, ge=0)
+    """Weight of the description's vector, in documents of mean weight."""
+    center: bool = True
+    """Whether to subtract the mean of the documents' vectors."""
+    rule: Literal["gap", "core", "given"] = "gap"
+    """Label selection: cut at the largest gap among all classes (gap) or those that a top-down
+    search reaches (core), or labels from a file (given).
+    """
+    given: Operational[str | None] = None
+    """File of the labels for rule=given: JSON {document id: [class ids]}."""
+    min_labels: PositiveInt = 1
+    """Fewest labels per document before ancestors are added."""
+    max_labels: PositiveInt = 3
+    """Most labels per document before ancestors are added."""
+    keep: float = Field(1.0, gt=0, le=1)
+    """Fraction of documents that keep labels, those with the widest gaps; 0.75 in the published
+    setting of rule=core.
+    """
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -207,61 +176,47 @@ class RefineSettings(StageSettings):
 class AugmentSettings(StageSettings):
     """Phase 3: generated documents for starved classes."""
 
-    starved_below: int = Field(
-        10, ge=0, description="Number of documents below which a class counts as starved."
-    )
-    documents: PositiveInt = Field(5, description="Documents generated per starved class.")
-    max_share: float | None = Field(
-        0.2,
-        gt=0,
-        description="Most generated documents, as a fraction of the labeled ones: each starved "
-        "class gets fewer then, but at least one; null for no limit, as published.",
-    )
-    source: Literal["generator", "files", "none"] = Field(
-        "generator", description="Source of the documents: a function, files, or none."
-    )
-    generator: str = Field(
-        "experiments.teleclass.generators:from_keywords",
-        description="Function that writes documents for a class, as module:function.",
-    )
-    texts: Operational[str] = Field(
-        "generated_docs.txt.gz",
-        description="File of the documents for source=files, `id<TAB>text` per line.",
-    )
-    labels: Operational[str] = Field(
-        "generated_doc2label.json.gz",
-        description='File of their classes for source=files: JSON {id: {"core_classes": class}}.',
-    )
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the generator.")
+    starved_below: int = Field(10, ge=0)
+    """Number of documents below which a class counts as starved."""
+    documents: PositiveInt = 5
+    """Documents generated per starved class."""
+    max_share: float | None = Field(0.2, gt=0)
+    """Most generated documents, as a fraction of the labeled ones: each starved class gets fewer
+    then, but at least one; null for no limit, as published.
+    """
+    source: Literal["generator", "files", "none"] = "generator"
+    """Source of the documents: a function, files, or none."""
+    generator: str = "experiments.teleclass.generators:from_keywords"
+    """Function that writes documents for a class, as module:function."""
+    texts: Operational[str] = "generated_docs.txt.gz"
+    """File of the documents for source=files, `id<TAB>text` per line."""
+    labels: Operational[str] = "generated_doc2label.json.gz"
+    """File of their classes for source=files: JSON {id: {"core_classes": class}}."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the generator."""
 
 
 class ClassifierSettings(Settings):
     """The encoder with a multi-label head: one output per class."""
 
-    pretrained: Operational[str | None] = Field(
-        None,
-        description="BERT-style model, by name or directory; by default an encoder is trained "
-        "from scratch.",
-    )
-    length: PositiveInt = Field(128, description="Longest text in tokens; longer ones are cut.")
-    dropout: float = Field(
-        0.1, ge=0, lt=1, description="Dropout rate before the head, and inside a new encoder."
-    )
-    pooling: Literal["mean", "cls"] = Field(
-        "mean", description="Pooling of a pretrained model's states."
-    )
-    vectors: bool = Field(
-        True,
-        description="Whether a new encoder also reads the text's vector of phase 1.",
-    )
-    vocabulary: int = Field(
-        8000, ge=512, description="Size of the byte-level BPE vocabulary of a new encoder."
-    )
-    hidden: PositiveInt = Field(128, description="Width of a new encoder.")
-    layers: PositiveInt = Field(2, description="Layers of a new encoder.")
-    heads: PositiveInt | None = Field(
-        None, description="Attention heads of a new encoder; by default width / 64."
-    )
+    pretrained: Operational[str | None] = None
+    """BERT-style model, by name or directory; by default an encoder is trained from scratch."""
+    length: PositiveInt = 128
+    """Longest text in tokens; longer ones are cut."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout rate before the head, and inside a new encoder."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """Pooling of a pretrained model's states."""
+    vectors: bool = True
+    """Whether a new encoder also reads the text's vector of phase 1."""
+    vocabulary: int = Field(8000, ge=512)
+    """Size of the byte-level BPE vocabulary of a new encoder."""
+    hidden: PositiveInt = 128
+    """Width of a new encoder."""
+    layers: PositiveInt = 2
+    """Layers of a new encoder."""
+    heads: PositiveInt | None = None
+    """Attention heads of a new encoder; by default width / 64."""
 
 
 def takes_vectors(classifier: Any) -> bool:
@@ -272,51 +227,43 @@ def takes_vectors(classifier: Any) -> bool:
 class TrainSettings(TrainStageSettings):
     """Phase 5: the training of the classifier."""
 
-    training: TrainingSettings = Field(
-        TrainingSettings(
-            effective_batch=16,
-            epochs=3,
-            learning_rate=2e-5,
-            weight_decay=0.01,
-            warmup_steps=0.1,
-            schedule="linear",
-            clip_norm=1.0,
-        ),
-        description="Length, optimizer, batch sizes and precision.",
+    training: TrainingSettings = TrainingSettings(
+        effective_batch=16,
+        epochs=3,
+        learning_rate=2e-5,
+        weight_decay=0.01,
+        warmup_steps=0.1,
+        schedule="linear",
+        clip_norm=1.0,
     )
-    classifier: ClassifierSettings = Field(
-        ClassifierSettings(), description="The encoder and its multi-label head."
-    )
-    held_out: float = Field(
-        0.05, ge=0, lt=1, description="Fraction of the labeled documents held out for evaluation."
-    )
+    """Length, optimizer, batch sizes and precision."""
+    classifier: ClassifierSettings = ClassifierSettings()
+    """The encoder and its multi-label head."""
+    held_out: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the labeled documents held out for evaluation."""
 
 
 class InferSettings(StageSettings):
     """Phase 6: labels of the documents to predict; `published` for the paper's."""
 
-    similarity: float = Field(
-        10.0,
-        ge=0,
-        description="Weight of the similarity to the class vectors of phase 2, which is added to "
-        "a probability; 0 for the classifier alone.",
-    )
-    threshold: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Smallest probability of a predicted label, by the classifier alone; by "
-        "default, labels end at the largest gap, as in phase 2.",
-    )
-    top_k: PositiveInt | None = Field(
-        None, description="Number of best labels to predict, instead of a gap or a threshold."
-    )
-    batch_size: Operational[PositiveInt] = Field(64, description="Texts per forward pass.")
-    precision: Arithmetic = Field("fp32", description="Arithmetic of the model.")
-    block: Operational[PositiveInt] = Field(1024, description="Documents per task.")
-    scores: PositiveInt = Field(
-        10, description="Most probable classes stored with their probabilities."
-    )
+    similarity: float = Field(10.0, ge=0)
+    """Weight of the similarity to the class vectors of phase 2, which is added to a probability; 0
+    for the classifier alone.
+    """
+    threshold: float | None = Field(None, gt=0, lt=1)
+    """Smallest probability of a predicted label, by the classifier alone; by default, labels end at
+    the largest gap, as in phase 2.
+    """
+    top_k: PositiveInt | None = None
+    """Number of best labels to predict, instead of a gap or a threshold."""
+    batch_size: Operational[PositiveInt] = 64
+    """Texts per forward pass."""
+    precision: Arithmetic = "fp32"
+    """Arithmetic of the model."""
+    block: Operational[PositiveInt] = 1024
+    """Documents per task."""
+    scores: PositiveInt = 10
+    """Most probable classes stored with their probabilities."""
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -337,19 +284,15 @@ class TeleclassSettings(Settings):
     """Settings of TELEClass."""
 
     #: operational: the content of the data is a literal of the units that read it
-    data: Operational[TeleclassDataSettings] = Field(
-        TeleclassDataSettings(), description="The taxonomy and the documents."
-    )
-    encode: EncodeSettings = Field(
-        EncodeSettings(), description="Phase 1: vectors of documents and classes."
-    )
-    refine: RefineSettings = Field(
-        RefineSettings(), description="Phase 2: class vectors and pseudo-labels."
-    )
-    augment: AugmentSettings = Field(
-        AugmentSettings(), description="Phase 3: generated documents for starved classes."
-    )
-    train: TrainSettings = Field(TrainSettings(), description="Phase 5: the classifier.")
-    infer: InferSettings = Field(
-        InferSettings(), description="Phase 6: labels of the documents to predict."
-    )
+    data: Operational[TeleclassDataSettings] = TeleclassDataSettings()
+    """The taxonomy and the documents."""
+    encode: EncodeSettings = EncodeSettings()
+    """Phase 1: vectors of documents and classes."""
+    refine: RefineSettings = RefineSettings()
+    """Phase 2: class vectors and pseudo-labels."""
+    augment: AugmentSettings = AugmentSettings()
+    """Phase 3: generated documents for starved classes."""
+    train: TrainSettings = TrainSettings()
+    """Phase 5: the classifier."""
+    infer: InferSettings = InferSettings()
+    """Phase 6: labels of the documents to predict."""

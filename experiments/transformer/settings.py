@@ -20,57 +20,46 @@ _LONGEST_BYTES = 7
 class TransformerDataSettings(Settings):
     """Training and held-out data."""
 
-    source: Literal["builtin", "table", "sequences", "random"] = Field(
-        "builtin",
-        description="Docstrings of the standard library (builtin), a file of rows (table), a file "
-        "of texts with labels or of token ids (sequences), or random samples of a rule (random).",
-    )
-    file: Operational[Path | None] = Field(
-        None, description="File of a table or of sequences: .parquet, .csv, .npz or .jsonl."
-    )
-    test_file: Operational[Path | None] = Field(
-        None, description="File of held-out rows; by default a fraction of `file` is held out."
-    )
-    test_share: float = Field(
-        0.2, gt=0, lt=1, description="Fraction of the rows held out, selected by a hash of the row."
-    )
-    validation_file: Operational[Path | None] = Field(
-        None,
-        description="File of rows that choose the best step of the training; by default a fraction "
-        "of the training rows does.",
-    )
-    validation_share: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="Fraction of the training rows, selected by a hash of the row, that is not "
-        "trained on but chooses the best step of the training; 0 takes the last step.",
-    )
-    target: str | None = Field(None, description="Column to predict (table).")
-    ignore: tuple[str, ...] = Field((), description="Columns that are not features (table).")
-    few_values: PositiveInt = Field(
-        20,
-        description="Most distinct values of a column of whole numbers that count as categories "
-        "(table).",
-    )
-    text: tuple[str, ...] = Field(
-        ("text",),
-        min_length=1,
-        description="Columns of the text, joined by newlines, such as title and body (sequences).",
-    )
-    label: str = Field("label", description="Column of the labels (sequences).")
-    label_index: int = Field(
-        -1, description="Index of the label to predict where labels are lists (sequences)."
-    )
-    vocabulary: int = Field(
-        4000, ge=257, description="Size of the byte-level BPE vocabulary trained on the texts."
-    )
-    min_documents: PositiveInt = Field(
-        40, description="Fewest documents of a package; smaller ones are left out (builtin)."
-    )
-    samples: PositiveInt = Field(20_000, description="Samples to train on (random).")
-    held_out: PositiveInt = Field(2_000, description="Held-out samples (random).")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the samples and the rule (random).")
+    source: Literal["builtin", "table", "sequences", "random"] = "builtin"
+    """Docstrings of the standard library (builtin), a file of rows (table), a file of texts with
+    labels or of token ids (sequences), or random samples of a rule (random).
+    """
+    file: Operational[Path | None] = None
+    """File of a table or of sequences: .parquet, .csv, .npz or .jsonl."""
+    test_file: Operational[Path | None] = None
+    """File of held-out rows; by default a fraction of `file` is held out."""
+    test_share: float = Field(0.2, gt=0, lt=1)
+    """Fraction of the rows held out, selected by a hash of the row."""
+    validation_file: Operational[Path | None] = None
+    """File of rows that choose the best step of the training; by default a fraction of the training
+    rows does.
+    """
+    validation_share: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the training rows, selected by a hash of the row, that is not trained on but
+    chooses the best step of the training; 0 takes the last step.
+    """
+    target: str | None = None
+    """Column to predict (table)."""
+    ignore: tuple[str, ...] = ()
+    """Columns that are not features (table)."""
+    few_values: PositiveInt = 20
+    """Most distinct values of a column of whole numbers that count as categories (table)."""
+    text: tuple[str, ...] = Field(("text",), min_length=1)
+    """Columns of the text, joined by newlines, such as title and body (sequences)."""
+    label: str = "label"
+    """Column of the labels (sequences)."""
+    label_index: int = -1
+    """Index of the label to predict where labels are lists (sequences)."""
+    vocabulary: int = Field(4000, ge=257)
+    """Size of the byte-level BPE vocabulary trained on the texts."""
+    min_documents: PositiveInt = 40
+    """Fewest documents of a package; smaller ones are left out (builtin)."""
+    samples: PositiveInt = 20_000
+    """Samples to train on (random)."""
+    held_out: PositiveInt = 2_000
+    """Held-out samples (random)."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the samples and the rule (random)."""
 
     @model_validator(mode="after")
     def _whole(self) -> TransformerDataSettings:
@@ -90,24 +79,18 @@ class TransformerDataSettings(Settings):
 class NgramSettings(Settings):
     """The branch on n-grams of a text, those of words and those of bytes."""
 
-    words: int = Field(2, ge=0, description="Longest n-grams of words; 0 for none.")
-    bytes: tuple[int, int] | None = Field(
-        (3, 5),
-        description="Shortest and longest n-grams of the bytes of the words, from 1 to 7; null for "
-        "none.",
-    )
-    most: PositiveInt = Field(
-        65_536,
-        description="Number of n-grams that the branch knows at most: those that occur in the most "
-        "training texts, and in two or more.",
-    )
-    width: PositiveInt = Field(64, description="Width of the vector of an n-gram.")
-    share: float = Field(
-        0.9,
-        gt=0,
-        lt=1,
-        description="Weight of the n-grams in the output; the rest is that of the encoder.",
-    )
+    words: int = Field(2, ge=0)
+    """Longest n-grams of words; 0 for none."""
+    bytes: tuple[int, int] | None = (3, 5)
+    """Shortest and longest n-grams of the bytes of the words, from 1 to 7; null for none."""
+    most: PositiveInt = 65_536
+    """Number of n-grams that the branch knows at most: those that occur in the most training texts,
+    and in two or more.
+    """
+    width: PositiveInt = 64
+    """Width of the vector of an n-gram."""
+    share: float = Field(0.9, gt=0, lt=1)
+    """Weight of the n-grams in the output; the rest is that of the encoder."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -124,21 +107,20 @@ class NgramSettings(Settings):
 class EncoderSettings(Settings):
     """Size of the transformer encoder."""
 
-    length: PositiveInt = Field(128, description="Longest sequence in tokens; longer ones are cut.")
-    hidden: PositiveInt = Field(256, description="Width of the hidden states.")
-    layers: PositiveInt = Field(3, description="Number of encoder layers.")
-    heads: PositiveInt | None = Field(
-        None, description="Number of attention heads; by default one per 64 of the width."
-    )
-    feed_forward: PositiveInt | None = Field(
-        None, description="Hidden width of the feed-forward block; by default 4 x hidden."
-    )
-    dropout: float = Field(
-        0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
-    )
-    ngrams: NgramSettings | None = Field(
-        None, description="A linear branch on n-grams next to the encoder; by default none (texts)."
-    )
+    length: PositiveInt = 128
+    """Longest sequence in tokens; longer ones are cut."""
+    hidden: PositiveInt = 256
+    """Width of the hidden states."""
+    layers: PositiveInt = 3
+    """Number of encoder layers."""
+    heads: PositiveInt | None = None
+    """Number of attention heads; by default one per 64 of the width."""
+    feed_forward: PositiveInt | None = None
+    """Hidden width of the feed-forward block; by default 4 x hidden."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout rate of attention weights and block outputs."""
+    ngrams: NgramSettings | None = None
+    """A linear branch on n-grams next to the encoder; by default none (texts)."""
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
@@ -166,17 +148,16 @@ class TransformerSettings(EncoderSettings):
     The input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
     """
 
-    vocabulary: int = Field(
-        0, ge=0, description="Number of token ids, including the padding 0; 0 for tables."
-    )
-    numeric: int = Field(0, ge=0, description="Number of numeric features of a table.")
-    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
-        (), description="Number of values of each categorical feature of a table."
-    )
-    kind: Literal["classification", "regression"] = Field(
-        "classification", description="Kind of prediction."
-    )
-    outputs: PositiveInt = Field(2, description="Number of classes, or 1 for a regression.")
+    vocabulary: int = Field(0, ge=0)
+    """Number of token ids, including the padding 0; 0 for tables."""
+    numeric: int = Field(0, ge=0)
+    """Number of numeric features of a table."""
+    categories: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """Number of values of each categorical feature of a table."""
+    kind: Literal["classification", "regression"] = "classification"
+    """Kind of prediction."""
+    outputs: PositiveInt = 2
+    """Number of classes, or 1 for a regression."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -206,17 +187,16 @@ class TransformerSettings(EncoderSettings):
 class TransformerModelSettings(EncoderSettings):
     """The transformer. Its input and output sizes follow from the data unless they are random."""
 
-    vocabulary: int | None = Field(None, ge=0, description="Number of token ids (random).")
-    numeric: int | None = Field(None, ge=0, description="Number of numeric features (random).")
-    categories: tuple[int, ...] | None = Field(
-        None, description="Number of values of each categorical feature (random)."
-    )
-    kind: Literal["classification", "regression"] | None = Field(
-        None, description="Kind of prediction; by default it follows from the target."
-    )
-    outputs: PositiveInt | None = Field(
-        None, description="Number of classes, or 1 for a regression (random)."
-    )
+    vocabulary: int | None = Field(None, ge=0)
+    """Number of token ids (random)."""
+    numeric: int | None = Field(None, ge=0)
+    """Number of numeric features (random)."""
+    categories: tuple[int, ...] | None = None
+    """Number of values of each categorical feature (random)."""
+    kind: Literal["classification", "regression"] | None = None
+    """Kind of prediction; by default it follows from the target."""
+    outputs: PositiveInt | None = None
+    """Number of classes, or 1 for a regression (random)."""
 
     def completed(self, sizes: Mapping[str, Any]) -> TransformerSettings:
         """Return the transformer's settings, completed by the sizes of the data.
@@ -243,22 +223,18 @@ class TransformerModelSettings(EncoderSettings):
 class TrainerSettings(Settings):
     """Settings of the transformer trainer."""
 
-    data: TransformerDataSettings = Field(
-        TransformerDataSettings(), description="Training and held-out data."
+    data: TransformerDataSettings = TransformerDataSettings()
+    """Training and held-out data."""
+    model: TransformerModelSettings = TransformerModelSettings()
+    """Size of the transformer."""
+    train: TrainStageSettings = TrainStageSettings(
+        training=TrainingSettings(
+            effective_batch=32,
+            epochs=10,
+            learning_rate=1e-4,
+            weight_decay=0.01,
+            warmup_steps=100,
+            clip_norm=1.0,
+        )
     )
-    model: TransformerModelSettings = Field(
-        TransformerModelSettings(), description="Size of the transformer."
-    )
-    train: TrainStageSettings = Field(
-        TrainStageSettings(
-            training=TrainingSettings(
-                effective_batch=32,
-                epochs=10,
-                learning_rate=1e-4,
-                weight_decay=0.01,
-                warmup_steps=100,
-                clip_norm=1.0,
-            )
-        ),
-        description="The training; an optimizer step takes 32 samples on every machine.",
-    )
+    """The training; an optimizer step takes 32 samples on every machine."""

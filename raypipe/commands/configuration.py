@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, create_model
 
 from raypipe.config import document as documents
 from raypipe.config import search_path, shipped
@@ -34,15 +34,12 @@ __all__ = ["parse", "read", "resolve", "settings_model"]
 class CommonSettings(Settings):
     """Sections that every experiment has in addition to its own."""
 
-    matrix: Operational[MatrixSettings | None] = Field(
-        None, description="Points at which the whole experiment runs, in one run directory."
-    )
-    sweep: Operational[SweepSettings | None] = Field(
-        None, description="Sweep over settings of a training stage."
-    )
-    tracking: Operational[tuple[TrackerName, ...]] = Field(
-        (), description="Trackers that receive a copy of the metrics."
-    )
+    matrix: Operational[MatrixSettings | None] = None
+    """Points at which the whole experiment runs, in one run directory."""
+    sweep: Operational[SweepSettings | None] = None
+    """Sweep over settings of a training stage."""
+    tracking: Operational[tuple[TrackerName, ...]] = ()
+    """Trackers that receive a copy of the metrics."""
 
 
 def read(name: str | Path) -> Document:

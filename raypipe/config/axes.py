@@ -17,15 +17,16 @@ _KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
 class AxisSettings(Settings):
     """Values of a key: all of ``grid``, or draws from ``choice`` or from the range [low, high]."""
 
-    grid: tuple[Value, ...] | None = Field(
-        None, min_length=1, description="Values that are all tried."
-    )
-    choice: tuple[Value, ...] | None = Field(
-        None, min_length=1, description="Values that are drawn from."
-    )
-    low: int | float | None = Field(None, description="Lower end of a range, included.")
-    high: int | float | None = Field(None, description="Upper end of a range, included.")
-    log: bool = Field(False, description="Whether a range is drawn evenly in the logarithm.")
+    grid: tuple[Value, ...] | None = Field(None, min_length=1)
+    """Values that are all tried."""
+    choice: tuple[Value, ...] | None = Field(None, min_length=1)
+    """Values that are drawn from."""
+    low: int | float | None = None
+    """Lower end of a range, included."""
+    high: int | float | None = None
+    """Upper end of a range, included."""
+    log: bool = False
+    """Whether a range is drawn evenly in the logarithm."""
 
     @property
     def is_integer(self) -> bool:

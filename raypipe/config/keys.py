@@ -63,7 +63,8 @@ def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Ke
             f"{path}{name}",
             "section" if section is not None else type_text(field.annotation, field.metadata),
             default,
-            field.description or (section.__doc__ or "").strip().partition("\n")[0],
+            " ".join((field.description or "").split())
+            or (section.__doc__ or "").strip().partition("\n")[0],
             required=field.is_required() and section is None,
             is_section=section is not None,
         )

@@ -25,40 +25,31 @@ SEED_STRIDE = 1000
 class MatrixConstraints(Settings):
     """Conditions on every point of a matrix."""
 
-    effective_batch: PositiveInt | None = Field(
-        None,
-        description="Samples per optimizer step of each training whose batch sizes are varied; the "
-        "accumulation follows from the micro-batch, and points that cannot have it are left out.",
-    )
+    effective_batch: PositiveInt | None = None
+    """Samples per optimizer step of each training whose batch sizes are varied; the accumulation
+    follows from the micro-batch, and points that cannot have it are left out.
+    """
 
 
 class MatrixSettings(Settings):
     """Points at which the experiment runs: ``dotted.key: [values]``, and the keys below."""
 
-    axes: dict[str, tuple[Any, ...]] = Field(
-        default_factory=dict,
-        description="Values by dotted key, of which every combination runs; `matrix.KEY` is short "
-        "for `matrix.axes.KEY`.",
-    )
-    runs: PositiveInt | None = Field(
-        None,
-        description="Repetitions of every point: run r adds 1000 x r to every key named `seed`.",
-    )
-    points: tuple[dict[str, Any], ...] = Field(
-        (), description="Points given one by one; each is combined with the axes."
-    )
-    exclude: tuple[dict[str, Any], ...] = Field(
-        (), description="Combinations that do not run: points with all of these values."
-    )
-    constraints: MatrixConstraints = Field(
-        MatrixConstraints(), description="Conditions that every point meets."
-    )
-    search: SearchSettings | None = Field(
-        None, description="Points proposed one after the other; each runs at all other points."
-    )
-    race: RaceSettings | None = Field(
-        None, description="Comparison of the points that adds seeds until it is decided."
-    )
+    axes: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Values by dotted key, of which every combination runs; `matrix.KEY` is short for
+    `matrix.axes.KEY`.
+    """
+    runs: PositiveInt | None = None
+    """Repetitions of every point: run r adds 1000 x r to every key named `seed`."""
+    points: tuple[dict[str, Any], ...] = ()
+    """Points given one by one; each is combined with the axes."""
+    exclude: tuple[dict[str, Any], ...] = ()
+    """Combinations that do not run: points with all of these values."""
+    constraints: MatrixConstraints = MatrixConstraints()
+    """Conditions that every point meets."""
+    search: SearchSettings | None = None
+    """Points proposed one after the other; each runs at all other points."""
+    race: RaceSettings | None = None
+    """Comparison of the points that adds seeds until it is decided."""
 
     @property
     def keys(self) -> list[str]:

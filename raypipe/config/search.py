@@ -42,8 +42,10 @@ class BoundSettings(Settings):
 
     metric: str = Field(description=_METRIC)
     where: dict[str, Any] = Field(default_factory=dict, description=_WHERE)
-    at_most: float | None = Field(None, description="Largest value that meets the condition.")
-    at_least: float | None = Field(None, description="Smallest value that meets the condition.")
+    at_most: float | None = None
+    """Largest value that meets the condition."""
+    at_least: float | None = None
+    """Smallest value that meets the condition."""
 
     _form = field_validator("metric")(_table_and_column)
 
@@ -57,25 +59,22 @@ class BoundSettings(Settings):
 class SearchSettings(Settings):
     """Points proposed by Optuna, each from the metrics of those before it."""
 
-    axes: dict[str, AxisSettings] = Field(
-        min_length=1,
-        description="Values by key: a range `{low: ..., high: ..., log: true}`, or a list of "
-        "values.",
-    )
-    metrics: tuple[MetricSettings, ...] = Field(
-        description="The metric to optimize; several ask for a Pareto front."
-    )
-    constraints: tuple[BoundSettings, ...] = Field(
-        (), description="Conditions that the best points meet."
-    )
-    trials: PositiveInt = Field(description="Number of proposed points.")
-    sampler: Sampler = Field("tpe", description="Sampler that proposes the points.")
-    concurrent: PositiveInt | None = Field(
-        None,
-        description="Proposed points that are computed at the same time; by default as many as "
-        "the machines have GPUs, or CPUs without any, and at most a quarter of `trials`.",
-    )
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the sampler.")
+    axes: dict[str, AxisSettings] = Field(min_length=1)
+    """Values by key: a range `{low: ..., high: ..., log: true}`, or a list of values."""
+    metrics: tuple[MetricSettings, ...]
+    """The metric to optimize; several ask for a Pareto front."""
+    constraints: tuple[BoundSettings, ...] = ()
+    """Conditions that the best points meet."""
+    trials: PositiveInt
+    """Number of proposed points."""
+    sampler: Sampler = "tpe"
+    """Sampler that proposes the points."""
+    concurrent: PositiveInt | None = None
+    """Proposed points that are computed at the same time; by default as many as the machines have
+    GPUs, or CPUs without any, and at most a quarter of `trials`.
+    """
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the sampler."""
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -111,14 +110,14 @@ class RaceSettings(Settings):
     metric: str = Field(description=_METRIC)
     where: dict[str, Any] = Field(default_factory=dict, description=_WHERE)
     mode: Mode | None = Field(None, description=_MODE)
-    alpha: float = Field(0.05, gt=0, lt=0.5, description="Level of significance in each round.")
-    first_runs: int | None = Field(
-        None,
-        ge=2,
-        description="Seeds of every point before the first test; by default the fewest with which "
-        "a point can be dropped.",
-    )
-    most_runs: int = Field(20, ge=2, description="Most seeds of a point.")
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """Level of significance in each round."""
+    first_runs: int | None = Field(None, ge=2)
+    """Seeds of every point before the first test; by default the fewest with which a point can be
+    dropped.
+    """
+    most_runs: int = Field(20, ge=2)
+    """Most seeds of a point."""
 
     _form = field_validator("metric")(_table_and_column)
 

@@ -45,7 +45,11 @@ class Settings(BaseModel):
 
     # a field of any value may have infinity, which JSON of pydantic would turn into null
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")

@@ -40,34 +40,26 @@ _NAME_LENGTH = 120
 class FunctionSettings(Settings):
     """Settings of a function experiment, at the top level of its file."""
 
-    arguments: Operational[dict[str, Any]] = Field(
-        default_factory=dict,
-        description="Arguments by name. A list, or a range such as 0..4 (both ends included), is "
-        "an axis; every combination is a call. A list as one value is written in a list.",
-    )
-    cpus: Operational[PositiveFloat] = Field(
-        1.0, description="CPUs that a call reserves; may be a fraction."
-    )
-    gpus: Operational[NonNegativeFloat] = Field(
-        0.0, description="GPUs that a call reserves; may be a fraction."
-    )
-    attempts: Operational[PositiveInt] = Field(
-        3, description="Attempts of a call whose worker dies or that exceeds its time limit."
-    )
-    time_limit_s: Operational[PositiveFloat | None] = Field(
-        None, description="Seconds after which an attempt is ended."
-    )
-    maximize: Operational[tuple[str, ...]] = Field(
-        (), description="Returned values of which higher is better, for the report."
-    )
-    minimize: Operational[tuple[str, ...]] = Field(
-        (), description="Returned values of which lower is better, for the report."
-    )
-    version: Operational[PositiveInt | None] = Field(
-        None,
-        description="Version of the results, part of each call's identity. By default 1, and a run "
-        "directory is not continued once the function's source code changed.",
-    )
+    arguments: Operational[dict[str, Any]] = Field(default_factory=dict)
+    """Arguments by name. A list, or a range such as 0..4 (both ends included), is an axis; every
+    combination is a call. A list as one value is written in a list.
+    """
+    cpus: Operational[PositiveFloat] = 1.0
+    """CPUs that a call reserves; may be a fraction."""
+    gpus: Operational[NonNegativeFloat] = 0.0
+    """GPUs that a call reserves; may be a fraction."""
+    attempts: Operational[PositiveInt] = 3
+    """Attempts of a call whose worker dies or that exceeds its time limit."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Seconds after which an attempt is ended."""
+    maximize: Operational[tuple[str, ...]] = ()
+    """Returned values of which higher is better, for the report."""
+    minimize: Operational[tuple[str, ...]] = ()
+    """Returned values of which lower is better, for the report."""
+    version: Operational[PositiveInt | None] = None
+    """Version of the results, part of each call's identity. By default 1, and a run directory is
+    not continued once the function's source code changed.
+    """
 
     @field_validator("maximize", "minimize", mode="before")
     @classmethod

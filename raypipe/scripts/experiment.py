@@ -18,12 +18,12 @@ from raypipe.store.tables import Column
 class ScriptExperiment(Settings):
     """A training with a script."""
 
-    parameters: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Values of your own, by any name: placeholders of the command, and keys of "
-        "`matrix` and `sweep.axes` (`parameters.dropout`).",
-    )
-    train: ScriptStageSettings = Field(description="The command, and the training settings.")
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Values of your own, by any name: placeholders of the command, and keys of `matrix` and
+    `sweep.axes` (`parameters.dropout`).
+    """
+    train: ScriptStageSettings
+    """The command, and the training settings."""
 
 
 def _stages(settings: ScriptExperiment) -> Sequence[Stage]:

@@ -33,50 +33,37 @@ class ScriptStageSettings(TrainStageSettings):
     environment variable `RAYPIPE_NAME`, which one of `files` then contains.
     """
 
-    command: str = Field(
-        min_length=1,
-        description="Command of the training, with placeholders such as `{micro_batch}`; `{{` and "
-        "`}}` are braces. It runs in the current directory.",
-    )
-    shell: bool = Field(
-        False,
-        description="Whether a shell (`sh -c`) runs the command. Values of placeholders "
-        "arrive as they are and need no quotes. Without it, the command is split into arguments.",
-    )
-    metrics: str | None = Field(
-        None,
-        min_length=1,
-        description="File with the metrics that the script writes: JSON lines, CSV (.csv) or the "
-        "Trainer's `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the "
-        "newest file. `stdout` for JSON lines on the standard output.",
-    )
-    columns: dict[str, str] = Field(
-        default_factory=dict,
-        description="Names of the script's metrics by column, such as `loss: train/nll`, where "
-        "raypipe does not know them.",
-    )
-    files: Operational[tuple[str, ...] | None] = Field(
-        None,
-        description="Files and patterns (`src/**/*.py`) whose content decides the result; by "
-        "default the script that the command names, and the modules next to it that it imports.",
-    )
-    resume: Operational[str] = Field(
-        "--resume {checkpoint_dir}",
-        description="Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it "
-        "stands for nothing. `{newest_checkpoint}` is the newest file or folder there.",
-    )
-    environment: dict[str, str] = Field(
-        default_factory=dict,
-        description="Further environment variables of the script; they may have placeholders.",
-    )
-    grace_s: Operational[NonNegativeFloat] = Field(
-        10.0,
-        description="Seconds between SIGTERM, on which the script may save a checkpoint, and "
-        "SIGKILL.",
-    )
-    time_limit_s: Operational[PositiveFloat | None] = Field(
-        None, description="Seconds after which an attempt is ended as failed."
-    )
+    command: str = Field(min_length=1)
+    """Command of the training, with placeholders such as `{micro_batch}`; `{{` and `}}` are braces.
+    It runs in the current directory.
+    """
+    shell: bool = False
+    """Whether a shell (`sh -c`) runs the command. Values of placeholders arrive as they are and
+    need no quotes. Without it, the command is split into arguments.
+    """
+    metrics: str | None = Field(None, min_length=1)
+    """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
+    `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
+    `stdout` for JSON lines on the standard output.
+    """
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of the script's metrics by column, such as `loss: train/nll`, where raypipe does not
+    know them.
+    """
+    files: Operational[tuple[str, ...] | None] = None
+    """Files and patterns (`src/**/*.py`) whose content decides the result; by default the script
+    that the command names, and the modules next to it that it imports.
+    """
+    resume: Operational[str] = "--resume {checkpoint_dir}"
+    """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
+    nothing. `{newest_checkpoint}` is the newest file or folder there.
+    """
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the script; they may have placeholders."""
+    grace_s: Operational[NonNegativeFloat] = 10.0
+    """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Seconds after which an attempt is ended as failed."""
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:

@@ -17,71 +17,55 @@ Scheduler = Literal["asha", "median"]
 class ConstraintSettings(Settings):
     """Conditions on every point of a sweep."""
 
-    effective_batch: PositiveInt | None = Field(
-        None,
-        description="Samples per optimizer step at every point; the accumulation follows from the "
-        "micro-batch.",
-    )
+    effective_batch: PositiveInt | None = None
+    """Samples per optimizer step at every point; the accumulation follows from the micro-batch."""
 
 
 class SweepSettings(Settings):
     """The stage, the points and the metric of a sweep."""
 
-    stage: str = Field(description="Training stage whose settings are varied.")
-    kind: Literal["systems", "quality"] = Field(
-        "systems",
-        description="Measure speed, memory and energy of a few steps (systems), or train each "
-        "point to the end (quality).",
-    )
-    axes: dict[str, AxisSettings] = Field(
-        min_length=1,
-        description="Values by key: a key of the stage (training.precision) or a full dotted key.",
-    )
-    constraints: ConstraintSettings = Field(
-        ConstraintSettings(), description="Conditions that every point meets."
-    )
-    metric: str | None = Field(
-        None,
-        description="Column of `trials` to compare; by default samples_per_s, or for kind=quality "
-        "the metric of `training.monitor`, else the first held-out one, else loss_final.",
-    )
-    mode: Literal["min", "max"] | None = Field(
-        None,
-        description="Whether the metric is minimized or maximized; by default what is declared, "
-        "the mode of the monitor, or what its name tells.",
-    )
-    samples: PositiveInt = Field(16, description="Number of draws if an axis is not a grid.")
-    search: Literal["random", "optuna"] = Field(
-        "random",
-        description="How points are drawn if an axis is not a grid: at random, or from the results "
-        "so far, by Optuna's TPE.",
-    )
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
-    scheduler: Scheduler | None = Field(
-        None,
-        description="Scheduler that stops bad trials early (asha, median), for kind=quality.",
-    )
-    grace_steps: PositiveInt | None = Field(
-        None,
-        description="Steps before a trial may be stopped; by default a tenth of them.",
-    )
-    reduction_factor: float = Field(
-        3, gt=1, description="ASHA continues one of this number of trials."
-    )
-    steps: PositiveInt = Field(10, description="Measured steps of a trial of kind=systems.")
-    warmup_steps: PositiveInt = Field(
-        5, description="Steps before the measured ones, which are not counted."
-    )
-    repeats: PositiveInt = Field(
-        3,
-        description="Measurements of each point of kind=systems: all points once, then all again.",
-    )
-    parity_tolerance: float = Field(
-        0.02, gt=0, description="Largest relative difference of the loss to fp32's."
-    )
-    concurrent: PositiveInt | None = Field(
-        None, description="Most trials at the same time; by default as many as fit."
-    )
+    stage: str
+    """Training stage whose settings are varied."""
+    kind: Literal["systems", "quality"] = "systems"
+    """Measure speed, memory and energy of a few steps (systems), or train each point to the end
+    (quality).
+    """
+    axes: dict[str, AxisSettings] = Field(min_length=1)
+    """Values by key: a key of the stage (training.precision) or a full dotted key."""
+    constraints: ConstraintSettings = ConstraintSettings()
+    """Conditions that every point meets."""
+    metric: str | None = None
+    """Column of `trials` to compare; by default samples_per_s, or for kind=quality the metric of
+    `training.monitor`, else the first held-out one, else loss_final.
+    """
+    mode: Literal["min", "max"] | None = None
+    """Whether the metric is minimized or maximized; by default what is declared, the mode of the
+    monitor, or what its name tells.
+    """
+    samples: PositiveInt = 16
+    """Number of draws if an axis is not a grid."""
+    search: Literal["random", "optuna"] = "random"
+    """How points are drawn if an axis is not a grid: at random, or from the results so far, by
+    Optuna's TPE.
+    """
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the draws."""
+    scheduler: Scheduler | None = None
+    """Scheduler that stops bad trials early (asha, median), for kind=quality."""
+    grace_steps: PositiveInt | None = None
+    """Steps before a trial may be stopped; by default a tenth of them."""
+    reduction_factor: float = Field(3, gt=1)
+    """ASHA continues one of this number of trials."""
+    steps: PositiveInt = 10
+    """Measured steps of a trial of kind=systems."""
+    warmup_steps: PositiveInt = 5
+    """Steps before the measured ones, which are not counted."""
+    repeats: PositiveInt = 3
+    """Measurements of each point of kind=systems: all points once, then all again."""
+    parity_tolerance: float = Field(0.02, gt=0)
+    """Largest relative difference of the loss to fp32's."""
+    concurrent: PositiveInt | None = None
+    """Most trials at the same time; by default as many as fit."""
 
     @property
     def metric_name(self) -> str:

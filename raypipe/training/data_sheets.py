@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import PositiveFloat, PositiveInt, ValidationError
 
 from raypipe.config.settings import Settings
 from raypipe.config.yaml_text import load_yaml
@@ -29,26 +29,33 @@ _NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
 class CardValues(Settings):
     """Values of a card in a file of cards; a file that changes a known card gives some of them."""
 
-    reports: str | None = Field(None, description="Start of the name that NVML and torch report.")
-    memory_mib: PositiveInt | None = Field(None, description="Memory in MiB.")
-    bandwidth: PositiveFloat | None = Field(None, description="Memory bandwidth, GB/s.")
-    tflops: Mapping[Precision, PositiveFloat] | None = Field(
-        None, description="Dense peak by precision, TFLOP/s."
-    )
-    link: PositiveFloat | None = Field(
-        None, description="Bandwidth to another card of the machine in one direction, GB/s."
-    )
-    power_w: PositiveFloat | None = Field(None, description="Board power, W.")
-    capability: PositiveFloat | None = Field(None, description="Compute capability.")
-    source: str = Field("", description="Where the values are from.")
-    price_per_hour: PositiveFloat | None = Field(None, description="Price of one card per hour.")
+    reports: str | None = None
+    """Start of the name that NVML and torch report."""
+    memory_mib: PositiveInt | None = None
+    """Memory in MiB."""
+    bandwidth: PositiveFloat | None = None
+    """Memory bandwidth, GB/s."""
+    tflops: Mapping[Precision, PositiveFloat] | None = None
+    """Dense peak by precision, TFLOP/s."""
+    link: PositiveFloat | None = None
+    """Bandwidth to another card of the machine in one direction, GB/s."""
+    power_w: PositiveFloat | None = None
+    """Board power, W."""
+    capability: PositiveFloat | None = None
+    """Compute capability."""
+    source: str = ""
+    """Where the values are from."""
+    price_per_hour: PositiveFloat | None = None
+    """Price of one card per hour."""
 
 
 class CardsFile(Settings):
     """A file of cards."""
 
-    sources: Mapping[str, str] = Field({}, description="Sources by their names.")
-    cards: Mapping[str, CardValues] = Field(description="Cards by their names.")
+    sources: Mapping[str, str] = {}
+    """Sources by their names."""
+    cards: Mapping[str, CardValues]
+    """Cards by their names."""
 
 
 @dataclass(frozen=True)

@@ -19,24 +19,20 @@ from raypipe.training.optimizer_settings import Share
 class MonitorSettings(Settings):
     """Selection of the best model by an evaluation metric, and early stopping."""
 
-    metric: str | None = Field(
-        None,
-        description="Metric of the evaluation, without its prefix `eval_`; by default the first "
-        "one that the experiment declares (`Experiment.step_metrics`), else the loss.",
-    )
-    mode: Literal["min", "max"] | None = Field(
-        None,
-        description="Whether the metric is minimized or maximized; by default what is declared or "
-        "its name tells, else min.",
-    )
-    patience: PositiveInt | Share | None = Field(
-        0.4,
-        description="Evaluations without improvement after which the training stops; below 1, a "
-        "fraction of all steps; null never stops.",
-    )
-    min_delta: float = Field(
-        0.0, ge=0, description="Smallest change of the metric that counts as an improvement."
-    )
+    metric: str | None = None
+    """Metric of the evaluation, without its prefix `eval_`; by default the first one that the
+    experiment declares (`Experiment.step_metrics`), else the loss.
+    """
+    mode: Literal["min", "max"] | None = None
+    """Whether the metric is minimized or maximized; by default what is declared or its name tells,
+    else min.
+    """
+    patience: PositiveInt | Share | None = 0.4
+    """Evaluations without improvement after which the training stops; below 1, a fraction of all
+    steps; null never stops.
+    """
+    min_delta: float = Field(0.0, ge=0)
+    """Smallest change of the metric that counts as an improvement."""
 
 
 def is_scheduled(step: int, every: int | None) -> bool:

@@ -33,89 +33,62 @@ class TrainingSettings(OptimizerSettings):
     ``effective_batch = micro_batch x accumulation x workers``; the configuration gives any two.
     """
 
-    micro_batch: Operational[PositiveInt | None] = Field(
-        None, description="Samples per worker per forward pass."
-    )
-    accumulation: Operational[PositiveInt | None] = Field(
-        None, description="Forward passes per worker per optimizer step (accumulation steps)."
-    )
-    effective_batch: PositiveInt | None = Field(
-        None,
-        description="Samples per optimizer step, summed over all workers; 32 if neither this nor "
-        "`micro_batch` is given.",
-    )
-    precision: Precision = Field(
-        "fp32",
-        description="Arithmetic of the forward and backward pass. tf32 and bf16 need a GPU with "
-        "compute capability 8 or higher. fp8 needs 8.9 and torchao: the linear layers of the "
-        "task's blocks multiply in fp8, and all else is bf16.",
-    )
-    steps: PositiveInt | None = Field(
-        None, description="Length of the training in optimizer steps; alternative to `epochs`."
-    )
-    epochs: PositiveInt | None = Field(
-        None, description="Length of the training in passes over the data; alternative to `steps`."
-    )
-    init_from: Operational[str | None] = Field(
-        None,
-        min_length=1,
-        description="Run directory (path or URI) whose model gives the initial weights: RUN_DIR of "
-        "the same stage, or RUN_DIR/STAGE. The weights are part of the identity, not the location.",
-    )
-    seed: int = Field(
-        0,
-        ge=0,
-        lt=2**32,
-        description="Seed of the initial weights, the data order and every random draw.",
-    )
-    compile: Operational[bool] = Field(
-        False, description="Whether to compile the blocks and the loss with torch.compile."
-    )
-    compile_mode: Operational[CompileMode] = Field(
-        "default", description="Mode of torch.compile; max-autotune compiles longer, for speed."
-    )
-    gradient_checkpointing: Operational[bool] = Field(
-        False,
-        description="Whether to recompute activations in the backward pass, which saves memory.",
-    )
-    recompute: Operational[Literal["all", "cheap"]] = Field(
-        "all",
-        description="What gradient checkpointing recomputes: all of a block, or what is cheap "
-        "(selective activation checkpointing): not products with weights, convolutions and fused "
-        "attention, whose results are kept.",
-    )
-    log_every: Operational[PositiveInt] = Field(
-        10, description="Optimizer steps between rows of the table `steps`."
-    )
-    eval_every: Operational[PositiveInt | None] = Field(
-        None,
-        description="Optimizer steps between evaluations on held-out data; if not given, after "
-        "steps 1 to 8, 10, 12, 14, 16, 20, ..., four for each doubling, and without `monitor` only "
-        "at the end.",
-    )
-    eval_batch: Operational[PositiveInt | None] = Field(
-        None,
-        description="Samples per worker per forward pass of an evaluation; `micro_batch` if not "
-        "given.",
-    )
-    monitor: MonitorSettings | None = Field(
-        MonitorSettings(),
-        description="Selection of the best model by held-out data, and early stopping; null takes "
-        "the model of the last step.",
-    )
-    checkpoint_every: Operational[PositiveInt | None] = Field(
-        None,
-        description="Optimizer steps between checkpoints; if not given, a tenth of the training, "
-        "and at least 10 s.",
-    )
-    keep_checkpoints: Operational[PositiveInt] = Field(
-        2, description="Number of most recent checkpoints that are kept during the training."
-    )
-    keep_state: Operational[bool] = Field(
-        True,
-        description="Whether the state after the last step is saved and kept, so that more steps "
-        "can continue it; with Adam it is three times as large as the weights.",
-    )
+    micro_batch: Operational[PositiveInt | None] = None
+    """Samples per worker per forward pass."""
+    accumulation: Operational[PositiveInt | None] = None
+    """Forward passes per worker per optimizer step (accumulation steps)."""
+    effective_batch: PositiveInt | None = None
+    """Samples per optimizer step, summed over all workers; 32 if neither this nor `micro_batch` is
+    given.
+    """
+    precision: Precision = "fp32"
+    """Arithmetic of the forward and backward pass. tf32 and bf16 need a GPU with compute capability
+    8 or higher. fp8 needs 8.9 and torchao: the linear layers of the task's blocks multiply in fp8,
+    and all else is bf16.
+    """
+    steps: PositiveInt | None = None
+    """Length of the training in optimizer steps; alternative to `epochs`."""
+    epochs: PositiveInt | None = None
+    """Length of the training in passes over the data; alternative to `steps`."""
+    init_from: Operational[str | None] = Field(None, min_length=1)
+    """Run directory (path or URI) whose model gives the initial weights: RUN_DIR of the same stage,
+    or RUN_DIR/STAGE. The weights are part of the identity, not the location.
+    """
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the initial weights, the data order and every random draw."""
+    compile: Operational[bool] = False
+    """Whether to compile the blocks and the loss with torch.compile."""
+    compile_mode: Operational[CompileMode] = "default"
+    """Mode of torch.compile; max-autotune compiles longer, for speed."""
+    gradient_checkpointing: Operational[bool] = False
+    """Whether to recompute activations in the backward pass, which saves memory."""
+    recompute: Operational[Literal["all", "cheap"]] = "all"
+    """What gradient checkpointing recomputes: all of a block, or what is cheap (selective
+    activation checkpointing): not products with weights, convolutions and fused attention, whose
+    results are kept.
+    """
+    log_every: Operational[PositiveInt] = 10
+    """Optimizer steps between rows of the table `steps`."""
+    eval_every: Operational[PositiveInt | None] = None
+    """Optimizer steps between evaluations on held-out data; if not given, after steps 1 to 8, 10,
+    12, 14, 16, 20, ..., four for each doubling, and without `monitor` only at the end.
+    """
+    eval_batch: Operational[PositiveInt | None] = None
+    """Samples per worker per forward pass of an evaluation; `micro_batch` if not given."""
+    monitor: MonitorSettings | None = MonitorSettings()
+    """Selection of the best model by held-out data, and early stopping; null takes the model of the
+    last step.
+    """
+    checkpoint_every: Operational[PositiveInt | None] = None
+    """Optimizer steps between checkpoints; if not given, a tenth of the training, and at least 10
+    s.
+    """
+    keep_checkpoints: Operational[PositiveInt] = 2
+    """Number of most recent checkpoints that are kept during the training."""
+    keep_state: Operational[bool] = True
+    """Whether the state after the last step is saved and kept, so that more steps can continue it;
+    with Adam it is three times as large as the weights.
+    """
 
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result.
@@ -147,27 +120,21 @@ class TrainingSettings(OptimizerSettings):
 class ScalingSettings(Settings):
     """Distribution of a training run over workers; it cannot change the result."""
 
-    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"]] = Field(
-        "auto",
-        description="Worker processes of the run; [min, max] uses as many as the cluster has room "
-        "for. auto is one on CPUs and all that fit on the stage's share of the GPUs; the batch "
-        "sizes are those of one worker, and the effective batch is kept.",
-    )
-    gpus_per_worker: Operational[float | None] = Field(
-        None,
-        ge=0,
-        description="GPUs per worker; 1 on a cluster with GPUs and 0 on CPUs if not given. A "
-        "fraction shares a GPU.",
-    )
-    cpus_per_worker: Operational[PositiveFloat | Literal["auto"]] = Field(
-        "auto",
-        description="CPU cores that each worker holds, and the number of its threads; auto is one "
-        "on a GPU, and on CPUs an equal share of a node among the stages that can run at the same "
-        "time.",
-    )
-    strategy: Operational[Literal["ddp", "fsdp"]] = Field(
-        "ddp", description="Data parallelism with replicated (ddp) or sharded (fsdp) weights."
-    )
+    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"]] = "auto"
+    """Worker processes of the run; [min, max] uses as many as the cluster has room for. auto is one
+    on CPUs and all that fit on the stage's share of the GPUs; the batch sizes are those of one
+    worker, and the effective batch is kept.
+    """
+    gpus_per_worker: Operational[float | None] = Field(None, ge=0)
+    """GPUs per worker; 1 on a cluster with GPUs and 0 on CPUs if not given. A fraction shares a
+    GPU.
+    """
+    cpus_per_worker: Operational[PositiveFloat | Literal["auto"]] = "auto"
+    """CPU cores that each worker holds, and the number of its threads; auto is one on a GPU, and on
+    CPUs an equal share of a node among the stages that can run at the same time.
+    """
+    strategy: Operational[Literal["ddp", "fsdp"]] = "ddp"
+    """Data parallelism with replicated (ddp) or sharded (fsdp) weights."""
 
     @property
     def most_workers(self) -> int:
@@ -212,18 +179,12 @@ class ScalingSettings(Settings):
 class LoaderSettings(Settings):
     """Data loading; it cannot change the result."""
 
-    workers: Operational[int] = Field(
-        0,
-        ge=0,
-        description="Loader processes per worker, each of which reserves a CPU; 0 loads in the "
-        "worker itself.",
-    )
-    prefetch: Operational[PositiveInt] = Field(
-        2, description="Batches that each loader process keeps ready."
-    )
-    pin_memory: Operational[bool | None] = Field(
-        None, description="Whether batches are in page-locked memory; by default on a GPU."
-    )
+    workers: Operational[int] = Field(0, ge=0)
+    """Loader processes per worker, each of which reserves a CPU; 0 loads in the worker itself."""
+    prefetch: Operational[PositiveInt] = 2
+    """Batches that each loader process keeps ready."""
+    pin_memory: Operational[bool | None] = None
+    """Whether batches are in page-locked memory; by default on a GPU."""
 
 
 OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]
@@ -232,32 +193,22 @@ OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]
 class TrainStageSettings(Settings):
     """A training stage: ``<stage>.training``, ``<stage>.scaling``, ``<stage>.loader``."""
 
-    training: TrainingSettings = Field(
-        TrainingSettings(), description="Length, optimizer, batch sizes and precision."
-    )
-    scaling: ScalingSettings = Field(
-        ScalingSettings(), description="Workers and the resources that each one holds."
-    )
-    loader: LoaderSettings = Field(
-        LoaderSettings(), description="Loader processes and prefetching of batches."
-    )
-    max_restarts: Operational[int] = Field(
-        3, ge=0, description="Restarts from the last checkpoint after a worker failure."
-    )
-    on_oom: Operational[tuple[OomStep, ...]] = Field(
-        (),
-        description="Changes that are allowed after an out-of-memory error, beyond a smaller "
-        "micro-batch. They follow in this order at micro-batch 1, one per attempt.",
-    )
-    memory_trial: Operational[int] = Field(
-        0,
-        ge=0,
-        description="Optimizer steps on the longest samples before a new run, to find a "
-        "micro-batch that fits.",
-    )
-    from_sweep: bool = Field(
-        False, description="Whether to train with the settings that the sweep recommends."
-    )
+    training: TrainingSettings = TrainingSettings()
+    """Length, optimizer, batch sizes and precision."""
+    scaling: ScalingSettings = ScalingSettings()
+    """Workers and the resources that each one holds."""
+    loader: LoaderSettings = LoaderSettings()
+    """Loader processes and prefetching of batches."""
+    max_restarts: Operational[int] = Field(3, ge=0)
+    """Restarts from the last checkpoint after a worker failure."""
+    on_oom: Operational[tuple[OomStep, ...]] = ()
+    """Changes that are allowed after an out-of-memory error, beyond a smaller micro-batch. They
+    follow in this order at micro-batch 1, one per attempt.
+    """
+    memory_trial: Operational[int] = Field(0, ge=0)
+    """Optimizer steps on the longest samples before a new run, to find a micro-batch that fits."""
+    from_sweep: bool = False
+    """Whether to train with the settings that the sweep recommends."""
 
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}

@@ -32,18 +32,14 @@ CANDIDATES = 256
 class PolicySettings(Settings):
     """Use of the trained transformer as an optimizer of T."""
 
-    scale: Scale = Field(
-        "log", description="Scale on which the positions of T in [-1, 1] are even: log T or T."
-    )
-    exploration: float = Field(
-        0.3, ge=0, le=1, description="Exploration rate: fraction of proposals drawn at random."
-    )
-    horizon: PositiveInt = Field(
-        80, description="Distinct values of T after which the model sees its budget as used up."
-    )
-    context: PositiveInt = Field(
-        20, description="Maximum number of duels in the context of the transformer."
-    )
+    scale: Scale = "log"
+    """Scale on which the positions of T in [-1, 1] are even: log T or T."""
+    exploration: float = Field(0.3, ge=0, le=1)
+    """Exploration rate: fraction of proposals drawn at random."""
+    horizon: PositiveInt = 80
+    """Distinct values of T after which the model sees its budget as used up."""
+    context: PositiveInt = 20
+    """Maximum number of duels in the context of the transformer."""
 
 
 class PABBO:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
@@ -40,23 +40,20 @@ STREAM_STUDY = 34
 class CurvePolicySettings(Settings):
     """Training of PABBO on perplexity curves."""
 
-    model: PabboModelSettings = Field(
-        PabboModelSettings(layers=2, embedding_depth=3), description="Size of the transformer."
-    )
-    curves: CurveSettings = Field(
-        CurveSettings(), description="Distribution of the training curves."
-    )
-    points: PositiveInt = Field(48, description="Candidate values of T per curve.")
-    steps: PositiveInt = Field(10, description="Evaluations per curve after the start.")
-    tolerance: PositiveFloat = Field(
-        0.01, description="Largest excess over the minimal log-perplexity that counts as close."
-    )
-    temperature: PositiveFloat = Field(
-        0.1, description="Temperature of the choices in training, in units of log T."
-    )
-    held_out: Operational[PositiveInt] = Field(
-        256, description="Number of held-out curves of the evaluation during the training."
-    )
+    model: PabboModelSettings = PabboModelSettings(layers=2, embedding_depth=3)
+    """Size of the transformer."""
+    curves: CurveSettings = CurveSettings()
+    """Distribution of the training curves."""
+    points: PositiveInt = 48
+    """Candidate values of T per curve."""
+    steps: PositiveInt = 10
+    """Evaluations per curve after the start."""
+    tolerance: PositiveFloat = 0.01
+    """Largest excess over the minimal log-perplexity that counts as close."""
+    temperature: PositiveFloat = 0.1
+    """Temperature of the choices in training, in units of log T."""
+    held_out: Operational[PositiveInt] = 256
+    """Number of held-out curves of the evaluation during the training."""
 
     @property
     def distribution(self) -> CurveSettings:

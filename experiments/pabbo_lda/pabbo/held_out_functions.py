@@ -29,24 +29,24 @@ FAR = 0.5
 class EvaluationSettings(Settings):
     """Evaluation of PABBO on held-out functions."""
 
-    functions: PositiveInt = Field(100, description="Number of held-out functions.")
-    starts: PositiveInt = Field(
-        2, description="Searches per function, each from its own random duel."
-    )
-    steps: PositiveInt = Field(30, description="Duels per search after the first one.")
-    query_points: PositiveInt = Field(256, description="Points per function.")
-    candidate_pairs: PositiveInt = Field(
-        1024, description="Pairs of the points that a search can query as duels, per function."
-    )
-    sampled: bool = Field(
-        False, description="Whether to draw duels from the policy instead of the best score."
-    )
-    seed: int = Field(0, ge=0, description="Seed of the held-out functions.")
-    preferential_gp: bool = Field(
-        False,
-        description="Whether to compare with a preferential Gaussian process, which takes about a "
-        "second per search; needs BoTorch, the extra `duels`.",
-    )
+    functions: PositiveInt = 100
+    """Number of held-out functions."""
+    starts: PositiveInt = 2
+    """Searches per function, each from its own random duel."""
+    steps: PositiveInt = 30
+    """Duels per search after the first one."""
+    query_points: PositiveInt = 256
+    """Points per function."""
+    candidate_pairs: PositiveInt = 1024
+    """Pairs of the points that a search can query as duels, per function."""
+    sampled: bool = False
+    """Whether to draw duels from the policy instead of the best score."""
+    seed: int = Field(0, ge=0)
+    """Seed of the held-out functions."""
+    preferential_gp: bool = False
+    """Whether to compare with a preferential Gaussian process, which takes about a second per
+    search; needs BoTorch, the extra `duels`.
+    """
 
     @model_validator(mode="after")
     def _fit_together(self) -> EvaluationSettings:

@@ -23,13 +23,16 @@ from raypipe.training.weights import parse_weights
 class PabboModelSettings(Settings):
     """Size of the transformer; the defaults are the small model."""
 
-    d_model: PositiveInt = Field(32, description="Width of a token.")
-    heads: PositiveInt = Field(2, description="Attention heads; they divide `d_model`.")
-    layers: PositiveInt = Field(3, description="Encoder layers.")
-    feed_forward: PositiveInt = Field(
-        64, description="Hidden width of the encoder layers and of the output heads."
-    )
-    embedding_depth: int = Field(2, ge=2, description="Linear layers of the embedding of a point.")
+    d_model: PositiveInt = 32
+    """Width of a token."""
+    heads: PositiveInt = 2
+    """Attention heads; they divide `d_model`."""
+    layers: PositiveInt = 3
+    """Encoder layers."""
+    feed_forward: PositiveInt = 64
+    """Hidden width of the encoder layers and of the output heads."""
+    embedding_depth: int = Field(2, ge=2)
+    """Linear layers of the embedding of a point."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> PabboModelSettings:

@@ -31,33 +31,26 @@ _BELOW = 4
 class CurveSettings(Settings):
     """Distribution of the perplexity curves: every range is even in the logarithm."""
 
-    t_min: int = Field(2, ge=2, description="Smallest number of topics.")
-    t_max: tuple[PositiveInt, PositiveInt] = Field(
-        (200, 1000), description="Range of the largest number of topics."
-    )
-    gain: tuple[float, float] = Field(
-        (0.02, 0.3), description="Range of the slope below the best T, per unit of log T."
-    )
-    rise: tuple[float, float] = Field(
-        (0.02, 0.4), description="Range of the slope above the best T, per unit of log T."
-    )
-    edge: tuple[float, float] = Field(
-        (0.05, 2.0), description="Range of the position of the cliff, as a fraction of `t_max`."
-    )
-    power: tuple[float, float] = Field(
-        (0.6, 2.2), description="Range of the power of T with which the cliff rises."
-    )
-    noise: tuple[float, float] = Field(
-        (0.003, 0.04), description="Range of the standard deviation of the log-perplexity."
-    )
-    spacing: tuple[float, float] = Field(
-        (1.01, 1.5),
-        description="Range of the factor between values of T with independent errors, even in the "
-        "logarithm of the factor - 1; the errors between them are interpolated.",
-    )
-    start: tuple[int, int] = Field(
-        (2, 20), description="Range of the number of values of T that are known at the start."
-    )
+    t_min: int = Field(2, ge=2)
+    """Smallest number of topics."""
+    t_max: tuple[PositiveInt, PositiveInt] = (200, 1000)
+    """Range of the largest number of topics."""
+    gain: tuple[float, float] = (0.02, 0.3)
+    """Range of the slope below the best T, per unit of log T."""
+    rise: tuple[float, float] = (0.02, 0.4)
+    """Range of the slope above the best T, per unit of log T."""
+    edge: tuple[float, float] = (0.05, 2.0)
+    """Range of the position of the cliff, as a fraction of `t_max`."""
+    power: tuple[float, float] = (0.6, 2.2)
+    """Range of the power of T with which the cliff rises."""
+    noise: tuple[float, float] = (0.003, 0.04)
+    """Range of the standard deviation of the log-perplexity."""
+    spacing: tuple[float, float] = (1.01, 1.5)
+    """Range of the factor between values of T with independent errors, even in the logarithm of the
+    factor - 1; the errors between them are interpolated.
+    """
+    start: tuple[int, int] = (2, 20)
+    """Range of the number of values of T that are known at the start."""
 
     @model_validator(mode="after")
     def _ordered(self) -> CurveSettings:

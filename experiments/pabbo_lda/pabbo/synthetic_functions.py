@@ -38,11 +38,12 @@ _OFFSET = 5.0
 class SyntheticFunctionSettings(Settings):
     """Distribution of the synthetic functions."""
 
-    length_scale: tuple[float, float] = Field(
-        (0.05, 2.0), description="Range of the length scale, log-normal within it."
-    )
-    std: tuple[float, float] = Field((0.1, 2.0), description="Range of the standard deviation.")
-    sharp_probability: float = Field(0.1, ge=0, le=1, description="Probability of a sharp optimum.")
+    length_scale: tuple[float, float] = (0.05, 2.0)
+    """Range of the length scale, log-normal within it."""
+    std: tuple[float, float] = (0.1, 2.0)
+    """Range of the standard deviation."""
+    sharp_probability: float = Field(0.1, ge=0, le=1)
+    """Probability of a sharp optimum."""
 
 
 @dataclass(frozen=True)

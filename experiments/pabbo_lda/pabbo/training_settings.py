@@ -22,51 +22,44 @@ class PabboSettings(Settings):
     trajectories of 30 duels, 50 points and pairs.
     """
 
-    model: PabboModelSettings = Field(PabboModelSettings(), description="Size of the transformer.")
-    functions: SyntheticFunctionSettings = Field(
-        SyntheticFunctionSettings(), description="Distribution of the training functions."
+    model: PabboModelSettings = PabboModelSettings()
+    """Size of the transformer."""
+    functions: SyntheticFunctionSettings = SyntheticFunctionSettings()
+    """Distribution of the training functions."""
+    evaluation: Operational[EvaluationSettings] = EvaluationSettings(
+        functions=20, starts=1, candidate_pairs=256
     )
-    evaluation: Operational[EvaluationSettings] = Field(
-        EvaluationSettings(functions=20, starts=1, candidate_pairs=256),
-        description="Small evaluation on held-out functions during the training.",
-    )
-    burn_in: float = Field(
-        0.6, ge=0, le=1, description="Fraction of the steps before the policy phase."
-    )
-    policy_batch: PositiveInt = Field(32, description="Functions per step of the policy phase.")
-    trajectories: PositiveInt = Field(1, description="Trajectories per function.")
-    horizon: PositiveInt = Field(30, description="Duels per trajectory.")
-    query_points: PositiveInt = Field(
-        64, description="Points per function from which the trajectories choose."
-    )
-    candidate_pairs: PositiveInt = Field(
-        256, description="Pairs of the query points that a trajectory can choose as duels."
-    )
-    prediction_points: PositiveInt = Field(
-        50, description="Points per function of the duels of the prediction loss."
-    )
-    prediction_duels: PositiveInt = Field(
-        50, description="Duels per function of the prediction loss, context and targets together."
-    )
-    prediction_splits: PositiveInt = Field(
-        4, description="Random splits per function into context and targets."
-    )
-    max_context: PositiveInt = Field(
-        20, description="Maximum number of duels in the context of a split."
-    )
-    discount: float = Field(0.98, gt=0, le=1, description="Discount of the reward per step.")
-    policy_gradient: Literal["published", "expected_improvement"] = Field(
-        "expected_improvement",
-        description="Policy loss: REINFORCE with returns standardized over each trajectory, as "
-        "published, or the expected improvement over all candidates, which needs far fewer "
-        "trajectories.",
-    )
-    policy_learning_rate: PositiveFloat = Field(
-        1e-3, description="Peak learning rate of the policy phase."
-    )
-    prediction_weight: float = Field(
-        1.0, ge=0, description="Weight of the prediction loss in the policy phase."
-    )
+    """Small evaluation on held-out functions during the training."""
+    burn_in: float = Field(0.6, ge=0, le=1)
+    """Fraction of the steps before the policy phase."""
+    policy_batch: PositiveInt = 32
+    """Functions per step of the policy phase."""
+    trajectories: PositiveInt = 1
+    """Trajectories per function."""
+    horizon: PositiveInt = 30
+    """Duels per trajectory."""
+    query_points: PositiveInt = 64
+    """Points per function from which the trajectories choose."""
+    candidate_pairs: PositiveInt = 256
+    """Pairs of the query points that a trajectory can choose as duels."""
+    prediction_points: PositiveInt = 50
+    """Points per function of the duels of the prediction loss."""
+    prediction_duels: PositiveInt = 50
+    """Duels per function of the prediction loss, context and targets together."""
+    prediction_splits: PositiveInt = 4
+    """Random splits per function into context and targets."""
+    max_context: PositiveInt = 20
+    """Maximum number of duels in the context of a split."""
+    discount: float = Field(0.98, gt=0, le=1)
+    """Discount of the reward per step."""
+    policy_gradient: Literal["published", "expected_improvement"] = "expected_improvement"
+    """Policy loss: REINFORCE with returns standardized over each trajectory, as published, or the
+    expected improvement over all candidates, which needs far fewer trajectories.
+    """
+    policy_learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of the policy phase."""
+    prediction_weight: float = Field(1.0, ge=0)
+    """Weight of the prediction loss in the policy phase."""
 
     @property
     def distribution(self) -> SyntheticFunctionSettings:

@@ -13,7 +13,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from raypipe.config.settings import Settings
@@ -36,12 +36,18 @@ _SHARPEST = 2e-3
 class SurrogateSettings(Settings):
     """Size of the network."""
 
-    d_model: PositiveInt = Field(64, description="Width of a token.")
-    heads: PositiveInt = Field(4, description="Attention heads; they divide `d_model`.")
-    layers: PositiveInt = Field(5, description="Encoder layers.")
-    feed_forward: PositiveInt = Field(160, description="Hidden width of the encoder layers.")
-    distance: PositiveInt = Field(16, description="Hidden width of the bias by distance.")
-    components: PositiveInt = Field(6, description="Normal distributions per predicted value.")
+    d_model: PositiveInt = 64
+    """Width of a token."""
+    heads: PositiveInt = 4
+    """Attention heads; they divide `d_model`."""
+    layers: PositiveInt = 5
+    """Encoder layers."""
+    feed_forward: PositiveInt = 160
+    """Hidden width of the encoder layers."""
+    distance: PositiveInt = 16
+    """Hidden width of the bias by distance."""
+    components: PositiveInt = 6
+    """Normal distributions per predicted value."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> SurrogateSettings:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from experiments.pabbo_lda.settings import StepsStageSettings
 from experiments.pabbo_lda.surrogate_training.task import PriorFittingSettings, PriorFittingTask
 from raypipe.config.settings import Settings
@@ -26,33 +24,28 @@ STEP_METRICS = (
 class SurrogateStageSettings(StepsStageSettings):
     """Training of the surrogate."""
 
-    training: TrainingSettings = Field(
-        TrainingSettings(
-            steps=8500,
-            effective_batch=64,
-            learning_rate=2e-3,
-            betas=(0.9, 0.99),
-            weight_decay=1e-4,
-            warmup_steps=300,
-            schedule="warmup-stable-decay",
-            decay_steps=2500,
-            clip_norm=1.0,
-            eval_every=1000,
-        ),
-        description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
-        "functions per step.",
+    training: TrainingSettings = TrainingSettings(
+        steps=8500,
+        effective_batch=64,
+        learning_rate=2e-3,
+        betas=(0.9, 0.99),
+        weight_decay=1e-4,
+        warmup_steps=300,
+        schedule="warmup-stable-decay",
+        decay_steps=2500,
+        clip_norm=1.0,
+        eval_every=1000,
     )
-    surrogate: PriorFittingSettings = Field(
-        PriorFittingSettings(), description="Size of the network, and of the training's searches."
-    )
+    """Length, optimizer, batch sizes and precision; `effective_batch` counts functions per step."""
+    surrogate: PriorFittingSettings = PriorFittingSettings()
+    """Size of the network, and of the training's searches."""
 
 
 class SurrogateTrainingSettings(Settings):
     """The training of the surrogate."""
 
-    train: SurrogateStageSettings = Field(
-        SurrogateStageSettings(), description="Training of the surrogate."
-    )
+    train: SurrogateStageSettings = SurrogateStageSettings()
+    """Training of the surrogate."""
 
 
 def stages(settings: SurrogateTrainingSettings) -> list[Stage]:

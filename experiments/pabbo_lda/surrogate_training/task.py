@@ -33,14 +33,14 @@ _HELD_OUT_SIZES = (3, 8, 20, 35)
 class PriorFittingSettings(Settings):
     """Training of the surrogate on synthetic functions."""
 
-    model: SurrogateSettings = Field(SurrogateSettings(), description="Size of the network.")
-    evaluations: PositiveInt = Field(
-        40, ge=8, description="Largest number of evaluated points per function."
-    )
-    queries: PositiveInt = Field(32, ge=2, description="Values to predict per function.")
-    held_out: Operational[PositiveInt] = Field(
-        256, description="Held-out functions per number of evaluated points."
-    )
+    model: SurrogateSettings = SurrogateSettings()
+    """Size of the network."""
+    evaluations: PositiveInt = Field(40, ge=8)
+    """Largest number of evaluated points per function."""
+    queries: PositiveInt = Field(32, ge=2)
+    """Values to predict per function."""
+    held_out: Operational[PositiveInt] = 256
+    """Held-out functions per number of evaluated points."""
 
 
 class PriorFittingTask(TrainTask):

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from example_tasks import HeldOut, TwoPhases
-from pydantic import Field
 
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.context import StageContext
@@ -40,9 +39,12 @@ class Slow(HeldOut):
 
 
 class ContinuingSettings(Settings):
-    pause_s: Operational[float] = Field(0.0, description="Pause in a forward pass.")
-    halves: bool = Field(False, description="Whether the training has two phases.")
-    probes: int = Field(1, description="Probes of the model, each a unit.")
+    pause_s: Operational[float] = 0.0
+    """Pause in a forward pass."""
+    halves: bool = False
+    """Whether the training has two phases."""
+    probes: int = 1
+    """Probes of the model, each a unit."""
     train: TrainStageSettings = TrainStageSettings()
 
 

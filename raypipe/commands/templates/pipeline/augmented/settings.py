@@ -8,15 +8,19 @@ from raypipe import Settings, TrainStageSettings
 class PrepareSettings(Settings):
     """Training digits, in several copies."""
 
-    copies: PositiveInt = Field(4, description="Copies of each training digit, itself included.")
-    degrees: NonNegativeFloat = Field(15, description="Largest rotation of a copy, in degrees.")
-    seed: int = Field(0, ge=0, description="Seed of the rotations.")
+    copies: PositiveInt = 4
+    """Copies of each training digit, itself included."""
+    degrees: NonNegativeFloat = 15
+    """Largest rotation of a copy, in degrees."""
+    seed: int = Field(0, ge=0)
+    """Seed of the rotations."""
 
 
 class ModelSettings(Settings):
     """Classifier with one hidden layer."""
 
-    width: PositiveInt = Field(128, description="Number of hidden units.")
+    width: PositiveInt = 128
+    """Number of hidden units."""
 
 
 class AugmentedSettings(Settings):
