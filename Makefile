@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: docs check lint test test-all test-gpu-rig gpu-coverage rehearse-gpu bench chaos fuzz audit
+.PHONY: docs check lint test test-all test-gpu-rig rehearse-gpu bench chaos fuzz audit
 
 check: lint test
 
@@ -24,10 +24,6 @@ test-all:
 # the wheel in .venv-gpu (two minutes, 5 GB).
 test-gpu-rig:
 	tests/gpu/rig/lane.sh .venv-gpu
-
-# Statements that only run with a GPU, and which of them tests execute: half an hour on two cores.
-gpu-coverage:
-	tests/gpu/rig/coverage.sh .venv-gpu
 
 # All that waits for a GPU (benchmarks/gpu.py), as small trainings on the CPU: minutes on two cores.
 rehearse-gpu:

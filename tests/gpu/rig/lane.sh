@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the tests on fake cards in an environment with torch's CUDA wheel, which is made if missing.
 # Usage: lane.sh [ENVIRONMENT [PYTEST ARGUMENTS]]
-# Where they cannot run, it says why; the exit status is 0 or RAYPIPE_LANE_SKIPPED.
+# Where they cannot run, it says why, and the exit status is 0.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 environment=$(realpath -m "${1:-.venv-gpu}")
@@ -10,7 +10,7 @@ version=2.13.0
 
 skip() {
   echo "tests on fake cards skipped: $1"
-  exit "${RAYPIPE_LANE_SKIPPED:-0}"
+  exit 0
 }
 
 for tool in gcc nm; do
