@@ -16,7 +16,6 @@ from raypipe.integrations.tracking import Trackers
 from raypipe.report.build import build
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.matrix import record_matrix
 
 _YAML = """
 experiment: benchmarks.trials.experiment
@@ -54,7 +53,7 @@ def run(grid: Grid, launcher: Launcher, clock: Path, folder: Path) -> list[float
     run_dir = RunDirectory.at(folder)
     run_dir.write(run_dir.config, text.encode())
     ledger = Ledger(run_dir)
-    record_matrix(ledger, configuration, graph)
+    graph.record(ledger)
     tracked = Trackers((), run_dir, "benchmark", configuration.experiment.name, {})
     with Display() as display, tracked as trackers:
         settings = configuration.settings

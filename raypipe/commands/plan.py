@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request
-from raypipe.commands.selection import matrix_or_sweep, misfits, selected, stored_stages
-from raypipe.graph.continuation import is_done
+from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
+from raypipe.graph.continuation import is_done, resume
 from raypipe.graph.durations import Durations, Estimate
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.comparison import NAME
-from raypipe.study.matrix import refuse_other_axes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,8 +43,8 @@ def plan(request: Request) -> pd.DataFrame:
         ledger = Ledger(run, writable=False)
         if ledger.damage:
             print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
-        refuse_other_axes(ledger, configuration, run.shown)
-        stored_stages(graph, ledger, run.shown)
+        entries = {**run_entry(configuration), **graph.entries(ledger)}
+        resume(run, ledger, entries, graph.known)
     stages = graph.stages
     if graph.adaptive is not None:
         stages = list(graph.adaptive.at_most(ledger).stages.values())

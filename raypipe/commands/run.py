@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raypipe import faults
 from raypipe.commands import cluster
-from raypipe.commands.code import after_edit, check_code
+from raypipe.commands.code import after_edit, code_of
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.declarations import about, declared, of_report
 from raypipe.commands.recommendation import print_recommendation
@@ -23,18 +23,18 @@ from raypipe.commands.selection import (
     check_training,
     left_out_locally,
     matrix_or_sweep,
+    run_entry,
     selected,
-    stored_stages,
 )
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.continuation import refuse_lost_states
+from raypipe.graph.continuation import Resumed, resume
 from raypipe.graph.durations import Durations
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.initial_models import check_initial_weights, check_losses
+from raypipe.graph.initial_models import check_trainings
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
@@ -50,7 +50,6 @@ from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.store.run_status import KeyResult, StatusWriter, first_status
 from raypipe.store.tables import measures, single_tables
-from raypipe.study.matrix import record_matrix, refuse_other_axes
 from raypipe.study.sweep_stage import NAME as SWEEP
 
 #: an entry of the ledger: whether tables and report show everything that is stored
@@ -102,25 +101,28 @@ def execute(request: Request) -> Ended:
         run_dir = _run_directory(request.run_dir, configuration)
         fresh = not run_dir.exists(run_dir.ledger)
         stored = Ledger(run_dir, writable=False)
-        _refuse_another(stored, configuration, run_dir)
-        refuse_other_axes(stored, configuration, run_dir.shown)
         tracking.check(configuration.settings.tracking, run_dir)
-        stages, complete = stored_stages(graph, stored, run_dir.shown)
-        refuse_lost_states(run_dir, stored, stages, run_dir.shown)
-        check_initial_weights(run_dir, stored, stages, configuration.origin)
-        if not any(node.gpus for node in nodes):  # a task may take one in this process
-            check_losses(run_dir, stored, stages, configuration.origin)
-        code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
+
+        def resumed(ledger: Ledger) -> Resumed:
+            entries = {**run_entry(configuration), **graph.entries(ledger)}
+            source, strict = configuration.source(), request.strict_code
+            return resume(run_dir, ledger, entries, graph.known, source, strict=strict)
+
+        stages, is_whole, warning = resumed(stored)
+        on_gpu = any(node.gpus for node in nodes)
+        check_trainings(run_dir, stored, stages, configuration.origin, on_gpu=on_gpu)
+        code = code_of(configuration, stages)
         print(f"run directory: {run_dir.shown}", flush=True)
         if stored.damage:
             print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
         if warning:
             print(warning, flush=True)
-        is_stored = not fresh and complete and not stored.damage
+        is_stored = not fresh and is_whole and not stored.damage
         if is_stored and _is_shown(run_dir, stored, configuration, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
             return Ended(0, run_dir)
+        seen = stored.version
         del stored  # the writer reads it again, and it may be large
         check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display(live=not request.local))
@@ -130,14 +132,13 @@ def execute(request: Request) -> Ended:
         printed = False
         try:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
-            _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
-            refuse_other_axes(ledger, configuration, run_dir.shown)
-            stages, _ = stored_stages(graph, ledger, run_dir.shown)
+            if ledger.version != seen:  # another command wrote in between
+                stages = resumed(ledger).stages
             text = dump_yaml(without_secrets(configuration.resolved()))
             run_dir.write(run_dir.config, text.encode())
             ledger.put("runs", {_SHOWN: {"all": False}, **configuration_row(text)})
             code.record(ledger, run_dir)
-            record_matrix(ledger, configuration, graph)
+            graph.record(ledger)
             run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             begun = first_status(
                 run_dir, name, run_id, again, configuration.profile, code.fingerprint
@@ -257,16 +258,6 @@ def _run_directory(location: str | None, configuration: Configuration) -> RunDir
     run_dir = RunDirectory.at(location)
     run_dir.check_new()
     return run_dir
-
-
-def _refuse_another(ledger: Ledger, configuration: Configuration, run_dir: RunDirectory) -> None:
-    """Refuse a run directory that holds another experiment's run. Raises ConfigError."""
-    stored = ledger.get("runs", "run")
-    if stored is not None and stored["experiment"] != configuration.experiment.name:
-        raise ConfigError(
-            f"--run-dir {run_dir.shown}: holds a run of the experiment {stored['experiment']!r}; "
-            "use another directory"
-        )
 
 
 def _is_shown(

@@ -9,13 +9,10 @@ from raypipe.commands.declarations import declared
 from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.functions.experiment import check_stored
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.continuation import all_stored
 from raypipe.graph.experiment import Stage, in_order, with_needs
-from raypipe.graph.runner import refuse_changes
 from raypipe.hardware import Hardware, unusable_gpus
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Row
 from raypipe.study.matrix import Graph, graph_of
 from raypipe.study.sweep_stage import NAME as SWEEP
 from raypipe.study.sweep_stage import with_sweep
@@ -106,21 +103,9 @@ def selected(
     return replace(graph, stages=with_needs(stages, only) if only else stages)
 
 
-def stored_stages(graph: Graph, ledger: Ledger, where: str) -> tuple[Sequence[Stage], bool]:
-    """Return the stages of a graph that are known so far, and whether all of them are stored.
-
-    Raises:
-        ConfigError: the configuration would alter stored results, or they lack what it optimizes.
-
-    """
-    if graph.adaptive is None:
-        stages, complete = graph.stages, True
-    else:
-        graph.adaptive.refuse_changes(ledger, where)
-        stages, complete = graph.adaptive.loop(ledger).replay(ledger)
-    refuse_changes(ledger, stages, where)
-    check_stored(stages, ledger, where)
-    return stages, complete and all_stored(stages, ledger)
+def run_entry(configuration: Configuration) -> dict[str, Row]:
+    """Return the entry of a ledger that names the experiment of its run."""
+    return {"run": {"experiment": configuration.experiment.name}}
 
 
 def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:

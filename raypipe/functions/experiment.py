@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import UnitError
 from raypipe.functions.arguments import axis, calls, check_signature, count
 from raypipe.functions.call import Expected, call, check_numbers
 from raypipe.graph.experiment import Experiment, Stage, Unit
@@ -112,27 +112,14 @@ def function_experiment(
     )
 
 
-def check_stored(stages: Sequence[Stage], ledger: Ledger, where: str) -> None:
-    """Check that stored calls of functions returned what ``maximize`` and ``minimize`` name.
+def _verify(settings: FunctionSettings, ledger: Ledger, unit: Unit) -> None:
+    """Check that a stored call returned what ``maximize`` and ``minimize`` name.
 
-    Calls that are not stored are checked when they return.
-
-    Raises:
-        ConfigError: a stored call did not return it.
-
+    Calls that are not stored are checked when they return. Raises ValueError.
     """
-    for stage in stages:
-        settings, seen = stage.settings, stage.seen(ledger)
-        if not isinstance(settings, FunctionSettings):
-            continue
-        numbers = (*settings.maximize, *settings.minimize)
-        for unit in stage.units if numbers else ():
-            row = seen.get(CALLS, unit.key)
-            if row is not None:
-                try:
-                    _check_numbers(row, settings.arguments, numbers)
-                except ValueError as error:
-                    raise ConfigError(f"{where}: {unit.key}: {error}") from None
+    row = ledger.get(CALLS, unit.key)
+    if row is not None:
+        _check_numbers(row, settings.arguments, (*settings.maximize, *settings.minimize))
 
 
 def _check_numbers(row: Row, arguments: Iterable[str], names: Iterable[str]) -> None:
@@ -188,6 +175,7 @@ def _stages(
             workload=f"{count(settings.arguments)} calls of {reference}",
             on_gpu=bool(settings.gpus),
             strict_code=settings.version is None,
+            verify=partial(_verify, settings),
         )
     ]
 

@@ -1,29 +1,50 @@
-"""Continuation: which stored results a unit begins with, and which are out of date.
+"""Continuation: what a run directory already holds of a configuration, and what it refuses.
 
-A stored result may be continued if it is a prefix of the new one: a fresh computation would begin
-with the same steps. A unit says so by its budget, and by whether it is extensible. What depends on
-it is computed again once it has gone on.
+Stored results are never altered. :func:`resume` decides that for everything that is stored; other
+packages pass what belongs to them as data. A stored result may be continued if it is a prefix of
+the new one: a fresh computation would begin with the same steps. A unit says so by its budget, and
+by whether it is extensible. What depends on it is computed again once it has gone on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raypipe.errors import ConfigError
+from raypipe.graph.identity import differences
+from raypipe.store.run_directory import variant_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from raypipe.graph.experiment import Stage, Unit
+    from raypipe.graph.source import SourceCode
     from raypipe.store.ledger import Ledger, Row
     from raypipe.store.run_directory import RunDirectory
 
 #: the ledger's table of the shared parts of identities, by their hash
 IDENTITIES = "identities"
+#: the ledger's table of entries about the whole run
+ENTRIES = "runs"
 #: status of a unit that is not finished, whose parts are of its identity and needs
 BEGUN = "begun"
 #: status of a finished unit that is being continued to a larger budget
 CONTINUED = "continued"
+
+#: changed modules that a message names
+_MOST_NAMED = 5
+
+
+class Resumed(NamedTuple):
+    """What is asked of a run directory: the stages that are known so far.
+
+    ``is_stored`` says whether all results are stored, and ``warning`` that the code has changed
+    since they were computed.
+    """
+
+    stages: Sequence[Stage]
+    is_stored: bool
+    warning: str
 
 
 def is_outdated(stored: Row, unit: Unit) -> bool:
@@ -32,7 +53,7 @@ def is_outdated(stored: Row, unit: Unit) -> bool:
     return not same or stored.get("extents", {}) != unit.extents
 
 
-def continues(stored: Row, unit: Unit) -> bool:
+def _is_prefix(stored: Row, unit: Unit) -> bool:
     """Whether the unit begins with a stored result of its identity, which may be all of it."""
     if stored["extensible"]:
         return bool(stored["budget"] <= unit.budget)
@@ -43,7 +64,7 @@ def is_continued(stored: Row | None, unit: Unit) -> bool:
     """Whether a unit continues a finished one."""
     if stored is None or stored["status"] == BEGUN:
         return False
-    return not is_outdated(stored, unit) and continues(stored, unit)
+    return not is_outdated(stored, unit) and _is_prefix(stored, unit)
 
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:
@@ -59,28 +80,117 @@ def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:
     return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
-def refuse_lost_states(
-    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str
-) -> None:
-    """Refuse to continue a finished training whose last state is not stored.
+def resume(
+    run_dir: RunDirectory,
+    ledger: Ledger,
+    entries: Mapping[str, Row],
+    known: Callable[[Ledger], tuple[Sequence[Stage], bool]],
+    source: SourceCode | None = None,
+    *,
+    strict: bool = False,
+) -> Resumed:
+    """Return what is asked of a run directory, if that alters nothing that is stored.
+
+    Args:
+        run_dir: the run directory.
+        ledger: its ledger.
+        entries: entries about the whole run that decide stored results, such as the varied keys.
+            Those of the ledger must have the same values.
+        known: returns the stages that the ledger's rows lead to, and whether they are all.
+        source: the experiment's source code, to compare with that which computed stored results.
+        strict: whether to refuse another source code.
 
     Raises:
-        ConfigError: the training, and what to do.
+        ConfigError: what differs, with the stored and the new value.
 
     """
+    where = f"--run-dir {run_dir.shown}"
+    for name, asked in entries.items():
+        stored = ledger.get(ENTRIES, name)
+        changes = differences({key: (stored or asked).get(key) for key in asked}, asked)
+        _refuse(where, "the run", {f"{name}.{key}": values for key, values in changes.items()})
+    stages, is_whole = known(ledger)
+    edited, fixed = set[str](), set[str]()
     for stage in stages:
-        for unit in stage.units if stage.training is not None else ():
-            stored = stage.seen(ledger).get("units", unit.key)
-            if stored is None or not is_continued(stored, unit):
+        seen = stage.seen(ledger)
+        for unit in stage.units if not stage.always_rerun else ():
+            stored = seen.get("units", unit.key)
+            if stored is None:
                 continue
-            if stored["status"] != CONTINUED and stored["budget"] == unit.budget:
-                continue
-            files = stage.files(run_dir)
-            names = files.list(files.checkpoints(unit.key))
-            if not any(name.startswith("step_") for name in names):
-                raise ConfigError(
-                    f"{where}: {stage.key} cannot be continued from {stored['budget']} to "
-                    f"{unit.budget} ({unit.budget_key}): its last checkpoint is not stored. It is "
-                    f"missing if {stage.name}.training.keep_state was false; use another --run-dir "
-                    "to train from the first step on"
-                )
+            if stored["status"] != BEGUN and unit.identity is not None:
+                _refuse_changed_unit(where, ledger, stage, unit, stored)
+                _refuse_lost_state(where, run_dir, stage, unit, stored)
+                if stage.verify is not None:
+                    try:
+                        stage.verify(seen, unit)
+                    except ValueError as error:
+                        raise ConfigError(f"{where}: {unit.key}: {error}") from None
+            if source is not None and (code := ledger.get("code", stored["code"])):
+                names = source.changes(code["modules"])
+                edited.update(names)
+                fixed.update(names if stage.strict_code else ())
+    warning = _of_code(where, edited, fixed, strict=strict) if edited else ""
+    return Resumed(stages, is_whole and all_stored(stages, ledger), warning)
+
+
+def _refuse_changed_unit(where: str, ledger: Ledger, stage: Stage, unit: Unit, stored: Row) -> None:
+    changes: dict[str, tuple[Any, Any]] = {}
+    if stored["fingerprint"] != unit.fingerprint and unit.identity is not None:
+        shared = ledger.get(IDENTITIES, stored["shared"]) or {}
+        changes |= unit.identity.differences(stored, shared)
+    note, budget = "", stored["budget"]
+    if not _is_prefix(stored, unit):
+        if stage.training and budget < unit.budget and not changes:
+            note = f"\n  it cannot go on: {stage.training.settings.fixed_by(budget)}"
+        changes[unit.budget_key] = budget, unit.budget
+    _refuse(where, variant_name(unit.key, stage.variant), changes, note)
+
+
+def _refuse(where: str, what: str, changes: Mapping[str, tuple[Any, Any]], note: str = "") -> None:
+    if "matrix.keys" in changes:
+        note = "\n  give a key that no longer varies as a list of one value"
+    if changes:
+        lines = [f"\n  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()]
+        raise ConfigError(
+            f"{where}: {what} is stored with other settings, and stored results are never "
+            f"altered; use another --run-dir, or revert:{''.join(lines)}{note}"
+        )
+
+
+def _refuse_lost_state(
+    where: str, run_dir: RunDirectory, stage: Stage, unit: Unit, stored: Row
+) -> None:
+    """Refuse to continue a finished training whose last state is not stored."""
+    is_ended = stored["status"] != CONTINUED and stored["budget"] == unit.budget
+    if stage.training is None or is_ended or not is_continued(stored, unit):
+        return
+    files = stage.files(run_dir)
+    names = files.list(files.checkpoints(unit.key))
+    if not any(name.startswith("step_") for name in names):
+        raise ConfigError(
+            f"{where}: {stage.key} cannot be continued from {stored['budget']} to {unit.budget} "
+            f"({unit.budget_key}): its last checkpoint is not stored. It is missing if "
+            f"{stage.name}.training.keep_state was false; use another --run-dir to train from the "
+            "first step on"
+        )
+
+
+def _of_code(where: str, edited: set[str], fixed: set[str], *, strict: bool) -> str:
+    """Return the warning that modules were edited since results were stored, or refuse it."""
+    names = sorted(edited)
+    more = f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED)
+    message = f"the code changed since results were stored: {', '.join(names[:_MOST_NAMED])}{more}"
+    if strict:
+        raise ConfigError(
+            f"--strict-code: {message}; raise `version` in the experiment and use another "
+            "--run-dir, or leave --strict-code out to keep the stored results"
+        )
+    if fixed:
+        raise ConfigError(
+            f"{where}: {message}; use another --run-dir to compute everything with this code, or "
+            "add version=1 to keep what is stored and compute the rest"
+        )
+    return (
+        f"WARNING: {message}; stored results are kept (if they would differ, use another "
+        "--run-dir, and raise `version` in the experiment; --strict-code refuses)"
+    )

@@ -124,6 +124,8 @@ class Stage:
         alone: whether no other stage may run beside it, because it measures the speed of CPUs.
         strict_code: whether its stored results are refused, not kept with a warning, once the
             experiment's source code changed.
+        verify: raises ValueError if the stored result of a unit lacks what the settings now ask of
+            it; called with the rows that the stage sees, and the unit.
         forget: removes the stored parts of units whose needs have gone on since, such as the
             history of a search; not needed for rows that a new computation replaces.
         settings: the settings of its variant; set by the framework, as all that follow.
@@ -146,6 +148,7 @@ class Stage:
     on_gpu: bool = False
     alone: bool = False
     strict_code: bool = False
+    verify: Callable[[Ledger, Unit], None] | None = None
     forget: Callable[[Any, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None
     variant: str = BASE

@@ -1,4 +1,4 @@
-"""Checks of tasks before a run: their losses, and the weights that they start from."""
+"""Checks of trainings before a run: their losses, and the weights that they start from."""
 
 from __future__ import annotations
 
@@ -7,80 +7,67 @@ from collections.abc import Sequence
 from typing import Any
 
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.continuation import is_done
-from raypipe.graph.experiment import Stage
+from raypipe.graph.continuation import all_stored
+from raypipe.graph.experiment import Stage, Training
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 
 
-def check_initial_weights(
-    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str
+def check_trainings(
+    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str, *, on_gpu: bool
 ) -> None:
-    """Reject weights that do not fit the model of an unfinished training.
+    """Reject unfinished trainings with a loss that is a mean, or weights that do not fit the model.
 
-    Models that can only be built once other stages have run are checked by the workers.
+    Workers check tasks and models that cannot be built here, since their data do not exist yet.
+    ``on_gpu`` leaves the losses to them, too: a task may take a GPU in this process.
 
     Raises:
-        ConfigError: the names of the tensors that differ.
+        ConfigError: the mistake.
 
     """
     keyed = {stage.key: stage for stage in stages}
+    checked = set[str]()
     for stage in stages:
-        training = stage.training
-        if training is None or training.initial is None or _is_stored(stage, ledger):
+        training, needs = stage.training, [keyed[key] for key in stage.needed_keys]
+        if training is None or all_stored([stage], ledger) or not all_stored(needs, ledger):
             continue
-        if not all(_is_stored(keyed[need], ledger) for need in stage.needed_keys):
-            continue
-        import torch
-
+        never_ran = ledger.get("stages", stage.key) is None
         try:
-            with torch.device("meta"):  # shapes only
-                task: Any = training.task(stage.files(run_dir))
-                model = task.build_model()
-            shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        except Exception:  # its data do not exist yet, say; the worker checks the shapes, too
-            continue
-        try:
-            training.initial.check(shapes)
+            if training.initial is not None:
+                _check_weights(run_dir, stage, training)
+            if never_ran and not needs and not on_gpu and stage.name not in checked:
+                checked.add(stage.name)
+                _check_loss(run_dir, stage, training)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-
-
-def check_losses(
-    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str
-) -> None:
-    """Reject trainings whose loss is a mean, or that have epochs of a stream.
-
-    They are those that never ran and need no other stage, one per name. A task that cannot be built
-    here is checked by its worker.
-
-    Raises:
-        ConfigError: the mistake, with the line of the task.
-
-    """
-    new = {s.name: s for s in stages if s.training is not None and not s.needed_keys}
-    for name, stage in new.items():
-        if ledger.get("stages", stage.key) is not None or stage.training is None:
-            continue
-        from raypipe.training.additivity import check_task
-        from raypipe.training.task import StreamLengthError, TrainTask
-
-        try:
-            task = stage.training.task(stage.files(run_dir))
-            if isinstance(task, TrainTask):
-                check_task(task, stage.training.settings)
-        except UnitError as error:
-            frame = error.trace.frame if error.trace is not None else ""
-            raise ConfigError(f"{where}: {name}: {error.message}\n  at {frame}") from None
-        except StreamLengthError as error:
-            raise ConfigError(
-                f"{where}: {str(error).replace('training.', f'{name}.training.')}"
-            ) from None
         except BdbQuit:  # the user ended the debugger
             raise KeyboardInterrupt from None
         except Exception:  # its data do not exist here, say
             continue
 
 
-def _is_stored(stage: Stage, ledger: Ledger) -> bool:
-    return all(is_done(stage.seen(ledger), unit) for unit in stage.units)
+def _check_weights(run_dir: RunDirectory, stage: Stage, training: Training) -> None:
+    """Raise ConfigError with the names of the tensors that differ from the model's."""
+    import torch
+
+    with torch.device("meta"):  # shapes only
+        task: Any = training.task(stage.files(run_dir))
+        model = task.build_model()
+    if training.initial is not None:
+        training.initial.check({name: each.shape for name, each in model.state_dict().items()})
+
+
+def _check_loss(run_dir: RunDirectory, stage: Stage, training: Training) -> None:
+    """Raise ConfigError if the loss is a mean, or if a stream has epochs."""
+    from raypipe.training.additivity import check_task
+    from raypipe.training.task import StreamLengthError, TrainTask
+
+    task = training.task(stage.files(run_dir))
+    try:
+        if isinstance(task, TrainTask):
+            check_task(task, training.settings)
+    except UnitError as error:
+        frame = error.trace.frame if error.trace is not None else ""
+        raise ConfigError(f"{stage.name}: {error.message}\n  at {frame}") from None
+    except StreamLengthError as error:
+        raise ConfigError(str(error).replace("training.", f"{stage.name}.training.")) from None

@@ -8,16 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 
-from raypipe.errors import ConfigError, UnitError, message_of, trace_of
+from raypipe.errors import UnitError, message_of, trace_of
 from raypipe.graph.context import StageContext
-from raypipe.graph.continuation import (
-    BEGUN,
-    IDENTITIES,
-    all_stored,
-    continues,
-    is_done,
-    is_outdated,
-)
+from raypipe.graph.continuation import BEGUN, all_stored, is_done, is_outdated
 from raypipe.graph.durations import Estimate
 from raypipe.graph.experiment import Stage, Unit, in_order
 from raypipe.graph.remaining import Forecast
@@ -27,46 +20,9 @@ from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables
 from raypipe.store.ledger import Ledger, Row
-from raypipe.store.run_directory import variant_name
 
 #: time between two writings of the tables, in units of the time that one takes
 _SHARE = 20
-
-
-def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
-    """Refuse a configuration that would alter stored results.
-
-    Raises:
-        ConfigError: the keys that differ, with the stored and the new value.
-
-    """
-    for stage in stages:
-        if stage.always_rerun:
-            continue
-        for unit in stage.units:
-            stored = stage.seen(ledger).get("units", unit.key)
-            if stored is None or unit.identity is None or stored["status"] == BEGUN:
-                continue
-            shared = ledger.get(IDENTITIES, stored["shared"]) or {}
-            changes = (
-                {}
-                if stored["fingerprint"] == unit.fingerprint
-                else unit.identity.differences(stored, shared)
-            )
-            if not continues(stored, unit):
-                changes[unit.budget_key] = stored["budget"], unit.budget
-            if changes:
-                lines = [
-                    f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
-                ]
-                training, budget = stage.training, stored["budget"]
-                if training and budget < unit.budget and [*changes] == [unit.budget_key]:
-                    lines.append(f"  it cannot go on: {training.settings.fixed_by(budget)}")
-                name = variant_name(unit.key, stage.variant)
-                raise ConfigError(
-                    f"{where}: {name} is stored with other settings, and stored results "
-                    "are never altered; use another --run-dir, or revert:\n" + "\n".join(lines)
-                )
 
 
 #: further stages of a graph from the stored rows and the outcomes so far; reports lines to show

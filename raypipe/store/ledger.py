@@ -99,6 +99,11 @@ class Ledger:
             log.warning("%s: the ledger is damaged: %s", run.shown, ledger.damage)
         return ledger
 
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """Equal for two readings between which no command wrote."""
+        return *self._segments, self._lines
+
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by key, durably; they replace earlier rows with the same keys."""
         self.put_tables({table: rows})

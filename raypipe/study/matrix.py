@@ -13,12 +13,12 @@ from raypipe.config.search import SearchSettings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
+from raypipe.graph.continuation import ENTRIES
 from raypipe.graph.experiment import Stage
-from raypipe.graph.identity import differences
 from raypipe.hardware import Hardware
 from raypipe.report.measures import monitors_of
 from raypipe.stats import runs_needed
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
 from raypipe.study.comparison import comparison_stage
 from raypipe.study.metric import metric_of, mode_of
@@ -29,7 +29,7 @@ from raypipe.study.race import Race, first_runs
 from raypipe.study.search import TABLE, Bound, Search
 
 #: the entry of the ledger with what decides the proposals of a search
-_ENTRY = "search"
+_ENTRY = "matrix.search"
 #: points at which a value of an axis is tried before it counts as impossible
 _TRIES = 8
 
@@ -45,6 +45,26 @@ class Graph:
     variants: Mapping[str, Point]
     points: int = 1
     adaptive: AdaptiveMatrix | None = None
+    varied: Sequence[str] = ()
+
+    def entries(self, ledger: Ledger) -> dict[str, Row]:
+        """Return the entries of a ledger that must not change, since stored results follow them."""
+        entries = {"matrix": {"keys": list(self.varied)}} if ledger.count("units") else {}
+        return entries | (self.adaptive.entries(ledger) if self.adaptive is not None else {})
+
+    def known(self, ledger: Ledger) -> tuple[Sequence[Stage], bool]:
+        """Return the stages that the rows of a ledger lead to, and whether they are all."""
+        if self.adaptive is None:
+            return self.stages, True
+        return self.adaptive.loop(ledger).replay(ledger)
+
+    def record(self, ledger: Ledger) -> None:
+        """Record the varied keys, and the values of the variants that are new."""
+        ledger.put(ENTRIES, {"matrix": {"keys": list(self.varied)}})
+        if self.adaptive is not None:  # the loop records its variants
+            self.adaptive.record(ledger)
+        else:
+            ledger.put("variants", variant_rows(self.variants, ledger))
 
 
 def graph_of(
@@ -73,7 +93,11 @@ def graph_of(
         adaptive = adaptive_matrix(configuration, stages, tables, nodes)
         placement = adaptive.probed()
         return Graph(
-            list(placement.stages.values()), placement.variants, len(adaptive.probes), adaptive
+            list(placement.stages.values()),
+            placement.variants,
+            len(adaptive.probes),
+            adaptive,
+            sorted(matrix.keys),
         )
     builder = PointBuilder(configuration, matrix, stages)
     found = (builder.build(point) for point in matrix.all_points())
@@ -86,43 +110,7 @@ def graph_of(
     graph = list(placement.stages.values())
     if len(built) > 1:
         graph.append(comparison_stage(graph))
-    return Graph(graph, placement.variants, len(built))
-
-
-def refuse_other_axes(ledger: Ledger, configuration: Configuration, where: str) -> None:
-    """Refuse a matrix over other keys than the stored one: results have names by their values.
-
-    Raises:
-        ConfigError: the stored keys and those of this configuration.
-
-    """
-    if not ledger.count("units"):
-        return
-    recorded = ledger.get("runs", "matrix")
-    if recorded is None and ledger.damage:  # lost; the identities still tell other units apart
-        return
-    stored = (recorded or {}).get("keys", [])
-    asked = _axes(configuration)
-    if stored != asked:
-        raise ConfigError(
-            f"{where}: its results are of a matrix over {', '.join(stored) or 'no key'}, this one "
-            f"is over {', '.join(asked) or 'no key'}; use another --run-dir, or vary the same keys "
-            "(give a key that keeps its value as a list of one value)"
-        )
-
-
-def record_matrix(ledger: Ledger, configuration: Configuration, graph: Graph) -> None:
-    """Record the varied keys, and the values of the variants that are new."""
-    ledger.put("runs", {"matrix": {"keys": _axes(configuration)}})
-    if graph.adaptive is not None:  # the loop records its variants
-        graph.adaptive.record(ledger)
-        return
-    ledger.put("variants", variant_rows(graph.variants, ledger))
-
-
-def _axes(configuration: Configuration) -> list[str]:
-    matrix: MatrixSettings | None = configuration.settings.matrix
-    return sorted(matrix.keys) if matrix is not None else []
+    return Graph(graph, placement.variants, len(built), varied=sorted(matrix.keys))
 
 
 @dataclass(frozen=True)
@@ -167,33 +155,20 @@ class AdaptiveMatrix:
         last = _compare if self.matrix.race is not None else _nothing
         return PointLoop(self.builder, self.matrix, placement, self.source(ledger), last)
 
-    def refuse_changes(self, ledger: Ledger, where: str) -> None:
-        """Refuse a search that would have proposed other points than the stored ones.
+    def entries(self, ledger: Ledger) -> dict[str, Row]:
+        """Return what decides the proposals of a search, once there are some.
 
-        Raises:
-            ConfigError: the keys that differ, with the stored and the new value.
-
+        Until a point has ended, no metric was used.
         """
-        stored = ledger.get("runs", _ENTRY)
-        if stored is None or not ledger.count(TABLE):
-            return
-        asked = dict(self.decisive)
-        if all(row["ended"] is None for row in ledger.rows(TABLE)):  # no metric was used yet
-            stored = {**stored, "metrics": asked["metrics"], "constraints": asked["constraints"]}
-        if changes := differences(stored, asked):
-            lines = [
-                f"  matrix.search.{key}: stored {old!r}, now {new!r}"
-                for key, (old, new) in changes.items()
-            ]
-            raise ConfigError(
-                f"{where}: its points were proposed by another search, and proposed points are "
-                "never altered; use another --run-dir, or revert:\n" + "\n".join(lines)
-            )
+        rows, decisive = ledger.rows(TABLE), dict(self.decisive)
+        if all(row["ended"] is None for row in rows):
+            decisive = {k: v for k, v in decisive.items() if k not in ("metrics", "constraints")}
+        return {_ENTRY: decisive} if rows else {}
 
     def record(self, ledger: Ledger) -> None:
         """Record what decides the proposals of a search."""
         if self.decisive:
-            ledger.put("runs", {_ENTRY: dict(self.decisive)})
+            ledger.put(ENTRIES, {_ENTRY: dict(self.decisive)})
 
     def at_most(self, ledger: Ledger | None) -> Placement:
         """Return the stages that run at most, for a plan; unknown points are drawn at random."""

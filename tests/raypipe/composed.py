@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raypipe.config.settings import Settings
-from raypipe.graph import runner
+from raypipe.graph import continuation, runner
 from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.session import Session
-from raypipe.store.ledger import Ledger
 
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
 
@@ -22,5 +21,6 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     return runner.run_stages(composed(stages), session)
 
 
-def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
-    runner.refuse_changes(ledger, composed(stages), where)
+def resume(session: Session, stages: Sequence[Stage]) -> None:
+    ledger, asked = session.ledger, (composed(stages), True)
+    continuation.resume(session.run_dir, ledger, {}, lambda _: asked)

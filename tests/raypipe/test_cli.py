@@ -279,7 +279,7 @@ def test_another_experiments_directory_is_refused(work, capsys):
     (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
     (work / "toy2.yaml").write_text("experiment: toy2\n")
     assert raypipe("run", "toy2.yaml", "--run-dir", "out") == 2
-    assert "holds a run of the experiment 'toy'" in capsys.readouterr().err
+    assert "run.experiment: stored 'toy', now 'toy2'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])

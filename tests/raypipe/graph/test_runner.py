@@ -28,7 +28,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
-from tests.raypipe.composed import composed, refuse_changes, run_stages
+from tests.raypipe.composed import composed, resume, run_stages
 
 Do = Callable[[StageContext], None]
 
@@ -186,12 +186,12 @@ def test_a_change_of_stored_results_is_refused_with_its_keys(session):
         return [Stage("s", finish_all, [unit])]
 
     run_stages(asked(5, 10), session)
-    refuse_changes(session.ledger, asked(5, 10), "here")
-    refuse_changes(session.ledger, asked(5, 20), "here")  # more of the same
+    resume(session, asked(5, 10))
+    resume(session, asked(5, 20))  # more of the same
     with pytest.raises(ConfigError, match=r"lda.max_iter: stored 5, now 6"):
-        refuse_changes(session.ledger, asked(6, 10), "here")
+        resume(session, asked(6, 10))
     with pytest.raises(ConfigError, match=r"lda.evaluations: stored 10, now 4"):
-        refuse_changes(session.ledger, asked(5, 4), "here")
+        resume(session, asked(5, 4))
 
 
 def test_a_failed_task_is_recorded_and_told(session):

@@ -117,7 +117,7 @@ def test_a_second_command_is_refused(work, uri, capsys):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("toy", "squares.power: stored 3, now 2"), ("toy2", "the experiment 'toy2'")],
+    [("toy", "squares.power: stored 3, now 2"), ("toy2", "run.experiment: stored 'toy2'")],
 )
 def test_what_another_command_stored_while_this_one_waited_is_not_altered(
     work, uri, capsys, monkeypatch, name, message
