@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from raypipe import guard
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import Overdue, run_task
-from raypipe.scripts import guard
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.store.run_directory import RunDirectory

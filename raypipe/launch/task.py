@@ -19,11 +19,10 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from raypipe import faults
+from raypipe import faults, guard
 from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
-from raypipe.scripts import guard
 
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
 _TERMINATED = "ray_terminate_msg"
@@ -65,7 +64,7 @@ def run_guarded(
 def _guard() -> int:
     """Start the guard of this process; return the descriptor at which it listens."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-I", guard.__file__, str(os.getpid())]
+    command = [sys.executable, "-I", guard.__file__, "--watch", str(os.getpid())]
     nothing = subprocess.DEVNULL
     subprocess.run(  # returns at once: the guard is a child of this one
         command, stdin=reading, stdout=nothing, stderr=nothing, start_new_session=True, check=False

@@ -25,7 +25,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
     "tokens_per_s": ("tokens_per_s", "tokens_per_second"),
     "epoch": ("epoch",),
 }
-_EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)")
+_EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)", re.IGNORECASE)
 _RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
 _COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
 _RANKS = {name: rank for rank, name in enumerate(_COLUMNS)}
@@ -39,6 +39,10 @@ _TAKEN = {
 }
 #: consecutive rows whose loss is not finite, after which a training is ended
 _OVERFLOWS = 3
+_NO_STEPS = (
+    "records have no step and no epoch, so only the last value of each name is kept; write step, "
+    "or say which name it has, as in columns: {step: iter}"
+)
 
 
 class _Arrival(NamedTuple):
@@ -47,6 +51,12 @@ class _Arrival(NamedTuple):
     at: float
     step: int
     samples: float | None
+
+    def rate_since(self, first: _Arrival) -> float | None:
+        """Return the samples per second since an earlier arrival."""
+        if first.samples is None or self.samples is None or self.at <= first.at:
+            return None
+        return (self.samples - first.samples) / (self.at - first.at)
 
 
 class ScriptHistory:
@@ -70,8 +80,9 @@ class ScriptHistory:
         self.rows: dict[int, Row] = {}
         #: what the script wrote without a step, such as a final accuracy
         self.summary: dict[str, float] = {}
-        self._points: list[_Arrival] = []
-        self._given: list[float] = []
+        self._first: _Arrival | None = None
+        self._last: _Arrival | None = None
+        self._rates: list[float] = []
         self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
         #: added to epochs that are steps: 1 if the script counts them from 0
         self._shift = 0
@@ -87,16 +98,13 @@ class ScriptHistory:
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
-        stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
-        self.rows = {
-            row["step"]: {name: value for name, value in row.items() if value is not None}
-            for row in stored
-        }
+        for row in tables.read_rows(self._job.run_dir, "steps", self._job.trial_id):
+            self.rows[row["step"]] = {k: v for k, v in row.items() if v is not None}
         self._counts_steps = any("epoch" not in row for row in self.rows.values())
         self._epochs = {row["epoch"]: n for n, row in self.rows.items() if "epoch" in row}
         names = {name for row in self.rows.values() for name in row}
-        both = {name for name in names if _evaluation(name) in names - {name}}
-        self._own = {name: name for name in both} | self._own
+        own = {name: name for name in names if _evaluation(name) in names - {name}}
+        self._own = own | self._own
         first = min(self.rows, default=0)
         self._shift = int(first > 0 and self.rows[first].get("epoch") == first - 1)
 
@@ -113,29 +121,26 @@ class ScriptHistory:
             UnitError: a step is not a whole number.
 
         """
-        touched: dict[int, Row] = {}
-        known: dict[int, Row] = {}
-        before = self.rows
+        earlier, before = self.rows, dict[int, Row]()
         samples: float | None = None
         for record in batch.records:
-            values, counts_steps = self._columns(numbers(record))
-            step = finite_or_none(values.pop("step", None))
+            values = self._columns(numbers(record))
+            counts_steps, step = "step" in values, finite_or_none(values.pop("step", None))
+            if step is None and not counts_steps:
+                step = finite_or_none(values.get("epoch"))
             if step is None:
                 if any(self.summary.get(name, value) != value for name, value in values.items()):
-                    self._note(
-                        "steps",
-                        "records have no step and no epoch, so only the last value of each name is "
-                        "kept; write step, or say which name it has, as in columns: {step: iter}",
-                    )
+                    self._notes.setdefault("steps", _NO_STEPS)
                 self.summary |= values
                 continue
+            begins = batch.restarted and not before
             if counts_steps:
                 number = self._whole(step)
             else:
                 if not self.rows:  # an evaluation before the training has no loss
                     self._shift = int(step == 0 and "loss" in values)
-                number = self._step_of(step, first=batch.restarted and not touched)
-            if batch.restarted and not touched:
+                number = self._step_of(step, first=begins)
+            if begins:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}
                 self._epochs = {key: n for key, n in self._epochs.items() if n <= number}
                 self._written = {}
@@ -143,37 +148,36 @@ class ScriptHistory:
             if total is None and counts_steps and self._effective_batch is not None:
                 total = float(number * self._effective_batch)
             samples = total if total is not None else samples
-            if number in before and number not in touched:
-                known[number] = dict(before[number])
+            if number not in before:
+                before[number] = dict(earlier.get(number, {}))
             row = self.rows.setdefault(number, {"trial_id": self._job.trial_id, "step": number})
-            if number in known:  # the same row in a file that was written again
-                row.setdefault("samples_per_s", known[number].get("samples_per_s"))
+            if before[number]:  # the same row in a file that was written again
+                row.setdefault("samples_per_s", before[number].get("samples_per_s"))
             if at is not None and (loss := values.get("loss")) is not None:
                 self._losses.append((number, loss))
-                if number in self._written and self._written[number] != loss:
-                    self._note(
+                if self._written.setdefault(number, loss) != loss:
+                    self._notes.setdefault(
                         "losses",
                         f"several losses of step {number}: the last one counts; write one record "
                         "per step, and only in one process",
                     )
                 self._written[number] = loss
-            if (given := finite_or_none(values.get("samples_per_s"))) is not None:
-                self._given.append(given)
+            if (rate := finite_or_none(values.get("samples_per_s"))) is not None:
+                self._rates.append(rate)
             row |= {name: finite_or_none(value) for name, value in values.items()}
-            touched[number] = row
-        if touched and at is not None:
-            self._time(touched, samples, at)
+        if before and at is not None:
+            self._time(_Arrival(at, max(before), samples), before)
         self._check_losses(_OVERFLOWS)
-        return [row for number, row in sorted(touched.items()) if row != known.get(number)]
+        rows = {number: self.rows[number] for number in sorted(before)}
+        return [row for number, row in rows.items() if row != before[number]]
 
     def _whole(self, step: float) -> int:
         if step != int(step) or abs(step) >= 2**63:
-            raise UnitError(
-                self._job.trial_id,
-                "error",
+            message = (
                 f"metrics: step = {step:g}: must be a whole number; write the number of steps, and "
-                "anything else by another name",
+                "anything else by another name"
             )
+            raise UnitError(self._job.trial_id, "error", message)
         self._counts_steps = True
         return int(step)
 
@@ -186,28 +190,38 @@ class ScriptHistory:
         if self._counts_steps:
             return self.last_step
         if epoch not in self._epochs:
-            number = 1 + (
-                max((n for e, n in self._epochs.items() if e < epoch), default=0)
-                if first
-                else max(self._epochs.values(), default=0)
-            )
+            known = [n for e, n in self._epochs.items() if e < epoch or not first]
+            number = 1 + max(known, default=0)
             if all(each == int(each) for each in (*self._epochs, epoch)):
                 number = int(epoch) + self._shift
             self._epochs[epoch] = number
         return self._epochs[epoch]
 
-    def _note(self, kind: str, text: str) -> None:
-        self._notes.setdefault(kind, text)
+    def _time(self, arrival: _Arrival, touched: Mapping[int, Row]) -> None:
+        """Record when the rows came, and the speed since those before."""
+        if self._last is not None and arrival.step <= self._last.step:
+            return
+        for number in touched:
+            if self._last is None or number > self._last.step:
+                rate = arrival.rate_since(self._last) if self._last is not None else None
+                self.rows[number].setdefault("samples_per_s", rate)
+        self._first, self._last = self._first or arrival, arrival
 
     def notes(self) -> list[str]:
         """Return the remarks since the last call."""
-        found = [text for text in self._notes.values() if text]
+        notes = [text for text in self._notes.values() if text]
         self._notes = dict.fromkeys(self._notes, "")
-        return found
+        return notes
 
     def finish(self) -> None:
         """Raise FloatingPointError if the last loss is not finite."""
         self._check_losses(1)
+
+    def _check_losses(self, number: int) -> None:
+        last = list(self._losses)[-number:]
+        if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
+            step, loss = last[-1]
+            raise FloatingPointError(f"the loss of the script is {loss} at step {step}")
 
     def store(self) -> None:
         """Write the rows to the table ``steps``."""
@@ -218,7 +232,7 @@ class ScriptHistory:
     @property
     def is_timed(self) -> bool:
         """Whether it is known when records came."""
-        return bool(self._points)
+        return self._first is not None
 
     @property
     def last_step(self) -> int:
@@ -227,13 +241,13 @@ class ScriptHistory:
 
     def last_values(self) -> dict[str, Any]:
         """Return the last value of each metric, None if it is not finite, for ``trials``."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _, row in sorted(self.rows.items()):
-            found |= row
-        found |= {name: finite_or_none(value) for name, value in self.summary.items()}
+            values |= row
+        values |= {name: finite_or_none(value) for name, value in self.summary.items()}
         taken = {column.name for column in TRIALS.columns if not column.name.startswith("eval_")}
-        last = {k: v for k, v in found.items() if k not in taken | {"step", "loss", "lr"}}
-        return {**last, "steps": self.last_step, "loss_final": found.get("loss")}
+        last = {k: v for k, v in values.items() if k not in taken | {"step", "loss", "lr"}}
+        return {**last, "steps": self.last_step, "loss_final": values.get("loss")}
 
     def speed(self, seconds: float | None) -> dict[str, float | None]:
         """Return the mean speed: the script's own, else that between its first and last records.
@@ -243,83 +257,54 @@ class ScriptHistory:
                 None if the speed is then unknown.
 
         """
-        points = self._points
-        rate = sum(self._given) / len(self._given) if self._given else None
-        step_s = None
-        if len(points) > 1:
-            step_s = (points[-1].at - points[0].at) / (points[-1].step - points[0].step)
-            rate = rate or _rate(points[0], points[-1])
-        elif points:
+        rate = sum(self._rates) / len(self._rates) if self._rates else None
+        step_s, first, last = None, self._first, self._last
+        if first is not None and last is not None and first is not last:
+            step_s = (last.at - first.at) / (last.step - first.step)
+            rate = rate or last.rate_since(first)
+        elif first is not None:
             rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
             if seconds is not None:
-                step_s = seconds / points[0].step if points[0].step else None
-                rate = rate or (points[0].samples or 0.0) / seconds or None
+                step_s = seconds / first.step if first.step else None
+                rate = rate or (first.samples or 0.0) / seconds or None
         return {"samples_per_s": rate, "step_time_s": step_s}
 
-    def _time(self, touched: Mapping[int, Row], samples: float | None, at: float) -> None:
-        """Record when the rows came, and the speed since those before."""
-        last = max(touched)
-        if self._points and last <= self._points[-1].step:
-            return
-        point = _Arrival(at, last, samples)
-        rate = _rate(self._points[-1], point) if self._points else None
-        for number, row in touched.items():
-            if not self._points or number > self._points[-1].step:
-                row.setdefault("samples_per_s", rate)
-        self._points.append(point)
-
-    def _check_losses(self, number: int) -> None:
-        last = list(self._losses)[-number:]
-        if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
-            step, loss = last[-1]
-            raise FloatingPointError(f"the loss of the script is {loss} at step {step}")
-
-    def _columns(self, values: Mapping[str, float]) -> tuple[dict[str, float], bool]:
-        """Return values by column, and whether their step is a number of steps."""
+    def _columns(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return values by column; ``step`` only where the script counts steps."""
         rest = dict(values)
-        found: dict[str, float] = {}
-        steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
         plain = {_clean(name).lower(): name for name in rest}
+        steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
         steps += [plain[name] for name in _STEPS if name in plain]
-        if steps:
-            found["step"] = rest.pop(steps[0])
-        elif "epoch" in plain:
-            found["step"] = rest[plain["epoch"]]
+        columns = {"step": rest.pop(steps[0])} if steps else {}
         for name in sorted(rest, key=_precedence):
-            summary = _SUMMARY in values and name == "train_loss"
-            found[self._column(name, summary=summary)] = rest[name]
-        return found, bool(steps)
+            is_mean = _SUMMARY in values and name == "train_loss"
+            columns[self._column(name, is_mean=is_mean)] = rest[name]
+        return columns
 
-    def _column(self, name: str, *, summary: bool) -> str:
+    def _column(self, name: str, *, is_mean: bool) -> str:
         """Return the column of a script's name: the usual one, if no other name has it."""
         own = _clean(name)
-        wanted = self._own.get(own) or _COLUMNS.get(own.lower()) or _evaluation(own)
-        wanted = "lr" if _RATE.fullmatch(own) and own not in self._own else wanted
-        for column in (own if summary else wanted, own, f"metric_{own}"):
+        usual = "lr" if _RATE.fullmatch(own) else _COLUMNS.get(own.lower()) or _evaluation(own)
+        wanted = own if is_mean else self._own.get(own, usual)
+        for column in (wanted, own, f"metric_{own}"):
             if column not in _TAKEN and self._sources.setdefault(column, name) == name:
                 if column not in (wanted, own):
-                    self._note(
+                    holder = self._sources.get(wanted, "values of raypipe")
+                    self._notes.setdefault(
                         name,
-                        f"{name} is in the column {column}, as {wanted} has "
-                        f"{self._sources.get(wanted, 'values of raypipe')}; say which is which in "
-                        "columns",
+                        f"{name} is in the column {column}, as {wanted} has {holder}; say which is "
+                        "which in columns",
                     )
                 return column
         return f"metric_metric_{own}"
 
 
-def _rate(first: _Arrival, last: _Arrival) -> float | None:
-    if first.samples is None or last.samples is None or last.at <= first.at:
-        return None
-    return (last.samples - first.samples) / (last.at - first.at)
-
-
 def _evaluation(name: str) -> str:
     """Return the column of a held-out metric: ``eval_loss`` of ``val_loss`` and ``Val_Loss``."""
-    for each in (name, name.lower()):
-        if _EVALUATION.match(each):
-            return _EVALUATION.sub("eval_", each, count=1)
-    return name
+    if _EVALUATION.match(name) is None:
+        return name
+    is_lower = name[0].islower()
+    return _EVALUATION.sub("eval_", name if is_lower else name.lower(), count=1)
 
 
 def _precedence(name: str) -> tuple[int, bool]:

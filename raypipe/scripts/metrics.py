@@ -1,4 +1,4 @@
-"""Metrics file of a script: read while the script writes it, in the formats that are common."""
+"""Metrics of a script: read while the script writes them, in the formats that are common."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,6 @@ _SHARE = 0.1
 _POLL_S = 0.05
 #: bytes before the read position that must be the same when reading goes on
 _OVERLAP = 64
-
-
 #: lines of a file that are named if they begin like a record and cannot be read
 _MOST_NOTES = 3
 _SHOWN = 80
@@ -58,10 +57,17 @@ class MetricsFile:
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, pattern
         self._path: Path | None = None
-        self._tail = b""
         self._state: tuple[int, int, int] | None = None
-        self._next_look = 0.0
-        self._begin()
+        self._next_look, self._position, self._tail = 0.0, 0, b""
+
+    def files(self) -> list[Path]:
+        """Return the files of the pattern, the newest last."""
+        changed = {}
+        for path in self._folder.glob(self._pattern):
+            with suppress(OSError):  # deleted meanwhile
+                if path.is_file():
+                    changed[path] = path.stat().st_mtime_ns
+        return sorted(changed, key=lambda path: (changed[path], str(path)))
 
     def read(self, *, last: bool = False) -> Reading:
         """Return the records since the last call; with ``last`` also an unfinished last line."""
@@ -73,51 +79,36 @@ class MetricsFile:
         self._next_look = started + took + max(_POLL_S, took / _SHARE)
         return batch
 
-    def files(self) -> list[Path]:
-        """Return the files of the pattern, the newest last."""
-        if any(sign in self._pattern for sign in "*?["):
-            found = [path for path in self._folder.glob(self._pattern) if path.is_file()]
-        else:
-            found = [path for path in [self._folder / self._pattern] if path.is_file()]
-        return sorted(found, key=_changed_at)
-
     def _read(self, *, last: bool) -> Reading:
         try:
             path = self.files()[-1]
             stat = path.stat()
         except (IndexError, OSError):
             return Reading([])
-        state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if path == self._path and state == self._state and not last:
+        before, state = (self._path, self._state), (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if before == (path, state) and not last:
             return Reading([])
-        other = path != self._path or (self._state is not None and self._state[0] != state[0])
-        had = self._path is not None
         self._path, self._state = path, state
+        known = before[0] is not None
         if path.suffix == ".json":
-            return _document(path, restarted=had)
-        content = None if other else self._content(path)
-        restarted = content is None
-        if content is None:
-            self._begin()
-            content = self._content(path) or b""
+            return Reading(_document(path), known)
+        with path.open("rb") as stream:
+            stream.seek(self._position - len(self._tail))
+            content = stream.read()
+            same = before[0] == path and before[1] is not None and before[1][0] == stat.st_ino
+            restarted = not (same and content.startswith(self._tail))
+            if restarted:
+                self._position, self._tail = 0, b""
+                self._lines = Lines(of_csv=path.suffix == ".csv")
+                stream.seek(0)
+                content = stream.read()
+        content = content[len(self._tail) :]
         end = len(content) if last else content.rfind(b"\n") + 1
         self._position += end
         self._tail = (self._tail + content[:end])[-_OVERLAP:]
         text = content[:end].decode(errors="replace").removesuffix("\n")
         batch = self._lines.read(text.split("\n") if end else [], last=last)
-        return batch._replace(restarted=restarted and had)
-
-    def _begin(self) -> None:
-        self._position = 0
-        self._tail = b""
-        self._lines = Lines(of_csv=self._path is not None and self._path.suffix == ".csv")
-
-    def _content(self, path: Path) -> bytes | None:
-        """Return what follows the read position; None if what is before it has changed."""
-        with path.open("rb") as stream:
-            stream.seek(self._position - len(self._tail))
-            content = stream.read()
-        return content[len(self._tail) :] if content.startswith(self._tail) else None
+        return batch._replace(restarted=restarted and known)
 
 
 class Lines:
@@ -139,39 +130,34 @@ class Lines:
         """Return the records of the next lines; with ``last`` there are no further ones."""
         records: list[Record] = []
         notes: list[str] = []
-        for line in lines:
-            if self._problem is not None:
-                break
+        for line in lines if self._problem is None else ():
             self._number += 1
             text = line.removesuffix("\r").removeprefix("\ufeff" if self._number == 1 else "")
             try:
                 record = self._cells(text) if self._of_csv else record_of(text)
             except (ValueError, csv.Error) as error:
-                said = f"line {self._number}: {error}"
+                note = f"line {self._number}: {error}"
                 if self._of_csv:
-                    self._problem = said
+                    self._problem = note
                     break
                 self._unread += 1
                 if self._unread <= _MOST_NOTES:
                     more = " (further ones are not named)" * (self._unread == _MOST_NOTES)
-                    notes.append(said + more)
+                    notes.append(note + more)
                 continue
             if record:
                 records.append(record)
-                notes += self._looks_like_numbers(record)
+                notes += self._unread_numbers(record)
         if last and self._row and self._problem is None:
             self._problem = f"line {self._number}: a quote is not closed"
         return Reading(records, notes=tuple(notes), problem=self._problem)
 
-    def _looks_like_numbers(self, record: Record) -> Iterator[str]:
+    def _unread_numbers(self, record: Record) -> Iterator[str]:
         """Yield a remark on the first text of each name that a reader would take for a number."""
         for name, value in record.items():
-            if (
-                isinstance(value, str)
-                and name not in self._formatted
-                and _FORMATTED.fullmatch(value.strip())
-                and _number(value) is None
-            ):
+            if name in self._formatted or not isinstance(value, str) or _number(value) is not None:
+                continue
+            if _FORMATTED.fullmatch(value.strip()):
                 self._formatted.add(name)
                 yield (
                     f"line {self._number}: {name} = {value[:_SHOWN]}: is not read as a number; "
@@ -257,33 +243,29 @@ def record_of(line: str) -> Record | None:
     text = line.strip()
     if not text.startswith("{"):
         return None
+    record: Any = None
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
-        found = _python_dict(text)
-    if not isinstance(found, dict):
+        with warnings.catch_warnings(), suppress(ValueError, RecursionError, MemoryError):
+            warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
+            with suppress(SyntaxError):
+                record = _plain(ast.parse(text, mode="eval").body)
+    if not isinstance(record, dict):
         raise ValueError(  # noqa: TRY004 - of the line
             f"begins like a record and cannot be read: {text[:_SHOWN]}"
         )
-    return found
-
-
-def _python_dict(text: str) -> Record | None:
-    """Return a printed dict of Python, whose numbers may be nan, or scalars of numpy and torch."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
-            tree = ast.parse(text, mode="eval").body
-        return _plain(tree) if isinstance(tree, ast.Dict) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return record
 
 
 def _plain(node: ast.expr | None) -> Any:
-    """Return the value of a literal; None for anything that is not a number, a text or a dict."""
+    """Return the value of a literal; None for anything that is not a number, a text or a dict.
+
+    Numbers may be nan, or scalars of numpy and torch: ``tensor(0.5, device='cuda:0')``.
+    """
     if isinstance(node, ast.Dict):
         return {str(_plain(k)): _plain(v) for k, v in zip(node.keys, node.values, strict=True)}
-    if isinstance(node, ast.Call) and node.args:  # np.float64(0.5), tensor(0.5, device='cuda:0')
+    if isinstance(node, ast.Call) and node.args:
         return _plain(node.args[0])
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _plain(node.operand)
@@ -298,48 +280,33 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
     Text is a number if it can be read as one. Truth values are not numbers. Values may be NaN.
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{inner}": each for inner, each in numbers(value).items()}
-        elif isinstance(value, str):
-            if (number := _number(value)) is not None:
-                found[str(name)] = number
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[str(name)] = _float(value)
-    return found
+            values |= {f"{name}/{inner}": each for inner, each in numbers(value).items()}
+        elif not isinstance(value, bool) and (number := _number(value)) is not None:
+            values[str(name)] = number
+    return values
 
 
-def _number(text: str) -> float | None:
-    """Return the number of a text; not of ``2024_01``, which Python would read as one."""
+def _number(value: Any) -> float | None:
+    """Return the number of a text or a number; not of ``2024_01``, which Python would read."""
     try:
-        return None if "_" in text else float(text)
-    except ValueError:
+        return None if isinstance(value, str) and "_" in value else float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
         return None
 
 
-def _float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
-def _document(path: Path, *, restarted: bool) -> Reading:
+def _document(path: Path) -> list[Record]:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
     except (ValueError, RecursionError, OSError):
-        return Reading([])
+        return []
     if isinstance(content, Mapping):
         history = content.get("log_history")
         content = history if isinstance(history, list) else [content]
-    found = content if isinstance(content, list) else []
-    return Reading([record for record in found if isinstance(record, dict)], restarted)
-
-
-def _changed_at(path: Path) -> tuple[int, str]:
-    try:
-        return path.stat().st_mtime_ns, str(path)
-    except OSError:  # deleted meanwhile
-        return 0, str(path)
+    records = content if isinstance(content, list) else []
+    return [record for record in records if isinstance(record, dict)]

@@ -1,35 +1,38 @@
-"""Process of a script: started with a guard, its output copied to a log."""
+"""Process of a script: started with a guard, its output copied to a log; and how it failed."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
+from raypipe import guard
+from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.redaction import Redactor, last_state
-from raypipe.scripts import guard
+from raypipe.training.oom import failure_kind
 
-#: last lines of the standard error that are kept for the message of a failure
-_MOST_LINES = 200
+#: last lines of the standard error that are kept, and those of them in the message of a failure
+_MOST_LINES, _MOST_SHOWN = 200, 30
 _LONGEST_LINE = 2000
 #: seconds that the guard needs beyond the grace period
 _END_S = 15.0
-
-
-@dataclass(frozen=True)
-class Exit:
-    """End of a script: its exit status (negative: a signal), and its largest process."""
-
-    status: int
-    peak_bytes: int
+# of frameworks other than torch, which `training/oom.py` does not see as exceptions
+_GPU_SIGNS = ("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory")
+_TRACEBACK = "Traceback (most recent call last)"
+#: torchrun's report of a process that a signal ended
+_KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
+#: exit statuses of a shell, and of the guard, whose program a signal ended
+_BY_SIGNAL = {128 + number for number in (4, 6, 7, 8, 9, 11, 15)}
 
 
 class ScriptProcess:
@@ -48,51 +51,35 @@ class ScriptProcess:
     def __init__(
         self,
         argv: Sequence[str],
-        directory: str,
+        directory: Path,
         environment: Mapping[str, str],
         log: Path,
         grace_s: float,
         on_line: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._argv = list(argv)
-        self._wanted = {
-            "argv": self._argv,
-            "cwd": directory,
-            "env": dict(environment),
-            "grace_s": grace_s,
-        }
-        self._log, self._grace_s, self._on_line = log, grace_s, on_line
+        self._argv, self._grace_s = list(argv), grace_s
+        self._options: dict[str, Any] = {"cwd": directory, "env": dict(environment)}
+        self._log, self._on_line = log, on_line
         self._errors: deque[str] = deque(maxlen=_MOST_LINES)
-        self._exit: Exit | None = None
-        self._told = threading.Event()
 
     def __enter__(self) -> ScriptProcess:
-        """Start the script. Raises ValueError if it cannot be started."""
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", guard.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(out_end, err_end),
-            start_new_session=True,
-        )
-        os.close(out_end)
-        os.close(err_end)
+        """Start the script. Raises ValueError if the system refuses its arguments."""
+        command = [sys.executable, "-I", guard.__file__, str(self._grace_s), *self._argv]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        try:
+            self._guard = subprocess.Popen(
+                command, start_new_session=True, **pipes, **self._options
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self._argv[0]}: cannot be started: {error}") from error
         self._file = self._log.open("ab", buffering=0)
-        copies = ((out, self._on_line), (err, self._keep_error))
+        copies = (self._guard.stdout, self._on_line), (self._guard.stderr, self._keep_error)
         self._threads = [
-            threading.Thread(target=_copy, args=(end, self._file, keep), daemon=True)
-            for end, keep in copies
+            threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
+            for stream, keep in copies
         ]
         for thread in self._threads:
             thread.start()
-        self._write({**self._wanted, "stdout": out_end, "stderr": err_end})
-        first = json.loads(self._read() or '{"error": "the guard ended"}')
-        if "error" in first:
-            self.__exit__(None, None, None)
-            raise ValueError(f"{self._argv[0]}: cannot be started: {first['error']}")
-        self.pid: int = first["pid"]
-        threading.Thread(target=self._await_exit, daemon=True).start()
         return self
 
     def __exit__(
@@ -102,13 +89,11 @@ class ScriptProcess:
         trace: TracebackType | None,
     ) -> None:
         """End the script if it runs, and wait until none of its processes is left."""
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        self.end()
         try:
             self._guard.wait(self._grace_s + _END_S)
         finally:
-            for thread in self._threads:
-                thread.join(_END_S)
+            self.errors()
             self._file.close()
 
     @property
@@ -116,13 +101,14 @@ class ScriptProcess:
         """The process whose descendants are the script's processes."""
         return self._guard.pid
 
-    def poll(self) -> Exit | None:
-        """Return the end of the script, None while it runs."""
-        return self._exit if self._told.is_set() else None
+    def poll(self) -> int | None:
+        """Return the exit status of the script, None while it runs."""
+        return self._guard.poll()
 
     def end(self) -> None:
         """Ask the script to end: SIGTERM, after the grace period SIGKILL."""
-        self._write({})
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
 
     def errors(self) -> list[str]:
         """Return the last lines of the standard error of the script, once it has ended."""
@@ -133,41 +119,91 @@ class ScriptProcess:
     def _keep_error(self, line: str) -> None:
         self._errors.append(line[:_LONGEST_LINE])
 
-    def _await_exit(self) -> None:
-        line = self._read()
-        if line:
-            told = json.loads(line)
-            self._exit = Exit(told["exit"], told["peak_bytes"])
-        else:  # somebody killed the guard, and with it the script
-            self._exit = Exit(-9, 0)
-        self._told.set()
 
-    def _read(self) -> bytes:
-        return self._guard.stdout.readline() if self._guard.stdout is not None else b""
-
-    def _write(self, message: Mapping[str, object]) -> None:
-        try:
-            if self._guard.stdin is not None:
-                self._guard.stdin.write(json.dumps(message).encode() + b"\n")
-                self._guard.stdin.flush()
-        except BrokenPipeError:
-            pass  # the guard has ended, and with it the script
-
-
-def _copy(descriptor: int, log: BinaryIO, keep: Callable[[str], None]) -> None:
+def _copy(stream: IO[bytes], log: BinaryIO, keep: Callable[[str], None]) -> None:
     """Copy an output to the log without credentials, and pass on its lines."""
     rest, redactor = b"", Redactor(log.write)
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        while chunk := stream.read(65536):
+    with stream:
+        while chunk := os.read(stream.fileno(), 65536):
             redactor.write(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-1_000_000:]
             for line in lines:
-                keep(_text(line))
+                keep(last_state(line.decode(errors="replace")))
     redactor.flush()
     if rest:
-        keep(_text(rest))
+        keep(last_state(rest.decode(errors="replace")))
 
 
-def _text(line: bytes) -> str:
-    return last_state(line.decode(errors="replace"))
+def failure_of(
+    unit: str, status: int, errors: Sequence[str], micro_batch: int, killed_by_kernel: bool
+) -> UnitError:
+    """Return the failure of a script that ended with a status other than 0.
+
+    Args:
+        unit: the unit's key.
+        status: the exit status; negative: the signal that ended its guard.
+        errors: the last lines of its standard error.
+        micro_batch: the samples that did not fit if it ran out of memory; 1 if a smaller number
+            could not be passed on.
+        killed_by_kernel: whether the kernel ended processes for lack of memory meanwhile.
+
+    """
+    text, cause = "\n".join(errors), _cause(errors)
+    shown = "\n".join(line for line in errors[-_MOST_SHOWN:] if line.strip())
+    number, how = _signal_of(status, text), f"exit status {status}"
+    if number is not None:
+        known = number in set(signal.Signals)
+        how = f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
+    message = f"{how}: {cause}" if cause else how
+    message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
+    kind = _kind(text, cause)
+    if kind == "error" and number is not None:
+        kind = "worker_died"
+        if number == signal.SIGKILL and killed_by_kernel:
+            kind = "host_out_of_memory"
+            message = f"the kernel ended it for lack of memory ({how})\n{shown}"
+    limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
+    return UnitError(unit, kind, message, limit)
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has ended for lack of memory, of this control group.
+
+    If the group does not tell, of the machine; 0 if it does not either.
+    """
+    with suppress(OSError):
+        group = re.search(r"^0::(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+        own = Path(f"/sys/fs/cgroup{group[1] if group else ''}/memory.events")
+        text = (own if own.exists() else Path("/proc/vmstat")).read_text()
+        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(found[1])
+    return 0
+
+
+def _kind(text: str, cause: str) -> FailureKind:
+    name = cause.partition(":")[0].rpartition(".")[2]
+    if name in ("MemoryError", "ArrayMemoryError", "_ArrayMemoryError"):
+        return "host_out_of_memory"
+    if name == "FloatingPointError":
+        return "invalid_value"
+    if name == "OutOfMemoryError" or any(sign in text for sign in _GPU_SIGNS):
+        return "out_of_memory"
+    return failure_kind(RuntimeError(text))
+
+
+def _signal_of(status: int, text: str) -> int | None:
+    """Return the signal that ended the script, or one of its processes under torchrun."""
+    if status < 0 or status in _BY_SIGNAL:
+        return -status if status < 0 else status - 128
+    found = _KILLED.search(text)
+    return int(found[1]) if found is not None else None
+
+
+def _cause(errors: Sequence[str]) -> str:
+    """Return the exception of the last Python traceback, else the last line."""
+    starts = [number for number, line in enumerate(errors) if _TRACEBACK in line]
+    for line in errors[starts[-1] + 1 :] if starts else ():
+        if line and not line[0].isspace() and _EXCEPTION.fullmatch(line):
+            return line.strip()
+    return next((line.strip() for line in reversed(errors) if line.strip()), "")

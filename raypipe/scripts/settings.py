@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from raypipe.config.settings import Level, Operational
 from raypipe.config.validation import dig
@@ -58,8 +58,6 @@ class ScriptStageSettings(TrainStageSettings):
     """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
     nothing. `{newest_checkpoint}` is the newest file or folder there.
     """
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of the script; they may have placeholders."""
     grace_s: Operational[NonNegativeFloat] = 10.0
     """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
     time_limit_s: Operational[PositiveFloat | None] = None
@@ -82,13 +80,6 @@ class ScriptStageSettings(TrainStageSettings):
         """Return why a training of this length is not the beginning of a longer one."""
         del length
         return "what a script does with its length is not known"
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _as_text(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: str(v) if isinstance(v, int | float) else v for key, v in given.items()}
 
     @model_validator(mode="after")
     def _only_what_a_script_can_honor(self) -> ScriptStageSettings:

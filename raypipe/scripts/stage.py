@@ -1,26 +1,85 @@
-"""Stage of a script: checks the command, and hashes its files."""
+"""Stage of a script: the checks of its command, the hashes of its files, and its task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.config.validation import did_you_mean
 from raypipe.graph.experiment import Stage
 from raypipe.graph.source import files_from
 from raypipe.graph.stages import train_stage
-from raypipe.scripts import command, files
+from raypipe.scripts import command
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.scripts.task import ScriptTask
 from raypipe.training.batching import BatchPlan, resolve
+from raypipe.training.job import ExternalTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.tables import TRIALS
 
+if TYPE_CHECKING:
+    from raypipe.training.ending import Ending
+    from raypipe.training.job import Report, TrainingJob
+
+_LETTERS = 32
+#: bytes of a file that are searched for the names of environment variables
+_MOST_SEARCHED = 2_000_000
 #: settings that need not reach the script: it may log as often as it likes
 _FREE = {"log_every"}
 _SHOWN = 40
+
+
+@dataclass(frozen=True)
+class ScriptTask(ExternalTask):
+    """A script as a training task.
+
+    Args:
+        directory: where the command runs, on nodes that have it; else their own directory.
+        hashes: the hash of each file that decides the result.
+        parameters: the parameters by dotted name.
+        used: the names of the values that reach the script.
+        unused: the settings that do not, which ``trials`` does not show.
+
+    """
+
+    directory: str
+    hashes: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    used: frozenset[str]
+    unused: frozenset[str]
+
+    def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
+        """Run the script to its end.
+
+        Raises:
+            ValueError: a file is not the one that the training's identity holds.
+            FloatingPointError: the loss is no longer finite.
+            UnitError: the script failed, with the kind of failure.
+
+        """
+        from raypipe.scripts.run import ScriptRun
+
+        directory = Path(self.directory)
+        if not directory.is_dir():
+            directory = Path.cwd()
+        for name, digest in self.hashes.items():
+            path = directory / name
+            if not path.is_file():
+                raise ValueError(
+                    f"{name}: is missing in {directory} on this node; put it on a shared file "
+                    "system, or submit the command with its working directory "
+                    "(ray job submit --working-dir)"
+                )
+            if _digest(path) != digest:
+                raise ValueError(f"{name}: has changed in {directory} since the command started")
+        return ScriptRun(job, self.parameters, self.used, report).run(directory, ending)
+
+    def columns(self) -> Mapping[str, Any]:
+        """Return the parameters as ``param_NAME``, and no settings that the script ignores."""
+        own = {f"param_{name.replace('.', '_')}": value for name, value in self.parameters.items()}
+        return {**dict.fromkeys(self.unused), **own}
 
 
 def script_stage(
@@ -48,18 +107,15 @@ def script_stage(
     """
     directory = Path.cwd()
     if settings.scaling.workers == "auto":
-        settings = settings.model_copy(
-            update={"scaling": settings.scaling.model_copy(update={"workers": 1})}
-        )
+        scaling = settings.scaling.model_copy(update={"workers": 1})
+        settings = settings.model_copy(update={"scaling": scaling})
     own = command.flat(parameters or {})
     values = _values(name, settings, own)
     command.check_form(settings, name)
     for key in ("command", "resume", "metrics"):
         known = values - ({command.RESUME} if key != "command" else set())
-        command.check_names([getattr(settings, key) or ""], known, f"{name}.{key}")
-    known = values - {command.RESUME}
-    command.check_names(settings.environment.values(), known, f"{name}.environment")
-    hashes = files.hashes(_files(name, settings, directory), directory, f"{name}.files")
+        command.check_names(getattr(settings, key) or "", known, f"{name}.{key}")
+    hashes = _hashes(_files(name, settings, directory), directory, f"{name}.files")
     used = _used(settings, values, hashes, directory)
     plan = _plan(settings, used)
     unused = _check_used(name, settings, own, used, plan)
@@ -75,9 +131,9 @@ def script_stage(
 
 def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) -> set[str]:
     """Return the names of all values. Raises ValueError if a parameter has a taken name."""
-    training, plan = settings.training, BatchPlan(1, 1, 1, 1)
-    settled = {*command.setting_values(settings, plan, training.steps), "threads"}
-    settled |= {*command.SIZES, *command.PLACES, command.RESUME}
+    training = settings.training
+    settled = {*command.setting_values(settings, BatchPlan(1, 1, 1, 1), training.steps)}
+    settled |= command.RESERVED
     named = dict.fromkeys(command.OWN, "raypipe itself")
     named |= {command.variable(each): each for each in settled}
     for parameter in own:
@@ -99,6 +155,7 @@ def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) ->
 
 
 def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:
+    """Return the files of the settings; by default the script and the modules next to it."""
     if settings.files is not None:
         return settings.files
     script = command.script_of(settings.command, directory)
@@ -112,21 +169,48 @@ def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[s
     return tuple(dict.fromkeys([script, *(path.as_posix() for path in near)]))
 
 
+def _hashes(patterns: Iterable[str], directory: Path, key: str) -> dict[str, str]:
+    """Return the hash of each file by its name, as the patterns of the setting ``key`` give it.
+
+    Raises:
+        ValueError: a file does not exist, or a pattern has none.
+
+    """
+    hashes: dict[str, str] = {}
+    for pattern in patterns:
+        names = [pattern]
+        if any(sign in pattern for sign in "*?["):
+            if Path(pattern).is_absolute():
+                raise ValueError(f"{key}: {pattern}: must be relative to {directory}")
+            paths = sorted(path for path in directory.glob(pattern) if path.is_file())
+            names = [path.relative_to(directory).as_posix() for path in paths]
+            names = [name for name in names if "__pycache__" not in name]
+        if not names or not (directory / names[0]).is_file():
+            raise ValueError(f"{key}: {pattern}: there is no such file in {directory}")
+        hashes |= {name: _digest(directory / name) for name in names}
+    return hashes
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_LETTERS]
+
+
 def _used(
     settings: ScriptStageSettings,
     values: set[str],
-    hashes: Mapping[str, str],
+    files: Iterable[str],
     directory: Path,
 ) -> frozenset[str]:
     """Return the values that reach the script: by a placeholder, or by a variable that it names."""
-    texts = [settings.command, *settings.environment.values()]
-    used = {each for text in texts for each in command.placeholders(text)}
+    used = set(command.placeholders(settings.command))
     if command.RESUME in used:
         used |= set(command.placeholders(settings.resume))
-    variables = {command.variable(each): each for each in values}
-    used |= {variables[each] for each in files.mentioned(variables, hashes, directory)}
-    code = " ".join(command.shell_code(settings))
-    used |= {variables[each] for each in files.VARIABLE.findall(code) if each in variables}
+    texts = command.shell_code(settings)
+    for file in files:
+        with (directory / file).open("rb") as stream:
+            texts.append(stream.read(_MOST_SEARCHED).decode(errors="ignore"))
+    named = {name for text in texts for name in command.VARIABLE.findall(text)}
+    used |= {value for value in values if command.variable(value) in named}
     flags = used & set(command.PRECISIONS)
     if settings.training.precision in flags or (flags and settings.training.precision == "fp32"):
         used |= {"precision"}
@@ -156,11 +240,18 @@ def _check_used(
 
     """
     training, scaling = settings.training, settings.scaling
-    lost = [(f"parameters.{each}", each, value) for each, value in own.items() if each not in used]
+    given = [(f"parameters.{each}", each, value) for each, value in own.items()]
     for key in command.TRAINING:
         value, default = getattr(training, key), TrainingSettings.model_fields[key].default
-        if key not in used and key not in own and value != default and key not in _FREE:
-            lost.append((f"{name}.training.{key}", key, value))
+        if key not in own and value != default and key not in _FREE:
+            given.append((f"{name}.training.{key}", key, value))
+    if scaling.most_workers > 1:
+        given.append((f"{name}.scaling.workers", "workers", scaling.workers))
+    if scaling.strategy != "ddp":
+        given.append((f"{name}.scaling.strategy", "strategy", scaling.strategy))
+    for step in settings.on_oom:
+        placeholder = {"bf16": "precision", "fsdp": "strategy"}.get(step, step)
+        given.append((f"{name}.on_oom", placeholder, step))
     micro, runs, whole = (key in used for key in command.SIZES)
     undivided = plan.accumulation == 1
     reaches = {
@@ -168,23 +259,15 @@ def _check_used(
         "accumulation": runs or (micro and whole),
         "effective_batch": whole or (micro and (undivided or runs)),
     }
-    for key, is_known in reaches.items():
-        if not is_known and (value := getattr(training, key) or 1) > 1:
-            lost.append((f"{name}.training.{key}", key, value))
-    if "workers" not in used and scaling.most_workers > 1:
-        lost.append((f"{name}.scaling.workers", "workers", scaling.workers))
-    if "strategy" not in used and scaling.strategy != "ddp":
-        lost.append((f"{name}.scaling.strategy", "strategy", scaling.strategy))
-    for step in settings.on_oom:
-        key = {"bf16": "precision", "fsdp": "strategy"}.get(step, step)
-        if key not in used:
-            lost.append((f"{name}.on_oom", key, step))
-    for key, placeholder, value in lost:
-        near = did_you_mean(placeholder, sorted(used - set(own)))
-        raise ValueError(
-            f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
-            f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
-        )
-    names = {*command.TRAINING, "strategy", *(() if "micro_batch" in used else command.SIZES)}
+    sizes = {key: getattr(training, key) or 1 for key in command.SIZES}
+    given += [(f"{name}.training.{key}", key, size) for key, size in sizes.items() if size > 1]
+    for key, placeholder, value in given:
+        if not reaches.get(placeholder, placeholder in used):
+            near = did_you_mean(placeholder, sorted(used - set(own)))
+            raise ValueError(
+                f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
+                f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
+            )
+    names = {*command.TRAINING, "strategy", *(() if micro else command.SIZES)}
     names &= {column.name for column in TRIALS.columns}
     return frozenset(each for each in names if each not in used or each in own)

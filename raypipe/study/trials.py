@@ -12,7 +12,7 @@ from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import Identity, fingerprint
 from raypipe.hardware import Hardware
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.scripts.task import ScriptTask
+from raypipe.scripts.stage import ScriptTask
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.space import Point, points
 from raypipe.study.sweep_settings import SweepSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,10 +15,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from raypipe.scripts import command
-from raypipe.scripts.places import Places
+from raypipe.scripts import run as run_module
+from raypipe.scripts.run import Places
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.scripts.stage import script_stage
-from raypipe.scripts.task import ScriptTask
+from raypipe.scripts.stage import ScriptTask, script_stage
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan
@@ -99,9 +100,10 @@ def shell(own: ScriptStageSettings, value: str) -> tuple[int, str]:
         ("t.py --s {s} > {s}/log | cat && t.py x={s}", True),
         ('t.py "$HOME" "a"{s}"b" --d "$(date +%F)" ${{HOME}} {s}', True),
         ("( cd x; N=$(nproc); t.py \\\n  --s {s} )", True),
-        ('eval "$(conda hook)" && t.py eval --trap {s}', True),
+        ('eval "$(conda hook)" && t.py {s} || exit $?', True),
         ("trap 'kill 0' EXIT; t.py {s}", True),
         ("eval t.py {s}", False),
+        ("eval 'echo;' {s}", False),
         ("cd x && command eval t.py {s}", False),
         ("if true; then trap {s} EXIT; fi", False),
         ('t.py "{s}"', False),
@@ -133,11 +135,10 @@ def test_a_shell_within_the_command_reads_no_value_either() -> None:
 
 
 def test_a_list_and_resume_in_a_shell() -> None:
-    own = settings(
-        "printf '<%s>' {betas} {resume} {{{flag}}} $#", shell=True, resume="--from {name}"
-    )
+    own = settings("printf '<%s>' {betas} x={betas} {resume} {{{flag}}}", shell=True)
+    own = own.model_copy(update={"resume": "--from {name}"})
     argv = command.arguments(own, VALUES, resumes=True)
-    expected = b"<0.9><0.99><--from><a b; $x><{true}><0>"
+    expected = b"<0.9><0.99><x=0.9,0.99><--from><a b; $x><{true}>"
     assert subprocess.run(argv, capture_output=True, check=True).stdout == expected
 
 
@@ -146,20 +147,6 @@ def test_no_parameter_can_set_a_variable_of_raypipe() -> None:
     files = [file for file in package.rglob("*.py") if file.parent.name != "scripts"]
     texts = [file.read_text() for file in files]
     assert {name for text in texts for name in re.findall(r'"(RAYPIPE_\w+)"', text)} == command.OWN
-
-
-def test_variables_have_the_same_values() -> None:
-    own = settings("t.py", environment={"SEED": 3, "PLACE": "{outer.x}/x"})
-    assert (
-        command.environment(own, VALUES).items()
-        >= {
-            "RAYPIPE_MICRO_BATCH": "4",
-            "RAYPIPE_OUTER_X": "0.001",
-            "RAYPIPE_BETAS": "0.9,0.99",
-            "SEED": "3",
-            "PLACE": "0.001/x",
-        }.items()
-    )
 
 
 def test_the_script_of_a_command(tmp_path: Path) -> None:
@@ -235,7 +222,9 @@ def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) ->
     assert run.list(f"{run.checkpoints('t')}/{folder}") == ["last"]
 
 
-def test_folders_of_a_remote_run_directory(remote: RunDirectory, tmp_path: Path) -> None:
+def test_folders_of_a_remote_run_directory(
+    remote: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = job(remote, tmp_path, "")
     with Places(asked) as first:
         (first.output / "deep").mkdir()
@@ -245,19 +234,19 @@ def test_folders_of_a_remote_run_directory(remote: RunDirectory, tmp_path: Path)
     assert not first.output.exists()
     (kept,) = remote.list(remote.checkpoints("t"))
     last = f"{remote.checkpoints('t')}/{kept}/last"
+    monkeypatch.setattr(run_module, "_COPY_S", -1.0)
     with Places(asked) as second:
         assert second.newest_checkpoint == second.checkpoints / "last"
         assert (second.output / "deep/model").read_text() == "m"
         second.checkpoints.joinpath("last").write_text("22")
-        second._next_copy = 0.0
-        second.keep()  # seen for the first time: it may be incomplete
+        second.keep()  # it may be incomplete
         assert remote.read(last) == b"1"
-        second._next_copy = 0.0
+        os.utime(second.checkpoints / "last", (10**9, 10**9))
         second.keep()
         assert remote.read(last) == b"22"
         with second.log.open("a") as log:
             log.write("two\n")
-    assert remote.read(f"{remote.logs}/t.log") == b"one\ntwo\n"
+    assert remote.read(remote.log("t")) == b"one\ntwo\n"
 
 
 def test_a_measured_trial_leaves_nothing(run: RunDirectory, tmp_path: Path) -> None:

@@ -1,0 +1,357 @@
+"""Run of a script: one attempt, from its folders to the columns of ``trials``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+from pyarrow import fs as arrow_fs
+
+from raypipe.errors import UnitError
+from raypipe.provenance import now
+from raypipe.redaction import without_credentials
+from raypipe.scripts import command
+from raypipe.scripts.history import ScriptHistory
+from raypipe.scripts.metrics import Lines, MetricsFile
+from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
+from raypipe.scripts.settings import ScriptStageSettings
+from raypipe.store import tables
+from raypipe.store.run_directory import make_folder
+from raypipe.training import telemetry
+from raypipe.training.ending import Ending
+from raypipe.training.job import Report, TrainingJob
+from raypipe.training.tables import GPU_SAMPLES
+from raypipe.training.telemetry import Program, Telemetry
+
+_POLL_S = 0.05
+#: seconds between writes of the table ``steps``
+_STORE_S = 10.0
+#: seconds between copies of new checkpoints to a remote run directory, and those after its last
+#: change in which a file may be incomplete
+_COPY_S, _STILL_S = 60.0, 10.0
+_STDOUT = "stdout"
+#: name of the folder of checkpoints: this, and digits of the job's identity
+_PREFIX, _DIGITS = "identity-", 12
+_CPU = torch.device("cpu")
+
+
+class Places:
+    """Context manager of the local folders of a script's attempt.
+
+    They are in the run directory if that is local, else temporary ones whose content is copied:
+    checkpoints about every minute, everything at the end. Those of a measured trial are deleted.
+
+    Checkpoints lie in a folder for the job's identity: after an edit of the script, or with another
+    setting, it begins without those of the earlier one.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        run, self._measured = job.run_dir, job.measured
+        self._run, self._temporary = run, TemporaryDirectory(prefix="raypipe-script-")
+        folder, digits = Path(self._temporary.name), job.identity[:_DIGITS]
+        self.output, self.checkpoints = folder / "output", folder / "checkpoints"
+        output, log = run.artifact(job.trial_id), run.log(job.trial_id)
+        checkpoints = f"{run.checkpoints(job.trial_id)}/{_PREFIX}{digits}"
+        self.log = Path(log) if run.is_local else folder / "log"
+        if run.is_local and not job.measured:
+            self.output, self.checkpoints = Path(output), Path(checkpoints)
+        #: local folders and files of a remote run directory, by their place in that
+        self._remote: dict[str, Path] = {} if run.is_local else {log: self.log}
+        if not run.is_local and not job.measured:
+            self._remote |= {output: self.output, checkpoints: self.checkpoints}
+        self._copied: dict[Path, int] = {}
+        self._next_copy = time.monotonic() + _COPY_S
+
+    def __enter__(self) -> Places:
+        """Create the folders, with the checkpoints of earlier attempts."""
+        for folder in (self.output, self.checkpoints, self.log.parent):
+            make_folder(folder)
+        for remote, here in self._remote.items():
+            if self._run.exists(remote):
+                arrow_fs.copy_files(
+                    remote,
+                    str(here),
+                    source_filesystem=self._run.fs,
+                    destination_filesystem=arrow_fs.LocalFileSystem(),
+                )
+            self._copied |= {path: path.stat().st_mtime_ns for path in _files(here)}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Copy everything to a remote run directory, and delete temporary folders."""
+        try:
+            for remote, here in self._remote.items():
+                self._copy(remote, here)
+        finally:
+            self._temporary.cleanup()
+
+    @property
+    def newest_checkpoint(self) -> Path | None:
+        """The newest file or folder of the checkpoints; None if there is none."""
+        shown = [path for path in self.checkpoints.iterdir() if not path.name.startswith(".")]
+        return max(shown, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+
+    def keep(self) -> None:
+        """Copy complete checkpoints to a remote run directory, if it is time."""
+        if time.monotonic() > self._next_copy:
+            for remote, here in self._remote.items():
+                if here == self.checkpoints:
+                    self._copy(remote, here, _STILL_S)
+            self._next_copy = time.monotonic() + _COPY_S
+
+    def _copy(self, remote: str, here: Path, still_s: float = 0.0) -> None:
+        """Copy files that are new or differ, and did not change in the last seconds."""
+        for path in _files(here):
+            changed = path.stat().st_mtime_ns
+            if self._copied.get(path) != changed and changed <= time.time_ns() - still_s * 1e9:
+                place = remote if path == here else f"{remote}/{path.relative_to(here).as_posix()}"
+                self._run.fs.create_dir(place.rpartition("/")[0], recursive=True)
+                with path.open("rb") as file, self._run.fs.open_output_stream(place) as sink:
+                    shutil.copyfileobj(file, sink)
+                self._copied[path] = changed
+
+
+def _files(place: Path) -> list[Path]:
+    """Return a file, or the files in a folder."""
+    paths = [place, *sorted(place.rglob("*"))]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+class ScriptRun:
+    """One attempt of a script.
+
+    Args:
+        job: the training.
+        parameters: the parameters by dotted name.
+        used: names of the values that reach the script.
+        report: receives the rows of ``steps``.
+
+    """
+
+    def __init__(
+        self, job: TrainingJob, parameters: Mapping[str, Any], used: frozenset[str], report: Report
+    ) -> None:
+        self._job, self._parameters, self._report = job, parameters, report
+        self._settings = cast("ScriptStageSettings", job.settings)
+        self._splits = "micro_batch" in used and bool(used & {"accumulation", "effective_batch"})
+        effective = self._settings.training.effective_batch
+        self._history = ScriptHistory(job, self._settings.columns, effective)
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        self._stdout, self._metrics = Lines(), cast("MetricsFile | None", None)
+        self._samplers: list[Telemetry] = []
+        self._problem = ""
+
+    def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
+        """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
+        kills, job = oom_kills(), self._job
+        try:
+            with Places(job) as places:
+                status, seconds, errors = self._attempt(directory, places, ending)
+        finally:
+            if not job.measured or self._history.rows:
+                self._history.store()
+        if ending.wanted:
+            return {**self._outcome(seconds), "ended_at": self._history.last_step}
+        if status:
+            size = job.plan.micro_batch if self._splits else 1
+            raise failure_of(
+                job.trial_id, status, errors, size, killed_by_kernel=oom_kills() > kills
+            )
+        self._history.finish()
+        outcome = self._outcome(seconds)
+        if job.measured and outcome["samples_per_s"] is None:
+            message = (
+                "its speed is not known, since its records came at once, or have no number of "
+                "samples; write each record when it is logged (flush), and let the script receive "
+                "{micro_batch}, or write `samples` (so far) or `samples_per_s`"
+            )
+            raise UnitError(job.trial_id, "error", message)
+        return outcome
+
+    def _attempt(
+        self, directory: Path, places: Places, ending: Ending
+    ) -> tuple[int, float, list[str]]:
+        """Return the exit status of the script, its seconds, and its last errors."""
+        settings, job, newest = self._settings, self._job, places.newest_checkpoint
+        values = self._values(places)
+        argv = command.arguments(settings, values, resumes=newest is not None)
+        self._open_metrics(places, values)
+        with places.log.open("a", encoding="utf-8") as log:
+            shown = without_credentials(" ".join(argv))
+            log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
+        environment = self._environment(values, newest)
+        heard = self._lines.put if settings.metrics == _STDOUT else lambda _: None
+        ending.seconds = settings.grace_s
+        gpus = [gpu.strip() for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+        with ExitStack() as stack:
+            process = stack.enter_context(
+                ScriptProcess(argv, directory, environment, places.log, settings.grace_s, heard)
+            )
+            started = time.monotonic()
+            for rank, gpu in enumerate([gpu for gpu in gpus if gpu] or [None]):
+                program, attempt = Program(process.guard_pid, gpu), job.attempt
+                sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=attempt, program=program)
+                self._samplers.append(stack.enter_context(sampler))
+            try:
+                status = self._follow(process, places, ending)
+                seconds = time.monotonic() - started
+                errors = [without_credentials(line) for line in process.errors()]
+                whole = not (status or ending.wanted)  # else half a line may be the last one
+                self._take(last=whole)
+            finally:
+                self._store_samples()
+            if whole:
+                self._check_metrics(places)
+        return status, seconds, errors
+
+    def _follow(self, process: ScriptProcess, places: Places, ending: Ending) -> int:
+        """Wait for the end of the script, and pass on what it writes."""
+        limit = self._settings.time_limit_s
+        started = stored = time.monotonic()
+        while (status := process.poll()) is None:
+            self._take()
+            places.keep()
+            if self._problem:
+                raise self._failure(self._problem)
+            if ending.wanted:
+                process.end()
+            if limit is not None and time.monotonic() > started + limit:
+                message = f"it ran longer than time_limit_s = {limit:g}"
+                raise UnitError(self._job.trial_id, "timeout", message)
+            if time.monotonic() > stored + _STORE_S and not self._job.measured:
+                self._history.store()
+                self._store_samples()
+                stored = time.monotonic()
+            time.sleep(_POLL_S)
+        return status
+
+    def _take(self, *, last: bool = False) -> None:
+        """Add what the script wrote to the history, and report new rows."""
+        if self._metrics is not None:
+            batch = self._metrics.read(last=last)
+        else:
+            lines = [self._lines.get() for _ in range(self._lines.qsize())]
+            batch = self._stdout.read(lines)
+        self._problem = batch.problem or ("" if batch.restarted else self._problem)
+        first = not self._history.is_timed
+        rows = self._history.add(batch, time.monotonic()) if batch.records else []
+        for note in (*batch.notes, *self._history.notes()):
+            where = f"metrics = {self._settings.metrics}"
+            self._report(without_credentials(f"WARNING: {self._job.trial_id}: {where}: {note}"))
+        for row in rows:
+            self._report({name: value for name, value in row.items() if value is not None})
+        if first and self._history.is_timed:
+            for sampler in self._samplers:
+                sampler.steady()
+
+    def _values(self, places: Places) -> dict[str, Any]:
+        """Return the values of all placeholders."""
+        plan = self._job.plan
+        steps = self._job.until or self._settings.training.steps
+        return {
+            **command.setting_values(self._settings, plan, steps),
+            "threads": max(1, torch.get_num_threads() // plan.workers),
+            "output_dir": str(places.output),
+            "checkpoint_dir": str(places.checkpoints),
+            "newest_checkpoint": str(places.newest_checkpoint or ""),
+            **self._parameters,
+        }
+
+    def _environment(self, values: Mapping[str, Any], newest: Path | None) -> dict[str, str]:
+        """Return all environment variables of the script."""
+        binaries = str(Path(sys.executable).parent)
+        variables = {
+            **os.environ,
+            "PATH": os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)]),
+            "PYTHONUNBUFFERED": "1",
+            "RAYPIPE_RESUME": str(newest or ""),
+        }
+        variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(values["threads"]))
+        if not self._settings.scaling.gpus_per_worker:
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of Ray's numbers
+        own = {command.variable(name): command.text_of(value) for name, value in values.items()}
+        return variables | own
+
+    def _open_metrics(self, places: Places, values: Mapping[str, Any]) -> None:
+        """Open the file with metrics; those of an attempt that left no checkpoint are deleted.
+
+        The history goes on with the rows of an attempt that left one, of which half a last line
+        is deleted, to which the script would append.
+        """
+        resumes = places.newest_checkpoint is not None
+        if resumes and not self._job.measured:
+            self._history.restore()
+        if self._settings.metrics in (None, _STDOUT):
+            return
+        pattern, folder = command.filled(str(self._settings.metrics), values), places.output
+        if Path(pattern).is_absolute():  # {checkpoint_dir}/...
+            folder, pattern = Path("/"), pattern.lstrip("/")
+        self._metrics = MetricsFile(folder, pattern)
+        own = [path for path in self._metrics.files() if path.is_relative_to(places.output)]
+        for path in own if not resumes else ():
+            path.unlink()
+        for path in own[-1:] if resumes else ():
+            content = path.read_bytes()
+            if path.suffix != ".json" and not content.endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
+        self._history.add(self._metrics.read(), None)
+
+    def _check_metrics(self, places: Places) -> None:
+        """Raise UnitError if a script that succeeded wrote no metrics where they should be."""
+        if self._problem:
+            raise self._failure(self._problem)
+        if self._settings.metrics is None or self._history.rows or self._history.summary:
+            return
+        problem = "it has no record with a number"
+        if self._metrics is not None and not self._metrics.files():
+            wrote = sorted(path.relative_to(places.output) for path in places.output.rglob("*"))
+            listed = ", ".join(map(str, wrote[:20])) or "nothing"
+            problem = f"no such file in {{output_dir}}, where the script wrote: {listed}"
+        elif self._job.measured:
+            problem += (
+                f" in the {self._job.steps} steps of a trial; let the script log every "
+                f"{{log_every}} steps, which is {self._settings.training.log_every} here"
+            )
+        raise self._failure(problem)
+
+    def _failure(self, problem: str) -> UnitError:
+        message = f"metrics = {self._settings.metrics}: {problem}"
+        return UnitError(self._job.trial_id, "error", message)
+
+    def _outcome(self, seconds: float) -> dict[str, Any]:
+        plan, history, training = self._job.plan, self._history, self._settings.training
+        measured = telemetry.combine([sampler.summary() for sampler in self._samplers])
+        columns = {
+            **history.last_values(),
+            **history.speed(None if self._job.measured else seconds),
+            **measured,
+            "host_peak_bytes": measured["host_peak_bytes"] or None,  # 0: ended before a sample
+            "steps": history.last_step or None,
+            "micro_batch": training.micro_batch and plan.micro_batch,
+            "accumulation": training.accumulation and plan.accumulation,
+            "workers": plan.workers,
+        }
+        return telemetry.with_energy_per_sample(columns)
+
+    def _store_samples(self) -> None:
+        job = self._job
+        for rank, sampler in enumerate(self._samplers):
+            if rows := sampler.rows():
+                name = f"{job.trial_id}-{job.attempt}-{rank}"
+                tables.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
