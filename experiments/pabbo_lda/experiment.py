@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
-from statistics import fmean
 from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
-from experiments.pabbo_lda.objective.objectives import CorpusObjective, load_objectives
+from experiments.pabbo_lda.objective.objectives import load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer, release
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import regret_rows
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
-from experiments.pabbo_lda.pabbo.model import parameter_count, restore_model
+from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.preferential_gp import need_botorch
 from experiments.pabbo_lda.pabbo.search_measures import measure_rows
 from experiments.pabbo_lda.pabbo.searches import Searches, search
@@ -27,7 +26,6 @@ from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSet
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import (
     CurveStageSettings,
-    LdaSettings,
     MainSettings,
     PabboStageSettings,
 )
@@ -50,8 +48,6 @@ TRAINED_BY: dict[OptimizerName, str] = {
 }
 #: functions per task of an evaluation
 _PART = 25
-#: settings of the studies that ``_lda_features`` represents; ``counts`` includes the passes
-_FEATURED = ("t_min", "t_max", "start", "max_iter")
 
 
 def stages(settings: MainSettings) -> list[Stage]:
@@ -90,14 +86,11 @@ def _training_stage(
 ) -> Stage:
     if settings.weights == "shipped":
         return _shipped_stage(name, settings)
-    sizes = ("d_model", "layers", "feed_forward", "embedding_depth")
     return train_stage(
         name,
         settings,
         partial(_build_task, kind, name),
         reads=(name,),
-        features={"parameters": parameter_count(settings.pabbo.model)},
-        featured=tuple(f"{name}.pabbo.model.{size}" for size in sizes),
     )
 
 
@@ -147,12 +140,6 @@ def _evaluation_stage(
         needs=(f"train_{size}",),
         reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
         workload=f"{searches} runs of {settings.steps} duels",
-        features={
-            "parameters": parameter_count(trained.pabbo.model),
-            "searches": searches,
-            "duels": settings.steps,
-        },
-        featured=tuple(f"{name}.{key}" for key in ("functions", "starts", "steps")),
         on_gpu=True,
     )
 
@@ -210,7 +197,6 @@ def _lda_stage(settings: MainSettings) -> Stage:
     lda = settings.lda
     objectives = load_objectives(settings.data, lda)
     specs = study_specs(lda, objectives)
-    fits = all(objective.counts for objective in objectives)  # else values are recorded
     most = len(specs) * (lda.evaluations * lda.seeds + lda.unseen_seeds)
     trainings = [TRAINED_BY[name] for name in lda.optimizers if name in TRAINED_BY]
     return Stage(
@@ -221,17 +207,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
         reads=("data", "lda"),
         workload=f"{len(specs)} studies, at most {most} LDA trainings",
         forget=forget_studies,
-        features=_lda_features(lda, objectives) if fits else {},
-        featured=("data", *(f"lda.{key}" for key in _FEATURED)) if fits else (),
     )
-
-
-def _lda_features(lda: LdaSettings, objectives: Sequence[CorpusObjective]) -> dict[str, float]:
-    """Return the mean size of the fitted corpora, and of the values of T that a study may try."""
-    return {
-        "counts": fmean(objective.counts for objective in objectives),
-        "topics": fmean((fmean(lda.start), (lda.t_min + lda.t_max) / 2)),
-    }
 
 
 def _beyond_training(settings: MainSettings) -> list[str]:

@@ -80,13 +80,10 @@ def _unfinished(stage: Stage, ledger: Ledger | None) -> list[Unit]:
 
 
 def _cost(estimates: Sequence[Estimate | None]) -> dict[str, str]:
-    """Return the expected time of stages one after the other, with its interval if known."""
+    """Return the expected time of stages one after the other."""
     known = [each for each in estimates if each is not None]
     if len(known) < len(estimates):
         return {"time": "unknown", "CPU h": "unknown", "GPU h": "unknown"}
     text = duration(sum(each.seconds for each in known))
-    low, high = [each.low for each in known], [each.high for each in known]
-    if None not in low and None not in high and any(high):
-        text += f" ({duration(sum(filter(None, low)))} to {duration(sum(filter(None, high)))})"
     hours = (sum(each.cpu_s for each in known), sum(each.gpu_s for each in known))
     return {"time": text, "CPU h": f"{hours[0] / 3600:.3g}", "GPU h": f"{hours[1] / 3600:.3g}"}

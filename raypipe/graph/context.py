@@ -216,7 +216,7 @@ class StageContext:
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
-        self.session.display.say(f"{self.stage.key}: {text}")
+        self.session.display.say(text, self.stage.key)
 
     def advance(self, done: int, note: str = "") -> None:
         """Show the stage's progress, in the unit of ``begin``."""

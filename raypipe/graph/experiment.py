@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -112,11 +111,6 @@ class Stage:
         reads: dotted keys of the settings that ``context.settings`` has; by default the stage's
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
-        features: positive numbers that decide the time per work of its units, such as the
-            parameters of a model or the documents of a corpus, by name. They predict the time at
-            other values (:mod:`raypipe.graph.durations`).
-        featured: dotted keys of the settings that influence the time only through the features;
-            the other settings that the stage reads must be the same for a prediction.
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
         after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
@@ -140,8 +134,6 @@ class Stage:
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] | None = None
     workload: str = ""
-    features: Mapping[str, float] = field(default_factory=dict)
-    featured: tuple[str, ...] = ()
     always_rerun: bool = False
     after_failures: bool = False
     training: Training | None = None
@@ -153,14 +145,6 @@ class Stage:
     settings: BaseModel | None = None
     variant: str = BASE
     variants: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if a feature is not positive or not finite."""
-        for name, value in self.features.items():
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"stage {self.name!r}: feature {name!r} = {value}: must be positive and finite"
-                )
 
     @property
     def key(self) -> str:
@@ -187,6 +171,11 @@ class Stage:
         own = self.needs if unit.needs is None else unit.needs
         keys = zip(self.needs, self.needed_keys, strict=True)
         return frozenset(key for need, key in keys if need in own or need not in named)
+
+    @property
+    def starts(self) -> set[frozenset[str]]:
+        """The sets of stages one of which has to end before the stage can start."""
+        return {self.needed_by(unit) for unit in self.units} or {frozenset(self.needed_keys)}
 
     def seen(self, ledger: Ledger) -> Ledger:
         """Return the ledger as the stage sees it: its own rows, and those of what it needs."""

@@ -9,69 +9,54 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pynvml
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.measure import Measurement
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.table import Column
 from rich.text import Text
 
-from raypipe.graph.notebook import WIDTH, NotebookView, in_notebook
-from raypipe.graph.remaining import Forecast, Progress, Remaining, left
+from raypipe.graph.durations import Estimate, left, remaining
+from raypipe.graph.experiment import Stage
 from raypipe.redaction import printable, without_credentials
 
 #: seconds between plain lines of a stage, and of the run
 _PLAIN_PERIOD_S, _RUN_PERIOD_S = 10.0, 30.0
-_REFRESHES_PER_S = 4
-#: seconds between looks at the machine, and the forecast's largest share of the time
-_LOOK_S, _SHARE = 2.0, 50
+#: seconds between looks at the machine and at the remaining time of the run
+_LOOK_S = 2.0
+#: characters of a bar, and stages that a plain line names
 _BAR, _MOST_NAMED = 12, 4
 #: lines and stages of a snapshot, and the characters of a line
 _MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
-_FEWEST_COLUMNS_FOR_BARS, _FEWEST_COLUMNS_FOR_NOTES = 100, 60
-#: columns that a line needs apart from the stage's name
-_OTHER_COLUMNS = 62
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A running stage: its progress, a note in words, and when a plain line showed it last."""
+class _PlainColumn(ProgressColumn):
+    """Column of texts that never wrap."""
 
-    progress: Progress
-    note: str = ""
-    printed: float = 0.0
+    def __init__(
+        self,
+        text: Callable[[Task], str],
+        justify: Literal["left", "right"] = "left",
+        ratio: int | None = None,
+    ) -> None:
+        self._text = text
+        super().__init__(Column(no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio))
 
-
-@dataclass(frozen=True)
-class _Note:
-    """A note whose last parts, which two spaces separate, are left out where it is too long."""
-
-    text: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts = self.text.split("  ")
-        while len(parts) > 1 and len("  ".join(parts)) > options.max_width:
-            parts.pop()
-        yield Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, options.max_width)
+    def render(self, task: Task) -> Text:
+        return Text(self._text(task))
 
 
 class Display:
     """Progress of the run and of each running stage, with elapsed and remaining time.
 
     Without a terminal there are no escape codes: one plain line per event, one every ten seconds
-    while a stage advances, and one every 30 s for the whole run. In a notebook the live display is
-    an output of the cell. May be used by several threads.
+    while a stage advances, and one every 30 s for the whole run. A warning is shown once, and
+    counted at the end. May be used by several threads.
 
     Args:
         live: whether a terminal gets the live display. Otherwise it is left to others, such as a
@@ -80,45 +65,38 @@ class Display:
     """
 
     def __init__(self, *, live: bool = True) -> None:
-        notebook = live and in_notebook()
         self.console = Console(
-            file=sys.stdout,
-            highlight=False,
-            soft_wrap=True,
-            width=WIDTH if notebook else None,
-            force_jupyter=False,
+            file=sys.stdout, highlight=False, soft_wrap=True, force_jupyter=False
         )
-        self._is_live = notebook or (live and self.console.is_terminal)
-        self._ticks = live and not self._is_live
-        self._lock = threading.Lock()
-        self._lines: dict[str, _Line] = {}
-        self._ended: set[str] = set()
-        self._forecast: Forecast | None = None
-        self._phase = ""
-        self._began = time.monotonic()
+        self._is_live = live and self.console.is_terminal
+        self._tells_run = live and not self._is_live
+        self._lock = threading.RLock()
         self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
-        self._closed = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, daemon=True)
-        # texts that take long to make, each with the time until which it holds
-        self._use, self._use_until = "", 0.0
-        self._left, self._left_until = "", 0.0
-        self._live = (
-            NotebookView(self._rendered)
-            if notebook
-            else Live(
-                console=self.console,
-                get_renderable=self._rendered,
-                refresh_per_second=_REFRESHES_PER_S,
-                transient=True,
-                auto_refresh=self._is_live,
-            )
+        self._warned: Counter[str] = Counter()
+        self._stages: Sequence[Stage] = ()
+        self._estimates: Mapping[str, Estimate | None] = {}
+        self._capacity = 0.0, 0.0
+        self._ended: set[str] = set()
+        self._seen: tuple[str, str] = "", ""
+        self._seen_until = self._told_until = 0.0
+        self._bars = Progress(
+            _PlainColumn(lambda task: _short(task.description, self.console.width // 4)),
+            BarColumn(_BAR),
+            _PlainColumn(_count, "right"),
+            _PlainColumn(lambda task: clock_text(task.elapsed or 0.0), "right"),
+            _PlainColumn(self._left_of, "right"),
+            _PlainColumn(lambda task: str(task.fields["note"]), ratio=1),
+            console=self.console,
+            transient=True,
+            expand=True,
+            refresh_per_second=4,
         )
+        self._run = self._bars.add_task("run", total=None, note="")
+        self._running: dict[str, Task] = {}
 
     def __enter__(self) -> Display:
         if self._is_live:
-            self._live.start()
-        elif self._ticks:
-            self._ticker.start()
+            self._bars.start()
         return self
 
     def __exit__(
@@ -127,14 +105,24 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closed.set()
         if self._is_live:
-            self._live.stop()
+            self._bars.stop()
+        for text, count in self._warned.items():
+            if count > 1:
+                self._print(f"{text} ({count} times)")
 
-    def say(self, text: str) -> None:
-        """Print a line above the live display, without credentials and control sequences."""
+    def say(self, text: str, stage: str = "") -> None:
+        """Print a line above the live display, without credentials and control sequences.
+
+        A warning is shown once, whichever stages it is of.
+        """
         text = printable(without_credentials(text), keep="\n\t")
         with self._lock:
+            if text.startswith("WARNING"):
+                self._warned[text] += 1
+                if self._warned[text] > 1:
+                    return
+            text = f"{stage}: {text}" if stage else text
             number = self._said[-1][0] + 1 if self._said else 1
             self._said.append((number, text[:_LONGEST]))
         self._print(text)
@@ -144,56 +132,61 @@ class Display:
 
         These are fields of :class:`~raypipe.store.run_status.RunStatus`.
         """
-        parts = self._of_run()
-        now = time.monotonic()
+        rest, use = self._look()
         with self._lock:
-            lines, said, ended = dict(self._lines), tuple(self._said), len(self._ended)
-            stages = self._forecast.stages if self._forecast is not None else 0
-        running = [
-            {
-                "stage": key,
-                "done": line.progress.done,
-                "total": line.progress.total,
-                "seconds": round(now - line.progress.began, 1),
-                "note": without_credentials(line.note),
+            running = [
+                {
+                    "stage": task.description,
+                    "done": task.completed,
+                    "total": task.total or 0,
+                    "seconds": round(task.elapsed or 0.0, 1),
+                    "note": without_credentials(str(task.fields["note"])),
+                }
+                for task in [*self._running.values()][:_MOST_SHOWN]
+            ]
+            return {
+                "stages": len(self._stages),
+                "ended": len(self._ended),
+                "left": rest,
+                "use": use,
+                "running": tuple(running),
+                "messages": tuple(self._said),
             }
-            for key, line in list(lines.items())[:_MOST_SHOWN]
-        ]
-        left, use = parts[2:] if len(parts) == 4 else ("", "")
-        return {
-            "stages": stages,
-            "ended": ended,
-            "left": left,
-            "use": use,
-            "running": tuple(running),
-            "messages": said,
-        }
-
-    def _print(self, text: str) -> None:
-        self.console.print(without_credentials(text), markup=False)
 
     def prepare(self, text: str) -> None:
         """Show what the command does before its stages start, such as starting Ray."""
-        self._phase = text
+        self._bars.update(self._run, note=f"{text} ...")
         if not self._is_live:
             self.say(f"{text} ...")
 
-    def expect(self, forecast: Forecast, ended: Iterable[str] = ()) -> None:
-        """Show the whole run from now on; it may be called again when stages were added."""
+    def expect(
+        self,
+        stages: Sequence[Stage],
+        estimates: Mapping[str, Estimate | None],
+        cpus: float,
+        gpus: float,
+    ) -> None:
+        """Show the whole run from now on; it may be called again when stages were added.
+
+        Args:
+            stages: in an order in which each follows what it needs.
+            estimates: the expected time of what is unfinished of each stage; None if unknown.
+            cpus: the CPUs of all nodes.
+            gpus: the GPUs of all nodes.
+
+        """
         with self._lock:
-            self._forecast, self._left_until = forecast, 0.0
-            self._ended.update(ended)
+            self._stages, self._estimates = tuple(stages), dict(estimates)
+            self._capacity, self._seen_until = (cpus, gpus), 0.0
+            self._bars.update(self._run, total=len(stages))
 
     def start(self, stage: str, note: str = "") -> None:
         """Show a stage that runs and has not reported anything yet."""
-        with self._lock:
-            self._lines[stage] = _Line(Progress(time.monotonic()), note)
+        self._show(stage, note=note)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Show a stage with ``total`` units, of which some are done."""
-        now = time.monotonic()
-        with self._lock:
-            self._lines[stage] = _Line(Progress(now, total, done, done), printed=now)
+        self._show(stage, total, done)
         if done:
             self.say(f"{stage}: started ({total - done} of {total} to do, the others are stored)")
         elif not self._is_live:
@@ -201,141 +194,100 @@ class Display:
 
     def advance(self, stage: str, done: int, note: str = "") -> None:
         """Show the number of finished units of a stage."""
-        now = time.monotonic()
+        task = self._running.get(stage) or self._show(stage)
         with self._lock:
-            line = self._lines.get(stage) or _Line(Progress(now))
-            progress = replace(line.progress, done=done)
-            prints = not self._is_live and now - line.printed >= _PLAIN_PERIOD_S
-            printed = now if prints else line.printed
-            self._lines[stage] = _Line(progress, note, printed)
-        if prints:
-            rest = self._of_stage(stage, progress, now)
-            rest += " left" if rest[:1].isdigit() else ""
-            self._print("  ".join(filter(None, (f"{stage}: {_count(progress)}", note, rest))))
+            self._bars.update(task.id, completed=done, note=note)
+            now = time.monotonic()
+            if self._is_live or now < task.fields["printed"] + _PLAIN_PERIOD_S:
+                return
+            self._bars.update(task.id, printed=now)
+            rest = self._left_of(task)
+        rest += " left" * rest[:1].isdigit()
+        self._print("  ".join(filter(None, (f"{stage}: {_count(task)}", note, rest))))
 
     def end(self, stage: str, status: str, seconds: float) -> None:
         """Show that a stage ended."""
         with self._lock:
-            self._lines.pop(stage, None)
+            if (task := self._running.pop(stage, None)) is not None:
+                self._bars.remove_task(task.id)
         self.say(f"{stage}: {status} in {seconds:.1f} s")
 
     def settle(self, stage: str) -> None:
         """Count a stage as ended, whether or not it had to run."""
         with self._lock:
             self._ended.add(stage)
-            self._left_until = 0.0
+            self._seen_until = 0.0
+            ended, running = len(self._ended), list(self._running)
+            self._bars.update(self._run, completed=ended)
+            now = time.monotonic()
+            if not self._tells_run or now < self._told_until or ended >= len(self._stages):
+                return
+            self._told_until = now + _RUN_PERIOD_S
+        more = f" and {len(running) - _MOST_NAMED} more" * (len(running) > _MOST_NAMED)
+        names = f"running: {', '.join(running[:_MOST_NAMED]) or 'nothing'}{more}"
+        parts = [f"{ended} of {len(self._stages)} stages done", *self._look(), names]
+        self._print("run: " + ", ".join(filter(None, parts)))
 
-    def _tick(self) -> None:
-        while not self._closed.wait(_RUN_PERIOD_S):
-            with self._lock:
-                lines = dict(self._lines)
-                is_over = self._forecast is None or len(self._ended) >= self._forecast.stages
-            if not is_over and (parts := self._of_run()):
-                shown = [f"{key} {_count(line.progress)}".rstrip() for key, line in lines.items()]
-                more = f" and {len(shown) - _MOST_NAMED} more" * (len(shown) > _MOST_NAMED)
-                parts.append(f"running: {', '.join(shown[:_MOST_NAMED]) or 'nothing'}{more}")
-                self._print("run: " + ", ".join(parts))
+    def _print(self, text: str) -> None:
+        self.console.print(without_credentials(text), markup=False)
 
-    def _of_run(self) -> list[str]:
-        """Return the parts of the line of the whole run; empty before it is known."""
-        now = time.monotonic()
+    def _show(self, stage: str, total: int | None = None, done: int = 0, note: str = "") -> Task:
+        """Show a stage from now on."""
+        fields: dict[str, Any] = {"note": note, "first": done, "printed": time.monotonic()}
+        # not under the lock, which columns take while rich draws: a new task is drawn at once
+        number = self._bars.add_task(stage, total=total, completed=done, **fields)
         with self._lock:
-            forecast, lines, ended = self._forecast, dict(self._lines), set(self._ended)
-        if forecast is None:
-            elapsed = f"{clock_text(now - self._began)} elapsed"
-            return [f"{self._phase} ...", elapsed] if self._phase else []
-        if now >= self._left_until:
-            running = {key: line.progress for key, line in lines.items()}
-            rest = forecast.of_run(running, ended, now)
-            is_late = rest.seconds == 0 and not rest.unknown and len(ended) < forecast.stages
-            self._left = "longer than expected" if is_late else remaining_text(rest)
-            self._left_until = now + max(0.5, _SHARE * (time.monotonic() - now))
-        if now >= self._use_until:
-            self._use, self._use_until = machine_use(), now + _LOOK_S
-        done = f"{len(ended)} of {forecast.stages} stages done"
-        return [done, f"{clock_text(now - self._began)} elapsed", self._left, self._use]
+            if (earlier := self._running.pop(stage, None)) is not None:
+                self._bars.remove_task(earlier.id)
+            task = next(task for task in self._bars.tasks if task.id == number)
+            self._running[stage] = task
+            return task
 
-    def _of_stage(self, key: str, progress: Progress, now: float) -> str:
-        """Return the remaining time of a stage in words; empty if unknown."""
-        forecast = self._forecast
-        if forecast is None:
-            rest = left(None, progress, now)
-        else:
-            rest = forecast.of_stage(key, progress, now)
-        if rest is not None and rest.seconds == 0 and progress.part < 1:
-            return "overdue"
-        return "" if rest is None else rough(rest.seconds)
+    def _rest(self, key: str) -> Estimate | None:
+        """Return what is left of an unfinished stage; None if unknown."""
+        estimate, task = self._estimates.get(key), self._running.get(key)
+        if task is None:
+            return estimate
+        first = task.fields["first"]
+        part = (task.completed - first) / max(1, task.total - first) if task.total else 0.0
+        return left(estimate, task.elapsed or 0.0, min(1.0, max(0.0, part)))
 
-    def _rendered(self) -> RenderableType:
-        """Return the live display, cut to the terminal."""
-        width, now = self.console.width, time.monotonic()
+    def _left_of(self, task: Task) -> str:
+        """Return the remaining time of a line of the display in words; empty if unknown."""
+        if task.id == self._run:
+            return self._look()[0].removeprefix("about ").removeprefix("time left ")
+        rest = self._rest(task.description)
+        if rest is None:
+            return ""
+        is_late = rest.seconds == 0 and task.completed < (task.total or 1)
+        return "overdue" if is_late else rough(rest.seconds)
+
+    def _look(self) -> tuple[str, str]:
+        """Return the remaining time of the run and the use of the machine, in words."""
         with self._lock:
-            lines = dict(self._lines)
-        table = Table.grid(padding=(0, 1), expand=True)
-        widest = max(8, width - _OTHER_COLUMNS)
-        bars = width >= _FEWEST_COLUMNS_FOR_BARS and max(map(len, lines), default=0) <= widest
-        widest += 0 if bars else _BAR
-        notes = width >= _FEWEST_COLUMNS_FOR_NOTES
-        table.show_header = True
-        table.add_column("stage", max_width=widest, no_wrap=True, overflow="ellipsis")
-        if bars:
-            table.add_column(width=_BAR)
-        for heading in ("done", "elapsed", "left"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        begun = sorted(lines.items(), key=lambda item: item[1].progress.total == 0)  # stable
-        room = max(1, self.console.height - 4)
-        for key, line in begun[:room]:
-            progress = line.progress
-            bar = ProgressBar(progress.total or 1, progress.done, width=_BAR)
-            cells: list[RenderableType] = [
-                Text(_cut(key, widest)),
-                *([bar if progress.total else Text()] if bars else []),
-            ]
-            cells += [
-                Text(_count(progress)),
-                Text(clock_text(now - progress.began)),
-                Text(self._of_stage(key, progress, now) or "unknown" * bool(progress.total)),
-                _Note(line.note if notes else ""),
-            ]
-            table.add_row(*cells)
-        parts = self._of_run()
-        while len(parts) > 1 and len(" · ".join(parts)) > width:
-            parts.pop()
-        whole = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
-        shown: list[RenderableType] = [whole] if whole.plain else []
-        shown += [table] if lines else []
-        if len(begun) > room:
-            shown.append(Text(f"and {len(begun) - room} more"))
-        return Group(*shown)
+            now = time.monotonic()
+            if now >= self._seen_until and self._stages:
+                keys = [stage.key for stage in self._stages if stage.key not in self._ended]
+                rest = remaining(self._stages, {k: self._rest(k) for k in keys}, *self._capacity)
+                if rest is None:
+                    text = "time left unknown"
+                else:
+                    text = f"about {rough(rest)} left" if rest or not keys else "overdue"
+                self._seen, self._seen_until = (text, machine_use()), now + _LOOK_S
+                self._bars.update(self._run, note=self._seen[1])
+            return self._seen
 
 
-def _cut(name: str, columns: int) -> str:
+def _short(name: str, most: int) -> str:
     """Return a name without its middle if it is too long: variants differ at the end."""
-    if len(name) <= columns:
+    if len(name) <= most:
         return name
-    tail = columns // 2
-    return f"{name[: columns - tail - 1]}…{name[-tail:]}"
+    tail = most // 2
+    return f"{name[: most - tail - 1]}…{name[-tail:]}"
 
 
-def _count(progress: Progress) -> str:
-    return f"{progress.done}/{progress.total}" if progress.total else ""
-
-
-def remaining_text(remaining: Remaining) -> str:
-    """Return ``about 4 min left (3 to 6 min)``, or what is known of it."""
-    about = rough(remaining.seconds)
-    if remaining.unknown:
-        at_least = f", at least {about}" if remaining.seconds >= 1 else ""
-        return f"time left unknown{at_least}"
-    if remaining.low is None or remaining.high is None:
-        return f"about {about} left"
-    low, high = rough(remaining.low), rough(remaining.high)
-    if low == high:
-        return f"about {about} left"
-    if low.split()[1] == high.split()[1]:
-        low = low.split()[0]
-    return f"about {about} left ({low} to {high})"
+def _count(task: Task) -> str:
+    return f"{task.completed:.0f}/{task.total:.0f}" if task.total else ""
 
 
 def rough(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
 
@@ -13,7 +13,6 @@ from raypipe.graph.context import StageContext
 from raypipe.graph.continuation import BEGUN, all_stored, is_done, is_outdated
 from raypipe.graph.durations import Estimate
 from raypipe.graph.experiment import Stage, Unit, in_order
-from raypipe.graph.remaining import Forecast
 from raypipe.graph.scheduler import Outcomes, run_concurrently, run_in_sequence
 from raypipe.graph.session import Session
 from raypipe.graph.unit_logs import Failure, brief
@@ -47,11 +46,13 @@ def run_stages(stages: Sequence[Stage], session: Session, grow: Grow | None = No
     ran: set[str] = set()
     ordered = in_order(stages)
     estimates: dict[str, Estimate | None] = {}
+    cpus = sum(node.cpus for node in session.nodes)
+    gpus = sum(len(node.gpus) for node in session.nodes)
     writer = _TableWriter(session)
 
     def expect(added: Sequence[Stage]) -> None:
         estimates.update(_estimates(session, added))
-        session.display.expect(_forecast(session, ordered, estimates))
+        session.display.expect(ordered, estimates, cpus, gpus)
 
     expect(ordered)
 
@@ -214,21 +215,13 @@ def _estimates(session: Session, stages: Sequence[Stage]) -> dict[str, Estimate 
     return {stage.key: estimate for stage, estimate in zip(stages, found, strict=True)}
 
 
-def _forecast(
-    session: Session, stages: Sequence[Stage], estimates: Mapping[str, Estimate | None]
-) -> Forecast:
-    cpus = sum(node.cpus for node in session.nodes)
-    return Forecast(stages, estimates, cpus, sum(len(node.gpus) for node in session.nodes))
-
-
 def _remember(context: StageContext, units: Sequence[Unit], seconds: float) -> None:
     """Remember what a stage's units took; a training that continued took less than a whole one."""
     durations = context.session.durations
     if durations is None or context.resumed:
         return
-    whole, cpu_s, gpu_s = context.leased or (seconds, context.cpu_s, 0.0)
-    row = {"seconds": whole, "cpu_s": cpu_s, "gpu_s": gpu_s}
-    durations.remember(context.stage, units, row)
+    took = context.leased or (seconds, context.cpu_s, 0.0)
+    durations.remember(context.stage, units, Estimate(*took))
 
 
 def _record_stage(

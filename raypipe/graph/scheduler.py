@@ -61,7 +61,7 @@ def run_concurrently(
 
     def add(stages: Sequence[Stage]) -> None:
         longest = _remaining_paths(stages)
-        needs.update({stage.key: _alternatives(stage) for stage in stages})
+        needs.update({stage.key: stage.starts for stage in stages})
         waiting.extend(sorted(stages, key=lambda stage: -longest[stage.key]))  # stable
 
     add(stages)
@@ -155,11 +155,6 @@ def _remaining_paths(stages: Sequence[Stage]) -> dict[str, int]:
         after = [paths[other.key] for other in stages if stage.key in other.needed_keys]
         paths[stage.key] = 1 + max(after, default=0)
     return paths
-
-
-def _alternatives(stage: Stage) -> set[frozenset[str]]:
-    """Return the sets of stages one of which has to end before a stage can start."""
-    return {stage.needed_by(unit) for unit in stage.units} or {frozenset(stage.needed_keys)}
 
 
 def _undisturbed(

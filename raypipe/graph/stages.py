@@ -47,8 +47,6 @@ def train_stage(
     needs: tuple[str, ...] = (),
     reads: tuple[str, ...] | None = None,
     literals: Mapping[str, Any] | None = None,
-    features: Mapping[str, float] | None = None,
-    featured: tuple[str, ...] = (),
 ) -> Stage:
     """Return a training stage; its weights are at ``run_dir.model(name)`` afterwards.
 
@@ -59,9 +57,6 @@ def train_stage(
         needs: the stages before it.
         reads: as in :class:`~raypipe.graph.experiment.Stage`.
         literals: as in :class:`~raypipe.graph.experiment.Unit`.
-        features: as in :class:`~raypipe.graph.experiment.Stage`, in addition to the effective
-            batch.
-        featured: the settings that they stand for.
 
     Raises:
         ConfigError: ``init_from`` names no model.
@@ -82,9 +77,6 @@ def train_stage(
         budget_key=training.length_key(name),
         extensible=settings.fixed_by(trained.length) is None,
     )
-    if trained.effective_batch is not None:
-        features = {**(features or {}), "effective_batch": trained.effective_batch}
-        featured = (*featured, f"{name}.training.effective_batch")
     return Stage(
         name,
         _train,
@@ -92,8 +84,6 @@ def train_stage(
         needs,
         reads,
         workload=f"{length} {trained.effective_batch} samples",
-        features=features or {},
-        featured=featured,
         training=training,
         on_gpu=settings.scaling.gpus_per_worker != 0,
     )

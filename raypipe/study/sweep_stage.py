@@ -186,7 +186,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         train(context, unit, found.task(context.run_dir), found.settings, found.initial)
 
     needs = (*stage.needs, NAME)
-    return replace(stage, run=run, units=[unit], needs=needs, features={}, featured=())
+    return replace(stage, run=run, units=[unit], needs=needs)
 
 
 def _summarize(

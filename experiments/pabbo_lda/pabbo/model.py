@@ -188,17 +188,6 @@ class PabboModel(nn.Module):
         return scores
 
 
-def parameter_count(settings: PabboModelSettings) -> int:
-    """Return the number of parameters of a model without building it, for plans."""
-    d, hidden = settings.d_model, settings.feed_forward
-    embedding = 2 * d + (settings.embedding_depth - 1) * (d + 1) * d
-    attention, feed_forward, norms = 4 * (d + 1) * d, (d + 1) * hidden + (hidden + 1) * d, 4 * d
-    prediction = (d + 1) * hidden + (hidden + 1) * 2
-    acquisition = (2 * d + 2) * hidden + (hidden + 1) * hidden + hidden + 1
-    layers = settings.layers * (attention + feed_forward + norms)
-    return 2 * embedding + 3 * d + layers + prediction + acquisition
-
-
 def score_pairs(
     model: PabboModel,
     duels: Tensor,

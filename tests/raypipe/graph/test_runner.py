@@ -224,20 +224,27 @@ class Uneven(Regression):
         return super().loss(model, batch, context)
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the display says."""
+    lines: list[str] = []
+    say = lambda _, text, stage="": lines.append(f"{stage}: {text}")  # noqa: E731
+    monkeypatch.setattr(Display, "say", say)
+    return lines
+
+
 OPENED: list[tuple[int, list[int]]] = []
 
 
-def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypatch):
+def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, said):
     """The run itself then begins with what fitted, and its rows are its own alone."""
     OPENED.clear()
-    said: list[str] = []
-    monkeypatch.setattr(Display, "say", lambda display, text: said.append(text.partition("\n")[0]))
     training = TrainingSettings(
         micro_batch=16, accumulation=1, effective_batch=16, steps=5, log_every=1, eval_every=5
     )
     settings = TrainStageSettings(training=training, memory_trial=2)
     run_stages([train_stage("train", settings, lambda s, _: Uneven())], session)
-    said = [line for line in said if "micro-batch" in line]
+    said = [line.partition("\n")[0] for line in said if "micro-batch" in line]
     assert said[1].endswith("again with micro-batch 4 x accumulation 4")
     assert said[2].startswith(
         "train: 2 steps on the longest samples fit: micro-batch 4 x accumulation 4"
@@ -270,11 +277,7 @@ class Slow(Regression):
         return late
 
 
-def test_a_training_says_how_long_it_waited_for_data(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(Display, "say", lambda _, text: said.append(text))
+def test_a_training_says_how_long_it_waited_for_data(session: Session, said: list[str]) -> None:
     training = TrainingSettings(micro_batch=8, accumulation=1, effective_batch=8, steps=4)
     settings = TrainStageSettings(training=training)
     run_stages([train_stage("train", settings, lambda *_: Slow())], session)
