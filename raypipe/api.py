@@ -347,7 +347,7 @@ def map(
         loaded = None if reference.is_importable(name) else function
     if loaded is not None:
         from raypipe.functions.used import variables
-        from raypipe.launch.pickling import obstacle
+        from raypipe.launch.pool import obstacle
 
         if reason := obstacle(loaded, variables(loaded)):
             raise ConfigError(f"{_ORIGIN}: function = {name}: {reason}")

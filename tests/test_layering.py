@@ -120,7 +120,7 @@ def test_importing_the_api_changes_no_environment_variable(module: str) -> None:
         "from raypipe.cli import main\n"
         "try: main()\n"
         "except SystemExit as done: assert not done.code",
-        "import raypipe.launch.mailbox, raypipe.launch.task  # in processes that may need none",
+        "import raypipe.launch.control, raypipe.launch.task  # in processes that may need none",
     ],
 )
 def test_help_and_small_processes_are_quick(code: str) -> None:

@@ -65,87 +65,68 @@ class Used:
         """Add a value."""
         if isinstance(value, _PLAIN):
             self._put(type(value).__name__, repr(value))
-            return
-        if id(value) in self._seen:
+        elif id(value) in self._seen:
             self._put("again")
-            return
-        self._seen[id(value)] = value  # kept alive: the address is not used again
-        if isinstance(value, dict):
-            self._put("dict", str(len(value)))
-            self._add_all(each for item in value.items() for each in item)
-        elif isinstance(value, AbstractSet):
-            self._put("set", *sorted(map(_of_one, value)))
-        elif isinstance(value, list | tuple | deque):
-            self._put(type(value).__name__, str(len(value)))
-            self._add_all(value)
-        elif isinstance(value, ModuleType):
-            self._put("module", value.__name__)
-            self._note(value.__name__)
-        elif isinstance(value, functools.partial):
-            self._add_all(("partial", value.func, value.args, value.keywords))
-        elif isinstance(value, MethodType):
-            self._add_all(("method", value.__func__, value.__self__))
-        elif isinstance(value, type):
-            self._add_class(value)
-        elif inspect.isfunction(value):
-            self._add_function(value)
-        elif inspect.isfunction(wrapped := inspect.unwrap(value)):  # such as lru_cache
-            self._add_all(("wrapped", wrapped))
-        elif isinstance(value, property | classmethod | staticmethod):
-            functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
-            self._add_all((type(value).__name__, *functions))
-        elif (array := _array(value)) is not None:
-            self._add_all(("array", type(value).__name__, *array))
         else:
-            self._put("object", type(value).__module__, type(value).__qualname__)
-            if not _is_installed(type(value).__module__):
-                self.add(type(value))
-            if not _is_standard(type(value)):  # a logger, a file: their state is not a value
-                self.add(getattr(value, "__dict__", None))
+            self._seen[id(value)] = value  # kept alive: the address is not used again
+            parts = list(self._parts(value))
+            self._put(str(len(parts)))
+            for part in parts:
+                self.add(part)
 
     def _put(self, *texts: str) -> None:
         for text in texts:
             content = text.encode(errors="surrogatepass")
             self._hash.update(b"%d:%b" % (len(content), content))
 
-    def _add_all(self, values: Iterable[Any]) -> None:
-        for value in values:
-            self.add(value)
+    def _parts(self, value: Any) -> Iterable[Any]:
+        """Return what decides a value: its kind, and the values that it holds or uses."""
+        kind = type(value)
+        if isinstance(value, dict):
+            return ("dict", *(each for item in value.items() for each in item))
+        if isinstance(value, AbstractSet):
+            return ("set", *sorted(map(_of_one, value)))
+        if isinstance(value, list | tuple | deque):
+            return (kind.__name__, *value)
+        if isinstance(value, ModuleType):
+            self._is_users(value.__name__)
+            return "module", value.__name__
+        if isinstance(value, functools.partial):
+            return "partial", value.func, value.args, value.keywords
+        if isinstance(value, MethodType):
+            return "method", value.__func__, value.__self__
+        if isinstance(value, CodeType):
+            names = repr((value.co_names, value.co_varnames))
+            return ("code", value.co_code, names, *value.co_consts)
+        if isinstance(value, type):
+            parts = ["class", value.__module__, value.__qualname__]
+            if self._is_users(value.__module__):
+                own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
+                parts += [value.__bases__, own]
+            return parts
+        if inspect.isfunction(value):
+            if not self._is_users(value.__module__):
+                return "function", value.__module__, value.__qualname__
+            used = dict(sorted(variables(value).items()))
+            return "function", value.__code__, value.__defaults__, value.__kwdefaults__, used
+        if inspect.isfunction(wrapped := inspect.unwrap(value)):  # such as lru_cache
+            return "wrapped", wrapped
+        if isinstance(value, property | classmethod | staticmethod):
+            functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
+            return (kind.__name__, *functions)
+        if (array := _array(value)) is not None:
+            return ("array", kind.__name__, *array)
+        # of a logger or a file, whose state is not a value, the type alone
+        state = None if _is_standard(kind) else getattr(value, "__dict__", None)
+        return "object", kind, state
 
-    def _note(self, module: str | None) -> None:
-        if module is not None and module not in _NO_MODULES and not _is_installed(module):
-            self._modules.add(module)
-
-    def _add_class(self, value: type) -> None:
-        self._put("class", value.__module__, value.__qualname__)
-        if _is_installed(value.__module__):
-            return
-        self._note(value.__module__)
-        self._add_all(value.__bases__)
-        for name, each in sorted(vars(value).items()):
-            if name not in _NOT_CODE:
-                self._put(name)
-                self.add(each)
-
-    def _add_function(self, value: Any) -> None:
-        module = value.__module__
+    def _is_users(self, module: str | None) -> bool:
+        """Whether a module is the user's, which is noted if there is a file of it."""
         if module is not None and _is_installed(module):
-            self._put("function", module, value.__qualname__)
-            return
-        self._note(module)
-        self._add_code(value.__code__)
-        self._add_all((value.__defaults__, value.__kwdefaults__))
-        for name, used in sorted(variables(value).items()):
-            self._put(name)
-            self.add(used)
-
-    def _add_code(self, code: CodeType) -> None:
-        self._put("code", code.co_code.hex(), repr((code.co_names, code.co_varnames)))
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                self._add_code(constant)
-            else:
-                self.add(constant)
+            return False
+        if module is not None and module not in _NO_MODULES:
+            self._modules.add(module)
+        return True
 
 
 def variables(function: Any) -> dict[str, Any]:

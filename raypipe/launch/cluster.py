@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import secrets
@@ -20,7 +19,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
+from ray.exceptions import WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
@@ -28,10 +27,10 @@ from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
-from raypipe.launch.actor_pool import ActorPool
 from raypipe.launch.control import Control
+from raypipe.launch.failures import NODE_GONE
 from raypipe.launch.nodes import living_nodes
-from raypipe.launch.pool import RayPool
+from raypipe.launch.pool import KeptPool, RayPool
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
@@ -42,11 +41,8 @@ _ADDRESS = "RAY_ADDRESS"
 #: bytes of a folder for Ray's sockets, whose names in it take 68 of the 107 that Linux allows
 _LONGEST_FOLDER = 39
 _SHORT_FOLDER = "/tmp/ray"
-_START_S = 300.0
 # seconds between looks at the raylet, and for work to end after its death
 _LOOK_S, _END_S = 0.5, 5.0
-_STDERR = 2  # a notebook's stderr has no file descriptor
-_NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
 @dataclass
@@ -112,9 +108,10 @@ class RayLauncher:
             options["address"] = address or "auto"
             options["runtime_env"] = {"env_vars": {**given, **search, **quiet}}
             _check_reachable(address or os.environ.get(_ADDRESS, ""), named)
-        _silence_ray()
+        if not isinstance(sys.stdout, _WithoutRay):
+            sys.stdout = _WithoutRay(sys.stdout)
         try:
-            with _terminated_as_before(), _ended_if_stuck(), _environment(variables):
+            with _terminated_as_before(), _environment(variables):
                 ray.init(**options)
         except Exception as error:  # Ray raises anything, even a plain Exception
             if self._local:
@@ -147,7 +144,7 @@ class RayLauncher:
         calls = [task.options(scheduling_strategy=node).remote() for node in pinned]
         results = []
         for call in calls:
-            with suppress(*_NODE_GONE):
+            with suppress(*NODE_GONE, WorkerCrashedError):
                 results.append(ray.get(call))
         if not results:
             raise ConfigError("no node of the Ray cluster is alive; start one, or use another")
@@ -176,7 +173,7 @@ class RayLauncher:
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-        kind = ActorPool if options.keep_processes else RayPool
+        kind = KeptPool if options.keep_processes else RayPool
         pool = kind(options, self._control, self._nodes, say)
         with self._control.working():
             try:
@@ -239,10 +236,8 @@ def _raylet() -> psutil.Process | None:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process is a raylet that has not died."""
     with suppress(psutil.Error):  # it has ended meanwhile
-        ended = psutil.STATUS_ZOMBIE
-        return bool(process.name() == "raylet" and process.status() != ended)
+        return bool(process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -263,11 +258,6 @@ class _WithoutRay:
         if current_thread().name.startswith("ray_"):
             return len(text)
         return int(self.stream.write(text))
-
-
-def _silence_ray() -> None:
-    if not isinstance(sys.stdout, _WithoutRay):
-        sys.stdout = _WithoutRay(sys.stdout)
 
 
 def _is_kept(modules: Mapping[str, str]) -> bool:
@@ -325,20 +315,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _ended_if_stuck() -> Iterator[None]:
-    """End the process with status 1 and a stack trace if the body takes minutes.
-
-    ``ray.init`` may never return: seen when the clock was set in the second in which it connects.
-    It then holds the GIL, so that no Python thread or signal handler could end the process.
-    """
-    faulthandler.dump_traceback_later(_START_S, exit=True, file=_STDERR)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def _provide_token() -> None:

@@ -1,15 +1,17 @@
-"""Control of a command's work: its end, and tasks that make room for trainings.
+"""Control of a command's work: its end, tasks that make room for trainings, and their mailbox.
 
 Ray gives free CPUs to the next small task even while something larger waits for more of them.
+The actor of the mailbox imports this module, so it imports no torch, which takes seconds.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from raypipe.errors import UnitError
 
@@ -122,3 +124,31 @@ class Control:
         """Sleep. Raises KeyboardInterrupt, or UnitError, after ``interrupt``."""
         if self._interrupted.wait(seconds):
             raise UnitError("ray", "node_lost", self._lost) if self._lost else KeyboardInterrupt
+
+
+class Mailbox:
+    """Actor between the trainings of a command and their workers: rows, and the wish to end.
+
+    Rows go this way since Ray Train forwards none from a training in the process of its caller, and
+    loses the last ones of a worker that dies.
+    """
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[str, list[dict[str, Any] | str]] = defaultdict(list)
+        self._ending_s: dict[str, float] = {}
+        self._ends: set[str] = set()
+
+    def post(self, training: str, row: dict[str, Any] | str) -> None:
+        """Leave a row or a message for the command."""
+        self._rows[training].append(row)
+
+    def must_end(self, training: str, seconds: float) -> bool:
+        """Whether a training should save a checkpoint and end, which takes some seconds."""
+        self._ending_s[training] = seconds
+        return training in self._ends
+
+    def collect(self, training: str, ends: bool) -> tuple[list[dict[str, Any] | str], float]:
+        """Return what a training has left, and the seconds that its end would take."""
+        if ends:
+            self._ends.add(training)
+        return self._rows.pop(training, []), self._ending_s.get(training, 0.0)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -64,11 +63,17 @@ class InlineLauncher:
         worker = job.lone_worker()
         if not job.measured:  # a debugger cannot be used in the loader's processes
             job = replace(job, settings=job.settings.with_loader_workers(0))
+
+        def pass_on(row: dict[str, Any] | str) -> None:
+            if self._interrupted.is_set():
+                raise KeyboardInterrupt
+            report(row)
+
         before = torch.get_num_threads()
         torch.set_num_threads(job.settings.scaling.threads)
         self._ending = Ending(wanted=self._winds_down)
         try:
-            outcome = train(job, worker, self._unless_interrupted(report), self._ending)
+            outcome = train(job, worker, pass_on, self._ending)
         except BdbQuit:
             raise
         except (Exception, SystemExit) as error:
@@ -131,14 +136,6 @@ class InlineLauncher:
     def close(self) -> None:
         """Do nothing: nothing was started."""
 
-    def _unless_interrupted(self, report: Report) -> Report:
-        def pass_on(row: dict[str, Any] | str) -> None:
-            if self._interrupted.is_set():
-                raise KeyboardInterrupt
-            report(row)
-
-        return pass_on
-
 
 @contextmanager
 def _limited(seconds: float | None) -> Iterator[None]:
@@ -149,16 +146,14 @@ def _limited(seconds: float | None) -> Iterator[None]:
     if seconds is None or not _in_main_thread():
         yield
         return
-    limit = seconds
 
-    def end(number: int, frame: object) -> None:
-        del number, frame
+    def end(*_: object) -> None:
         if sys.gettrace() is None:
-            raise Overdue(f"took longer than its limit of {limit:g} s")
-        signal.setitimer(signal.ITIMER_REAL, limit)
+            raise Overdue(f"took longer than its limit of {seconds:g} s")
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, limit)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
@@ -168,28 +163,27 @@ def _limited(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise Interrupted in the body at Ctrl-C and SIGTERM, if their handlers raise."""
-    before = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if callable(handler := signal.getsignal(number)) and _in_main_thread()
-    }
+    """Raise Interrupted in the body at Ctrl-C, as the command line does everywhere.
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        try:
-            before[signal.Signals(number)](number, frame)
-        except KeyboardInterrupt as error:
-            raise Interrupted from error
-
-    for number in before:
-        signal.signal(number, interrupt)
-    _handled.update(before)
+    A KeyboardInterrupt of a task is its own error. What a task forks ends at SIGTERM.
+    """
+    if not _in_main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # of Python, as in a notebook
+        signal.signal(signal.SIGINT, _interrupt)
+    _handled.update((signal.SIGINT, signal.SIGTERM))
     try:
         yield
     finally:
         _handled.clear()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
 
 
 #: signals that end the task of this process

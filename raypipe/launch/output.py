@@ -1,32 +1,42 @@
-"""Output of a task, also of C code: captured, and found again if the process died.
+"""Output of tasks and of training workers, also of C code and of child processes.
 
-It goes to a file of the process, next to Ray's logs, and is returned with the result. If the
-process died, the file remains there. Like all that tasks import, this module imports no torch.
+What a task prints goes to a file next to Ray's logs, and is returned with its result. If its
+process died, the file remains there. What a training worker prints goes to its log. Like all that
+tasks import, this module imports no torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import hashlib
+import logging
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from raypipe import redaction
 from raypipe.graph.launcher import TaskResult
 from raypipe.launch.task import run_guarded
 from raypipe.provenance import now
 
+if TYPE_CHECKING:
+    from raypipe.training.job import TrainingJob
+
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
-_SUFFIX = ".raypipe"
 _STANDARD = (1, 2)  # standard output and standard error
+#: seconds to wait until the output of a job is copied, and for the end of the copying process
+_COPY_S, _END_S = 10.0, 0.1
 
 
 def run_captured(pool: str, key: str, attempt: int, *arguments: Any) -> TaskResult:
@@ -34,27 +44,61 @@ def run_captured(pool: str, key: str, attempt: int, *arguments: Any) -> TaskResu
 
     ``pool`` is a unique name: tasks of other pools and commands may have the same key.
     """
-    with _captured(pool, key, attempt) as output:
-        result = run_guarded(key, attempt, *arguments)
-    text = output()
+    if (folder := _folder()) is None:
+        return run_guarded(key, attempt, *arguments)
+    path = _path(folder, pool, key, attempt)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        begin = os.write(file, f"{now()}\n".encode())
+        with redirected(file):
+            result = run_guarded(key, attempt, *arguments)
+        text = _bounded(file, begin)
+    finally:
+        os.close(file)
+        path.unlink(missing_ok=True)
     return replace(result, output=text) if text else result
 
 
-@contextmanager
-def _captured(pool: str, key: str, attempt: int) -> Iterator[Callable[[], str]]:
-    """Capture the output of the body; yield a function that returns it afterwards."""
-    file, text = _file(), ""
-    if file is None:
-        yield lambda: ""
-        return
-    header = _header(pool, key, attempt) + f"{now()}\n".encode()
-    os.ftruncate(file, 0)
-    os.write(file, header)
-    with redirected(file):
-        yield lambda: text
-    if os.fstat(file).st_size > len(header):
-        text = _bounded(file, len(header))
-    os.ftruncate(file, 0)
+def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
+    """Return and remove the output of a dead process that ran a task of a pool on this node.
+
+    Returns:
+        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
+
+    """
+    path = _path(_folder() or Path("/nonexistent"), pool, key, attempt)
+    with suppress(OSError), path.open("rb") as file:
+        path.unlink()
+        start = file.readline()
+        return _bounded(file.fileno(), len(start)), start.decode().strip() or None
+    return "", None
+
+
+def _path(folder: Path, pool: str, key: str, attempt: int) -> Path:
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
+    return folder / f"{pool}-{digest}-{attempt}.raypipe"
+
+
+@cache
+def _folder() -> Path | None:
+    """Return the folder of Ray's logs on this node; None if it is not known."""
+    context = ray.get_runtime_context()
+    try:
+        folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
+    except (AttributeError, RuntimeError):  # an earlier Ray, or a client of a cluster
+        return None
+    return folder if folder.is_dir() else None
+
+
+def _bounded(file: int, begin: int) -> str:
+    """Return a file's text from a position on, without its middle if it is long."""
+    size = os.fstat(file).st_size
+    if size - begin <= _HEAD + _TAIL:
+        return os.pread(file, size - begin, begin).decode(errors="replace")
+    head = os.pread(file, _HEAD, begin).decode(errors="replace")
+    tail = os.pread(file, _TAIL, size - _TAIL).decode(errors="replace")
+    left_out = size - begin - _HEAD - _TAIL
+    return f"{head}\n... {left_out} bytes left out ...\n{tail}"
 
 
 @contextmanager
@@ -90,61 +134,6 @@ def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _header(pool: str, key: str, attempt: int) -> bytes:
-    """Return the first line of a task's output, by which it is found; its start is the second."""
-    return f"{json.dumps([pool, key, attempt])}\n".encode()
-
-
-def _folder() -> Path | None:
-    """Return the folder of Ray's logs on this node; None if it is not known."""
-    context = ray.get_runtime_context()
-    try:
-        folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    except (AttributeError, RuntimeError):  # an earlier Ray, or a client of a cluster
-        return None
-    return folder if folder.is_dir() else None
-
-
-@cache
-def _file() -> int | None:
-    """Return the descriptor of the file of this process; None if there is no folder for it."""
-    if (folder := _folder()) is None:
-        return None
-    return os.open(f"{folder}/{os.getpid()}{_SUFFIX}", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-
-
-def _bounded(file: int, begin: int) -> str:
-    """Return a file's text from a position on, without its middle if it is long."""
-    size = os.fstat(file).st_size
-    if size - begin <= _HEAD + _TAIL:
-        return os.pread(file, size - begin, begin).decode(errors="replace")
-    head = os.pread(file, _HEAD, begin).decode(errors="replace")
-    tail = os.pread(file, _TAIL, size - _TAIL).decode(errors="replace")
-    left_out = size - begin - _HEAD - _TAIL
-    return f"{head}\n... {left_out} bytes left out ...\n{tail}"
-
-
-def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
-    """Return and remove the output of a dead process that ran a task of a pool on this node.
-
-    Returns:
-        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
-
-    """
-    header = _header(pool, key, attempt)
-    for path in (_folder() or Path("/nonexistent")).glob(f"*{_SUFFIX}"):
-        with suppress(OSError):
-            file = os.open(path, os.O_RDONLY)
-            try:
-                if os.pread(file, len(header), 0) == header:
-                    path.unlink()
-                    start = os.pread(file, 64, len(header)).partition(b"\n")[0]
-                    return _bounded(file, len(header) + len(start) + 1), start.decode()
-            finally:
-                os.close(file)
-    return "", None
-
-
 def no_breakpoint(*arguments: Any, **options: Any) -> None:
     """Raise RuntimeError with the way to use a debugger."""
     del arguments, options
@@ -152,3 +141,56 @@ def no_breakpoint(*arguments: Any, **options: Any) -> None:
         "breakpoint() needs a terminal, and this process has none: use `raypipe run --local`, "
         "which runs everything in one process"
     )
+
+
+@contextmanager
+def logged(job: TrainingJob, rank: int) -> Iterator[None]:
+    """Write what this process prints and logs to the log of a training, which only then exists.
+
+    Credentials are redacted before anything is written. On an object store the log is written at
+    the end of the job.
+    """
+    path = job.run_dir.log(job.trial_id if rank == 0 else f"{job.trial_id}-{rank}")
+    local = job.run_dir.is_local
+    if local:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab") if local else tempfile.TemporaryFile() as log:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+        try:
+            with _redacted(log.fileno()) as file, redirected(file):
+                yield
+        finally:
+            size = os.fstat(log.fileno()).st_size
+            if local and not size:
+                Path(path).unlink(missing_ok=True)
+            elif size and not local:
+                earlier = job.run_dir.read(path) if job.run_dir.exists(path) else b""
+                job.run_dir.write(path, earlier + os.pread(log.fileno(), size, 0))
+
+
+@contextmanager
+def _redacted(file: int) -> Iterator[int]:
+    """Yield a descriptor; what is written to it arrives in the file without credentials.
+
+    Another process copies it, so that the last words of a dying process arrive, too.
+    """
+    own, control = socket.socketpair()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", redaction.__file__, str(control.fileno())]
+    process = subprocess.Popen(
+        command, stdin=reading, stdout=file, pass_fds=[control.fileno()], start_new_session=True
+    )
+    os.close(reading)
+    control.close()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        own.settimeout(_COPY_S)
+        with own, suppress(OSError):
+            own.shutdown(socket.SHUT_WR)
+            own.recv(1)  # returns when everything is copied
+        with suppress(subprocess.TimeoutExpired):  # else a process that the job started goes on
+            process.wait(_END_S)

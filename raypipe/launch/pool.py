@@ -1,4 +1,7 @@
-"""Task pool: fractional-CPU tasks on Ray."""
+"""Pools of tasks: fractions of CPUs on Ray, as Ray tasks or in actors that keep what they loaded.
+
+Workers import this module, so it imports no torch, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,22 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    OutOfMemoryError,
-    RayTaskError,
-    TaskCancelledError,
-    WorkerCrashedError,
-)
+from ray import cloudpickle
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
+from raypipe.launch.failures import is_node_gone, kind_of
 from raypipe.launch.nodes import Resources, Wait, bundle, for_tasks, living_nodes, room
 from raypipe.launch.output import run_captured, take_output
 from raypipe.redaction import printable
@@ -236,24 +235,29 @@ class RayPool:
         call = self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)
-        except OutOfMemoryError as error:
-            return self._died(call, "host_out_of_memory", str(error))
-        except NodeDiedError as error:
-            return self._failed(call, "node_lost", str(error))
-        except WorkerCrashedError:
-            return self._died(call, "worker_died", _CRASHED)
-        except (RayTaskError, TaskCancelledError) as error:
-            return self._rejected(call, error)
+        except RayError as error:
+            return self._lost(call, error)
         return result
 
-    def _died(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
-        """Return the result of an attempt whose process died, perhaps at its time limit."""
+    def _lost(self, call: Call, error: RayError) -> TaskResult:
+        """Return the result of an attempt without one: its process or node died, or Ray failed it.
+
+        Ray rejects a value that it cannot send.
+        """
+        kind = kind_of(error)
+        if kind is None:
+            text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
+            failed = self._failed(call, "error", text.rpartition("\n")[2])
+            return replace(failed, trace=Trace(text))
+        if kind == "node_lost":
+            return self._failed(call, kind, str(error))
+        message = _CRASHED if isinstance(error, WorkerCrashedError) else str(error)
         output, started_at = self._left_output(call)
         seconds = time.monotonic() - call.started  # with the time in Ray's queue
         if started_at is not None:
             seconds = (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()
         limit = self._options.time_limit_s
-        if kind != "host_out_of_memory" and limit is not None and seconds >= limit:
+        if kind == "worker_died" and limit is not None and seconds >= limit:
             kind, message = "timeout", f"took longer than its limit of {limit:g} s"
         elif fatal := _FATAL.findall(output):
             message = f"the worker process died: {fatal[-1]}"
@@ -275,15 +279,142 @@ class RayPool:
                 found = max(found, ray.get(answer), key=lambda each: each[1] or "")
         return found
 
-    def _rejected(self, call: Call, error: Exception) -> TaskResult:
-        """Return the result of an attempt that Ray failed, such as a value it cannot send."""
-        text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
-        failed = self._failed(call, "error", text.rpartition("\n")[2])
-        return replace(failed, trace=Trace(text))
-
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of a failed attempt; queue a retry if the failure is transient."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
+
+
+class TaskProcess:
+    """Ray actor that runs tasks in sequence."""
+
+    def node(self) -> str:
+        """Return the ID of the actor's node."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def run(self, *arguments: Any) -> TaskResult:
+        """Run a task and capture its output."""
+        return run_captured(*arguments)
+
+
+@dataclass(frozen=True)
+class _Process:
+    actor: Any
+    node: Any  # reference to the node ID, ready once the actor has started
+
+
+class KeptPool(RayPool):
+    """Run tasks in sequence in as many actors as there is room for, started on demand.
+
+    An actor takes its first task once it has started, which may take long, and the caller is in
+    ``finished``. It holds its CPUs and GPUs between tasks, too.
+    """
+
+    def __init__(self, options: PoolOptions, *command: Any) -> None:
+        super().__init__(options, *command)
+        self._actor = ray.remote(TaskProcess).options(
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            resources={self._custom: options.cpus} if self._custom else None,
+            runtime_env=self._ray_options["runtime_env"],
+        )
+        self._starting: dict[Any, _Process] = {}
+        self._idle: list[_Process] = []
+        self._busy: dict[Any, _Process] = {}
+
+    def submit(
+        self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
+    ) -> None:
+        """Queue a task."""
+        if cpus not in (None, self._options.cpus):
+            raise ValueError(
+                f"{key} asks for {cpus:g} CPUs of a pool that keeps its processes; "
+                f"each has {self._options.cpus:g}"
+            )
+        super().submit(key, function, *arguments)
+
+    def cancel(self) -> None:
+        """Drop the queued tasks and end the actors."""
+        for process in [*self._starting.values(), *self._idle, *self._busy.values()]:
+            ray.kill(process.actor)
+        self._running.clear()
+        super().cancel()
+
+    def _watched(self) -> list[Any]:
+        return [*self._running, *self._starting]
+
+    def _launch(self) -> None:
+        number = len(self._starting) + len(self._idle) + len(self._busy)
+        if self._control.holds_back(self, number):
+            while self._idle:
+                ray.kill(self._idle.pop().actor)
+            return
+        wanted = len(self._running) + len(self._waiting)
+        for _ in range(min(int(self._capacity / self._options.cpus + 1e-9), wanted) - number):
+            actor: Any = self._actor.remote()
+            process = _Process(actor, actor.node.remote())
+            self._starting[process.node] = process
+        while self._idle and self._waiting:
+            process = self._idle.pop()
+            self._busy[self._start_next(process.actor.run)] = process
+
+    def _collect(self, reference: Any) -> TaskResult | None:
+        starting = self._starting.pop(reference, None)
+        process = starting or self._busy.pop(reference)
+        call = None if starting else self._ended(reference)
+        try:
+            result = ray.get(reference)
+        except RayError as error:
+            if not isinstance(error, RayActorError) and kind_of(error) is None:  # Ray's refusal
+                self._idle.append(process)
+            else:
+                ray.kill(process.actor)  # Ray may only have lost contact with it
+                if call is not None and _is_lost(error, ray.get(process.node)):
+                    return self._failed(call, "node_lost", str(error))
+            if call is None:  # a process that cannot start is a failure of the next task
+                call = self._waiting.popleft() if self._waiting else None
+            return self._lost(call, error) if call is not None else None
+        if call is None:
+            self._idle.append(process)
+            return None
+        if result.error is not None and self._options.gpus:
+            ray.kill(process.actor)  # some CUDA errors break the rest of the process
+        else:
+            self._idle.append(process)
+        return result  # type: ignore[no-any-return]
+
+
+def _is_lost(error: RayError, node: str) -> bool:
+    """Whether the node of an actor that died is gone, or will be found to be."""
+    if isinstance(error, ActorUnavailableError):  # Ray has not noticed yet
+        return is_node_gone({node})
+    return isinstance(error, RayActorError) and node not in living_nodes()
+
+
+def obstacle(function: Any, used: Mapping[str, Any]) -> str:
+    """Return why a function cannot be sent to workers; empty if it can.
+
+    Args:
+        function: the function.
+        used: the global and enclosed variables that it uses, by name.
+
+    """
+    if not (reason := _refusal(function)):
+        return ""
+    for name, value in used.items():
+        if _refusal(value):
+            return (
+                f"it uses the variable {name!r}, a {type(value).__name__}, which cannot be sent to "
+                f"workers; create it inside the function ({reason})"
+            )
+    return f"it cannot be sent to workers ({reason}); move it into a module"
+
+
+def _refusal(value: Any) -> str:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # objects raise anything when they are pickled
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -26,9 +26,6 @@ from raypipe.provenance import now
 
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
 _TERMINATED = "ray_terminate_msg"
-#: seconds from the time limit of a task to the end of its process, in which the guard stops the
-#: processes that it waits for
-_AFTER_LIMIT_S = 0.3
 #: signals that programs handle
 _SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD),
@@ -51,7 +48,7 @@ def run_guarded(
     listener = _guard()
     if limit_s is None:
         return run_task(key, attempt, threads, *call)
-    faulthandler.dump_traceback_later(limit_s + _AFTER_LIMIT_S, exit=True)
+    faulthandler.dump_traceback_later(limit_s, exit=True)
     _set_deadline(listener, time.monotonic() + limit_s)
     try:
         return run_task(key, attempt, threads, *call)
@@ -132,7 +129,7 @@ def _as_before() -> Iterator[None]:
     lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
     streams, handlers = (sys.stdout, sys.stderr), _handlers()
     has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    sys.stdout, sys.stderr = map(_kept_open, streams)
+    sys.stdout, sys.stderr = (stream and _Stream(stream) for stream in streams)
     descriptors = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
     try:
         yield
@@ -181,10 +178,6 @@ def _handlers() -> dict[signal.Signals, Any]:
         return {}
     found = {number: signal.getsignal(number) for number in _SIGNALS}
     return {number: handler for number, handler in found.items() if handler is not None}
-
-
-def _kept_open(stream: Any) -> Any:
-    return stream and _Stream(stream)
 
 
 class _Stream:

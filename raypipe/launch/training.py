@@ -16,17 +16,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
-from raypipe.launch.control import Control
+from raypipe.launch.control import Control, Mailbox
 from raypipe.launch.failures import explained, group_failure, log_sizes, worker_failure
-from raypipe.launch.mailbox import Mailbox
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
-from raypipe.launch.worker import compute_with, logged
+from raypipe.launch.output import logged
 from raypipe.training.ending import Ending
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.oom import expandable_segments
@@ -278,7 +278,8 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     else:
         context = ray.train.get_context()
         worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())
-    compute_with(job.settings.scaling.threads)
+    if torch.get_num_threads() != job.settings.scaling.threads:
+        torch.set_num_threads(job.settings.scaling.threads)
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:
         report({STARTED: get_current_placement_group()})

@@ -12,7 +12,7 @@ from typing import Any
 
 from raypipe.config.validation import did_you_mean
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.training.batching import KEYS as SIZES
+from raypipe.training import batching
 from raypipe.training.batching import BatchPlan
 
 #: settings of ``training`` that are placeholders under their own name
@@ -24,6 +24,7 @@ TRAINING = (
 )
 #: whether the arithmetic is this one, for scripts with a flag each (``--bf16 true``)
 PRECISIONS = ("tf32", "bf16", "fp16")
+SIZES = batching.KEYS
 RESUME = "resume"
 #: names that a parameter cannot have
 PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")

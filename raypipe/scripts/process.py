@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 from raypipe import guard
 from raypipe.errors import BatchLimit, FailureKind, UnitError
@@ -58,17 +58,22 @@ class ScriptProcess:
         on_line: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._argv, self._grace_s = list(argv), grace_s
-        self._options: dict[str, Any] = {"cwd": directory, "env": dict(environment)}
+        self._directory, self._environment = directory, dict(environment)
         self._log, self._on_line = log, on_line
         self._errors: deque[str] = deque(maxlen=_MOST_LINES)
 
     def __enter__(self) -> ScriptProcess:
         """Start the script. Raises ValueError if the system refuses its arguments."""
         command = [sys.executable, "-I", guard.__file__, str(self._grace_s), *self._argv]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
             self._guard = subprocess.Popen(
-                command, start_new_session=True, **pipes, **self._options
+                command,
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._argv[0]}: cannot be started: {error}") from error

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from raypipe.launch import group
+from raypipe.launch import training as group
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
 from tests.gpu.rig.objects import exchange_by_store

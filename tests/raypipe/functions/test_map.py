@@ -160,43 +160,6 @@ def test_calls_that_failed_and_are_not_asked_for_are_no_failure_of_the_run(name)
     assert status.status == "succeeded"
 
 
-def test_logs_have_the_names_of_calls(name):
-    ended = raypipe("map", f"{name}:score", "x=1", "--run-dir", "r")
-    assert "logs: " not in ended.output
-    none = raypipe("logs", "r").output
-    assert "r: has no logs: no unit printed anything or failed" in none
-    assert "goes to logs/ in the run directory" in none
-    run = RunDirectory.at("r")
-    run.append(run.log("calls/x=1"), b"working on 1\n")
-    ended = raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r")
-    assert f"logs: raypipe logs {Path('r').resolve()}\ndone: " in ended.output
-    assert raypipe("map", f"{name}:score", "x=[1,2,13]", "--run-dir", "r").status == 1
-    listed = raypipe("logs", "r").output
-    names = [line.split()[0] for line in listed.splitlines()[1:]]
-    assert names == ["calls/x=1", "calls/x=13"]
-    for unit in ("calls/x=1", "calls-x=1", "x=1"):
-        assert raypipe("logs", "r", unit).output == "working on 1\n"
-
-
-def test_empty_tables_are_one_line(name):
-    assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
-    filled, empty = raypipe("results", "r").output.split("\nempty: ")
-    assert {line.split()[0] for line in filled.splitlines()[1:]} == {
-        "calls",
-        "environment",
-        "stages",
-    }
-    assert "failures" in empty
-
-
-def test_another_version_is_refused(name):
-    assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
-    assert raypipe("map", f"{name}:score", "x=1", "--version", "1", "--run-dir", "r").status == 0
-    refused = raypipe("map", f"{name}:score", "x=1", "--version", "2", "--run-dir", "r")
-    assert refused.status == 2
-    assert "version: stored 1, now 2" in refused.output
-
-
 def test_a_call_without_the_value_fails_alone_where_others_return_it(folder, name):
     text = "def score(x):\n    return {'loss': x} if x != 2 else {'other': 1}\n"
     (folder / f"{name}.py").write_text(text)
@@ -258,11 +221,6 @@ def test_calls_are_listed_in_the_order_of_their_arguments(folder, name):
     frame = read_table(RunDirectory.at("r"), "calls")
     assert frame["x"].tolist() == [3, 3, 10, 10, 1, 1, 2, 2, 9, 2]
     assert frame["scale"].tolist()[:8] == [2, 1] * 4
-
-
-def test_a_plan_counts_calls(name):
-    planned = raypipe("plan", "own.yaml")
-    assert "8 calls of" in planned.output
 
 
 def test_the_report_needs_no_function(folder, name, tmp_path_factory, monkeypatch):
@@ -333,13 +291,6 @@ def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, words, proble
     assert not (folder / "runs").exists()
 
 
-def test_the_key_result_does_not_name_the_process(name):
-    ended = raypipe("map", f"{name}:score", "x=1..3", "--maximize", "loss", "--run-dir", "r")
-    assert ended.status == 0, ended.output
-    status = RunStatus.parse(Path("r/status.json").read_bytes())
-    assert status.key_result.text == "loss 4 (x=1)"
-
-
 def test_python_code_is_not_a_configuration(name):
     ended = raypipe("run", f"{name}.py")
     assert ended.status == 2
@@ -355,15 +306,6 @@ def test_a_file_names_an_experiment_or_a_function(folder, name):
     assert "arguments = [1, 2]: " in raypipe("run", "list.yaml").output
     assert "give one of the two" in raypipe("run", "both.yaml").output
     assert "`function: MODULE:FUNCTION`" in raypipe("run", "none.yaml").output
-
-
-def test_local_calls_continue_those_on_a_cluster(name):
-    assert raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r").status == 0
-    ended = raypipe("map", f"{name}:score", "x=[1,2,3]", "--run-dir", "r", "--local")
-    assert ended.status == 0, ended.output
-    assert "local: one process without Ray" in ended.output
-    assert "(1 of 3 to do, the others are stored)" in ended.output
-    assert len(calls()) == 3
 
 
 def test_arguments_of_a_file_are_overridden_by_their_names(name):
@@ -386,6 +328,24 @@ def test_a_folder_of_something_else_is_no_run_directory(name):
     Path("full/notes.txt").rename("full/own.yaml")
     Path("full/.hidden").touch()
     assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "full").status == 0
+
+
+def test_logs_have_the_names_of_calls(name):
+    ended = raypipe("map", f"{name}:score", "x=1", "--run-dir", "r")
+    assert "logs: " not in ended.output
+    none = raypipe("logs", "r").output
+    assert "r: has no logs: no unit printed anything or failed" in none
+    assert "goes to logs/ in the run directory" in none
+    run = RunDirectory.at("r")
+    run.append(run.log("calls/x=1"), b"working on 1\n")
+    ended = raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r")
+    assert f"logs: raypipe logs {Path('r').resolve()}\ndone: " in ended.output
+    assert raypipe("map", f"{name}:score", "x=[1,2,13]", "--run-dir", "r").status == 1
+    listed = raypipe("logs", "r").output
+    names = [line.split()[0] for line in listed.splitlines()[1:]]
+    assert names == ["calls/x=1", "calls/x=13"]
+    for unit in ("calls/x=1", "calls-x=1", "x=1"):
+        assert raypipe("logs", "r", unit).output == "working on 1\n"
 
 
 SURROGATES = """

@@ -6,7 +6,7 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +30,11 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages
 from tests.raypipe.graph.test_scheduler import CPU_NODE
+from tests.raypipe.launch.test_pool import wait_until
 from tests.raypipe.launch.test_train import Regression, ignore, job
 from tests.raypipe.study.test_sweep import YAML, stages_of
 
 WAIT_S = 400
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
-        time.sleep(0.02)
 
 
 @pytest.fixture

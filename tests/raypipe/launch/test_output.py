@@ -18,7 +18,7 @@ from example_tasks import Regression, job
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import output
 from raypipe.launch.cluster import RayLauncher
-from raypipe.launch.worker import logged
+from raypipe.launch.output import logged
 from raypipe.store.run_directory import RunDirectory
 
 

@@ -1,19 +1,24 @@
+"""Pools of tasks on Ray, of plain tasks and of processes that are kept."""
+
 from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
 from threadpoolctl import threadpool_info
 
-from raypipe.errors import ConfigError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import pool as pool_module
 from raypipe.launch.cluster import RayLauncher
@@ -24,6 +29,13 @@ from raypipe.launch.inline import InlineLauncher
 def keep(request: pytest.FixtureRequest) -> bool:
     """Whether a pool keeps its processes."""
     return bool(request.param)
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 400
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in 400 s"
+        time.sleep(0.02)
 
 
 def collect(pool) -> dict[str, TaskResult]:
@@ -97,35 +109,6 @@ def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, keep, tmp
         ("worker_died", 1, True, None),
         (None, 2, False, "alive"),
     ]
-
-
-def test_a_task_that_always_dies_is_given_up(launcher, keep):
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        pool.submit("x", die)
-        told = []
-        while ended := pool.finished():
-            told += ended
-    assert [(r.kind, r.attempt, r.retried) for r in told] == [
-        ("worker_died", 1, True),
-        ("worker_died", 2, True),
-        ("worker_died", 3, False),
-    ]
-
-
-def test_more_than_any_node_has_is_refused_at_once(launcher, keep):
-    with (
-        pytest.raises(ConfigError, match="no node has that"),
-        launcher.pool(PoolOptions(10_000, keep_processes=keep)),
-    ):
-        pass
-    with (
-        pytest.raises(ConfigError, match="GPUs"),
-        launcher.pool(PoolOptions(1, gpus=64, keep_processes=keep)),
-    ):
-        pass
 
 
 def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
@@ -240,3 +223,59 @@ def test_nodes_that_come_and_go_count(launcher: RayLauncher, keep, monkeypatch):
         nodes[0] = 0  # one task waits for the next node
         assert pool.has_room
         assert pool.capacity == 1
+
+
+KEPT = PoolOptions(1, keep_processes=True)
+
+
+@cache
+def model(folder: Path) -> float:
+    """What takes long to load: the note that it was, and a number of this process's own."""
+    (folder / f"{os.getpid()}-{len(list(folder.iterdir()))}").touch()
+    return random.SystemRandom().random()
+
+
+def predict(folder: Path) -> tuple[int, float]:
+    return os.getpid(), model(folder)
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_path):
+    cpus = ray.cluster_resources()["CPU"]
+    pids: list[set[int]] = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        with launcher.pool(KEPT) as pool:
+            for number in range(20):
+                pool.submit(str(number), predict, folder)
+            seen = {result.value for result in collect(pool).values()}
+            pool.submit("later", predict, folder)
+            seen |= {result.value for result in collect(pool).values()}
+            pids.append({pid for pid, _ in seen})
+            assert all(map(is_alive, pids[-1]))
+        assert len(seen) == len(pids[-1]) == len(list(folder.iterdir())) <= cpus
+        wait_until(lambda: not any(map(is_alive, pids[-1])))
+    assert not pids[0] & pids[1]
+    wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
+
+
+def test_a_process_that_died_between_tasks_is_replaced(launcher, tmp_path):
+    with launcher.pool(KEPT) as pool:
+        pool.submit("x", predict, tmp_path)
+        [(pid, _)] = [result.value for result in collect(pool).values()]
+        os.kill(pid, signal.SIGKILL)
+        pool.submit("y", predict, tmp_path)
+        told = [result for ended in iter(pool.finished, []) for result in ended]
+    assert [(r.kind, r.retried) for r in told] == [("worker_died", True), (None, False)]
+    assert told[-1].value[0] != pid
+
+
+def test_a_share_of_its_own_is_refused(launcher: RayLauncher):
+    with launcher.pool(KEPT) as pool:
+        pool.submit("the pool's", square, 2, cpus=1)
+        with pytest.raises(ValueError, match="keeps its processes; each has"):
+            pool.submit("x", square, 2, cpus=0.25)
+        assert collect(pool)["the pool's"].value == 4

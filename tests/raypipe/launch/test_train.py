@@ -198,8 +198,3 @@ def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     assert 'raise ArithmeticError("this loss is broken")' in caught.value.trace.text
     assert caught.value.trace.frame.endswith("in loss")
     assert (tmp_path / "logs" / "t.log").read_text() == "before the error\n"
-
-
-def test_more_workers_than_the_cluster_holds_is_said_at_once(launcher, tmp_path):
-    with pytest.raises(UnitError, match=r"scaling.workers"):
-        launcher.train(job(tmp_path, 1, 1, 512), ignore)

@@ -80,7 +80,7 @@ def raypipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ende
         write_configuration(folder, extra, **train)
         launcher = InlineLauncher()
         monkeypatch.setattr(cluster, "attach", lambda *_: None)
-        placed = () if verb == "fit" else ("--run-dir", "run")
+        placed = () if verb == "fit" or "--run-dir" in str(arguments) else ("--run-dir", "run")
         return command.in_process(launcher, verb, "c.yaml", *placed, *arguments, environment={})
 
     return run

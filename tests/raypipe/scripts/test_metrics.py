@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -107,18 +108,6 @@ def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path) -> None:
     assert reader.read().records == [{"step": 3}]
 
 
-def test_the_newest_file_of_a_pattern_counts(tmp_path: Path) -> None:
-    reader = MetricsFile(tmp_path, "**/*.jsonl")
-    for version, at in ((0, 10**9), (1, 10**9 + 1)):
-        path = tmp_path / f"version_{version}" / "m.jsonl"
-        path.parent.mkdir()
-        path.write_text(json.dumps({"step": version}) + "\n")
-        import os
-
-        os.utime(path, (at, at))
-        assert reader.read().records == [{"step": version}]
-
-
 def test_the_log_of_lightning(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(LIGHTNING)
     rows = history(tmp_path)
@@ -173,22 +162,19 @@ def test_rows_from_the_first_new_step_on_are_replaced(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"]) for row in stored] == [(1, 1), (2, 1), (3, 1), (4, 2)]
 
 
-def test_names_can_be_given(tmp_path: Path) -> None:
-    rows = history(tmp_path, loss="train/nll", eval_accuracy="acc")
-    rows.add(
-        Reading([{"global_step": 3, "train/nll": "1.5", "acc": 0.5, "phase": 7, "ok": True}]), 1
-    )
-    assert rows.rows[3] == {
-        "trial_id": "t", "step": 3, "loss": 1.5, "eval_accuracy": 0.5, "metric_phase": 7.0,
-        "samples_per_s": None,
-    }  # fmt: skip
-
-
-def test_without_steps_epochs_count_and_samples_give_the_speed(tmp_path: Path) -> None:
-    rows = history(tmp_path)
+def test_epochs_count_without_steps_and_samples_give_the_speed_of_the_newest_file(
+    tmp_path: Path,
+) -> None:
+    reader, rows = MetricsFile(tmp_path, "**/*.jsonl"), history(tmp_path, loss="train/nll")
     for epoch in (1, 2, 3):
-        rows.add(Reading([{"epoch": epoch, "loss": 1.0, "samples": 500 * epoch}]), 10.0 * epoch)
-    assert rows.rows[2].items() >= {"step": 2, "epoch": 2.0, "samples_per_s": 50.0}.items()
+        path = tmp_path / f"version_{epoch}" / "m.jsonl"
+        path.parent.mkdir()
+        record = {"epoch": epoch, "train/nll": "1.5", "samples": 500 * epoch}
+        path.write_text(json.dumps(record) + "\n")
+        os.utime(path, (10**9 + epoch, 10**9 + epoch))
+        rows.add(reader.read(), 10.0 * epoch)
+    expected = {"step": 2, "epoch": 2.0, "loss": 1.5, "samples_per_s": 50.0}
+    assert rows.rows[2].items() >= expected.items()
     assert rows.speed(60)["samples_per_s"] == 50.0
 
 
@@ -203,12 +189,6 @@ def test_epochs_from_zero_are_steps_from_one(tmp_path: Path) -> None:
     again.add(Reading([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], restarted=True), 9.0)
     assert [(step, row["loss"]) for step, row in again.rows.items()] == [(1, 1), (2, 0.5), (3, 0.4)]
     assert again.last_step == 3
-
-
-def test_an_evaluation_before_the_first_epoch_is_step_zero(tmp_path: Path) -> None:
-    rows = history(tmp_path)
-    rows.add(Reading([{"epoch": 0, "val_loss": 2.0}, {"epoch": 1, "loss": 1.0}]), 1.0)
-    assert list(rows.rows) == [0, 1]
 
 
 def test_losses_that_are_not_finite_end_it_after_three_rows(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,10 +40,10 @@ if "leave" not in sys.argv:
 """
 
 
-def script(folder: Path, *arguments: str, grace_s: float = 0.3, **more) -> ScriptProcess:
+def script(folder: Path, how: str) -> ScriptProcess:
     (folder / "stubborn.py").write_text(STUBBORN)
-    argv = [sys.executable, "stubborn.py", *arguments]
-    return ScriptProcess(argv, folder, os.environ, folder / "log", grace_s, **more)
+    argv = [sys.executable, "stubborn.py", how]
+    return ScriptProcess(argv, folder, os.environ, folder / "log", 0.3)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -63,36 +64,21 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("arguments", [(), ("ignore",)])
-def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    with script(tmp_path, *arguments) as process:
+@pytest.mark.parametrize("how", ["", "ignore", "leave", "raise"])
+def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
+    """SIGTERM, SIGKILL, what a script leaves, and an exception in the body."""
+    status = {"": 128 + signal.SIGTERM, "ignore": 128 + signal.SIGKILL, "leave": 0}
+    with suppress(KeyboardInterrupt), script(tmp_path, how) as process:
         wait_for(lambda: len(processes(tmp_path)) == 3)
-        process.end()
-        wait_for(lambda: process.poll() is not None)
-        number = signal.SIGKILL if arguments else signal.SIGTERM
-        assert process.poll() is not None
-        assert process.poll() == 128 + number
-        assert all(map(is_gone, processes(tmp_path)))
-    assert (tmp_path / "log").read_text() == "ready\n"
-
-
-def test_what_a_script_leaves_is_ended(tmp_path: Path) -> None:
-    with script(tmp_path, "leave") as process:
-        wait_for(lambda: process.poll() is not None)
-        assert process.poll() == 0
-    assert len(processes(tmp_path)) == 3
-    assert all(map(is_gone, processes(tmp_path)))
-
-
-def test_an_exception_in_the_body_ends_the_script(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with script(tmp_path, "ignore"):
-            wait_for(lambda: len(processes(tmp_path)) == 3)
+        if how == "raise":
             raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        if how != "leave":
+            process.end()
+        wait_for(lambda: process.poll() is not None)
+        assert process.poll() == status[how]
+        assert all(map(is_gone, processes(tmp_path)))
     assert all(map(is_gone, processes(tmp_path)))
+    assert (tmp_path / "log").read_text() == "ready\n"
 
 
 @pytest.mark.parametrize("killed", ["starter", "guard"])
@@ -150,15 +136,6 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
     log = (tmp_path / "log").read_text()
     assert "99%" in log
     assert "out s3://***@bucket\n" in log
-
-
-def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
-    with ScriptProcess(["./nothing"], tmp_path, os.environ, tmp_path / "log", 1) as run:
-        wait_for(lambda: run.poll() is not None)
-        assert (run.poll(), run.errors()) == (
-            127,
-            ["./nothing: cannot be started: No such file or directory"],
-        )
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 3, in <module>\n    f()\n"

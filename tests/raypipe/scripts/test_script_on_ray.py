@@ -52,19 +52,6 @@ def run(launcher: RayLauncher, folder: Path, verb: str = "run") -> command.Ended
         return command.in_process(launcher, verb, "c.yaml", "--run-dir", "run", environment={})
 
 
-def test_a_sweep_runs_in_the_directory_of_the_command(launcher: RayLauncher, folder: Path) -> None:
-    axes = {"training.micro_batch": [2, 4]}
-    sweep = {"stage": "train", "steps": 20, "warmup_steps": 4, "repeats": 1, "axes": axes}
-    write_configuration(
-        folder, "--fits 2 --pause 0.05", sweep=sweep, training={"effective_batch": 8}
-    )
-    ended = run(launcher, folder, "sweep")
-    trials = table(folder, "trials").set_index("micro_batch")
-    assert dict(trials.status) == {2: "succeeded", 4: "out_of_memory"}, ended.output
-    assert trials.loc[2, "samples_per_s"] > 0
-    assert of_scripts(folder) == []
-
-
 def test_a_remote_run_directory_receives_the_output(launcher, folder: Path) -> None:
     write_configuration(folder)
     where = f"file://{folder}/remote"

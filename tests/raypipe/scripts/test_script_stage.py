@@ -13,9 +13,10 @@ import pytest
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import Ended
-from tests.raypipe.scripts.conftest import COMMAND
+from tests.raypipe.scripts.conftest import COMMAND, SCRIPT
 
 Run = Callable[..., Ended]
+LINE = "python train.py --steps {steps} --out {output_dir}"
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
@@ -55,38 +56,6 @@ def test_metrics_become_rows_and_output_is_kept(raypipe: Run, folder: Path) -> N
     assert (samples.rss_bytes >= 0).all()
 
 
-def test_a_finished_script_is_not_run_again(raypipe: Run, folder: Path) -> None:
-    assert raypipe("run").status == 0
-    (folder / "run/artifacts/train/model.txt").unlink()
-    assert raypipe("run").status == 0
-    assert not (folder / "run/artifacts/train/model.txt").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda folder: (folder / "train.py").open("a").write("# changed\n"), "files.train.py"),
-        (lambda folder: None, "train.training.effective_batch"),
-    ],
-)
-def test_a_changed_file_or_value_is_refused(
-    raypipe: Run, folder: Path, change: Callable[[Path], object], named: str
-) -> None:
-    assert raypipe("run").status == 0
-    change(folder)
-    sizes = {"micro_batch": 8} if named.startswith("train.") else {}
-    ended = raypipe("run", training=sizes)
-    assert ended.status == 2
-    assert named in ended.output
-
-
-def test_another_split_of_the_batch_is_the_same_result(raypipe: Run, folder: Path) -> None:
-    assert raypipe("run").status == 0
-    ended = raypipe("run", training={"micro_batch": 8, "accumulation": 1}, time_limit_s=99)
-    assert ended.status == 0
-    assert trial(folder).micro_batch == 4
-
-
 def test_out_of_memory_halves_the_micro_batch(raypipe: Run, folder: Path) -> None:
     ended = raypipe("run", extra="--fits 1")
     assert ended.status == 0, ended.output
@@ -98,24 +67,56 @@ def test_out_of_memory_halves_the_micro_batch(raypipe: Run, folder: Path) -> Non
     assert row.attempts == 3
 
 
-def test_without_accumulation_the_micro_batch_cannot_shrink(raypipe: Run, folder: Path) -> None:
-    command = "python train.py --batch {micro_batch} --steps {steps} --out {output_dir} --fits 1"
-    ended = raypipe("run", command=command, training={"accumulation": 1})
-    assert ended.status == 1
-    assert trial(folder).status == "out_of_memory"
-    assert len(table(folder, "failures")) == 1
-
-
-def test_an_exception_is_the_message_of_the_failure(raypipe: Run, folder: Path) -> None:
-    ended = raypipe("run", extra="--fail raise")
+@pytest.mark.parametrize(
+    ("extra", "train", "kind", "message"),
+    [
+        ("--fail raise", {}, "error", "exit status 1: ValueError: the data ends here\n"),
+        ("--fail nan", {}, "invalid_value", "the loss of the script is nan at step 3"),
+        ("--fail hang", {"time_limit_s": 1.5}, "timeout", "it ran longer than time_limit_s = 1.5"),
+        ("", {"metrics": "log.csv"}, "error", "metrics = log.csv: no such file in {output_dir}"),
+        (
+            *("", {"command": COMMAND.replace("python", "no-such-program")}, "error"),
+            "exit status 127: no-such-program: cannot be started: No such file or directory",
+        ),
+        (
+            *("", {"command": COMMAND.replace("--accum {accumulation}", "--fits 1")}),
+            *("out_of_memory", "exit status 1: torch.OutOfMemoryError: CUDA out of memory."),
+        ),
+    ],
+)
+def test_a_failure_has_its_kind_and_says_what_happened(
+    raypipe: Run, folder: Path, extra: str, train: dict[str, Any], kind: str, message: str
+) -> None:
+    ended = raypipe("run", extra=extra, training={"accumulation": 1}, **train)
     assert ended.status == 1
     (row,) = table(folder, "failures").to_dict("records")
-    assert row["kind"] == "error"
-    first, *rest = row["message"].splitlines()
-    assert first == "exit status 1: ValueError: the data ends here"
-    assert any("line" in line for line in rest)
-    assert "the data ends here" in ended.output
-    assert len(table(folder, "steps")) == 6
+    assert row["kind"] == kind
+    assert row["message"].startswith(message)
+    assert message.strip() in ended.output
+    assert trial(folder).status == ("out_of_memory" if kind == "out_of_memory" else "failed")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sizes", "named"),
+    [
+        ("train.py", {}, "files.train.py"),
+        ("model.py", {}, "files.model.py"),
+        (None, {"micro_batch": 8}, "train.training.effective_batch"),
+        (None, {"micro_batch": 8, "accumulation": 1}, None),
+    ],
+)
+def test_a_changed_file_or_value_is_refused_and_another_split_is_not(
+    raypipe: Run, folder: Path, changed: str | None, sizes: dict[str, int], named: str | None
+) -> None:
+    (folder / "model.py").touch()
+    (folder / "train.py").write_text(f"import model\n{SCRIPT}")
+    assert raypipe("run").status == 0
+    if changed is not None:
+        (folder / changed).open("a").write("# changed\n")
+    ended = raypipe("run", training=sizes, time_limit_s=99)
+    assert ended.status == (2 if named else 0)
+    assert (named or "nothing to do") in ended.output
+    assert trial(folder).micro_batch == 4
 
 
 def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path) -> None:
@@ -134,27 +135,6 @@ def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path)
     assert "--resume" not in first
     assert "--resume" in second
     assert trial(folder).attempts == 2
-
-
-def test_a_loss_that_is_not_finite_ends_the_training(raypipe: Run, folder: Path) -> None:
-    assert raypipe("run", extra="--fail nan").status == 1
-    (row,) = table(folder, "failures").to_dict("records")
-    assert row["kind"] == "invalid_value"
-
-
-def test_the_time_limit_ends_the_script(raypipe: Run, folder: Path) -> None:
-    ended = raypipe("run", extra="--fail hang", time_limit_s=1.5)
-    assert ended.status == 1
-    (row,) = table(folder, "failures").to_dict("records")
-    assert (row["kind"], row["message"]) == ("timeout", "it ran longer than time_limit_s = 1.5")
-
-
-def test_metrics_that_are_missing_are_an_error(raypipe: Run, folder: Path) -> None:
-    ended = raypipe("run", metrics="log.csv")
-    assert ended.status == 1
-    (row,) = table(folder, "failures").to_dict("records")
-    assert row["message"].startswith("metrics = log.csv: no such file in {output_dir}")
-    assert "metrics.jsonl" in row["message"]
 
 
 def test_values_arrive_as_variables_and_json_comes_on_stdout(raypipe: Run, folder: Path) -> None:
@@ -181,36 +161,20 @@ def test_values_arrive_as_variables_and_json_comes_on_stdout(raypipe: Run, folde
     assert "hello" in log(folder)
 
 
-def test_a_shell_receives_quoted_values(raypipe: Run, folder: Path) -> None:
+def test_a_shell_receives_values_as_they_are(raypipe: Run, folder: Path) -> None:
     (folder / "note.sh").write_text('printf \'{"step": 1, "loss": %s}\\n\' "$1"\necho "$2"\n')
-    text = "two words; $(exit 3) 'quoted'"
-    ended = raypipe(
-        "run",
-        command="x=0.25; sh note.sh $x {text} | cat",
-        shell=True,
-        metrics="stdout",
-        training={"steps": None, "micro_batch": 1, "accumulation": 1},
-        parameters={"text": text},
-    )
-    assert ended.status == 0, ended.output
-    assert trial(folder).loss_final == 0.25
-    assert text in log(folder).splitlines()
-
-
-def test_a_shell_receives_values_as_variables(raypipe: Run, folder: Path) -> None:
-    (folder / "note.sh").write_text('printf \'{"step": 1, "loss": 1}\\n\'\necho "$1"\n')
     text = "two  words; $(exit 3) 'quoted'"
-    ended = raypipe(
-        "run",
-        command='sh -c "sh note.sh \\"\\$RAYPIPE_TEXT\\"" # no placeholder',
-        shell=True,
-        metrics="stdout",
-        files=["note.sh"],
-        training={"steps": None, "micro_batch": 1, "accumulation": 1},
-        parameters={"text": text},
-    )
-    assert ended.status == 0, ended.output
-    assert text in log(folder).splitlines()
+    for command in ("{text}", '"$RAYPIPE_TEXT"'):
+        ended = raypipe(
+            *("run", f"--run-dir=run{len(command)}"),
+            command=f"x=0.25; sh note.sh $x {command} | cat",
+            shell=True,
+            metrics="stdout",
+            training={"steps": None, "micro_batch": 1, "accumulation": 1},
+            parameters={"text": text},
+        )
+        assert ended.status == 0, ended.output
+        assert text in (folder / f"run{len(command)}/logs/train.log").read_text().splitlines()
 
 
 def written(raypipe: Run, folder: Path, name: str, *parts: str) -> Ended:
@@ -254,9 +218,10 @@ def test_csv_in_other_forms(raypipe: Run, folder: Path, text: str) -> None:
         ("step;loss\n1;0.5\n2;0,5\n", "line 3: 0,5: the file has decimal points and decimal"),
         ("step,loss,loss\n1,1,2\n", "line 1: the header names loss twice"),
         ('step,loss\n1,"1\n2,1\n', "line 3: a quote is not closed"),
+        ("step,loss\n0.5,1\n", "step = 0.5: must be a whole number"),
     ],
 )
-def test_csv_that_fits_no_header_is_a_failure(
+def test_metrics_that_cannot_be_right_are_a_failure(
     raypipe: Run, folder: Path, text: str, message: str
 ) -> None:
     ended = written(raypipe, folder, "m.csv", text)
@@ -279,24 +244,40 @@ def test_a_record_is_a_line(raypipe: Run, folder: Path, name: str) -> None:
     assert f"metrics = {name}: line 3: begins like a record and cannot be read" in ended.output
 
 
-def test_fractional_epochs_are_rows_of_their_own(raypipe: Run, folder: Path) -> None:
-    lines = [f"{{'loss': {1 / n}, 'epoch': {n / 4}}}\n" for n in range(1, 7)]
-    ended = written(raypipe, folder, "stdout", *lines, "{'eval_loss': 2.0, 'epoch': 1.5}\n")
-    assert ended.status == 0, ended.output
-    rows = table(folder, "steps").sort_values("step")
-    assert list(zip(rows.step, rows.epoch, strict=True)) == [(n, n / 4) for n in range(1, 7)]
-    assert rows.eval_loss.iloc[-1] == 2
-
-
-def test_an_epoch_beside_steps_is_no_step(raypipe: Run, folder: Path) -> None:
-    lines = ['{"step": 10, "loss": 1}\n', '{"epoch": 1, "val_loss": 3}\n']
-    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
-    assert [(row.step, row.eval_loss) for row in table(folder, "steps").itertuples()] == [(10, 3)]
-
-
-def test_a_step_that_is_no_whole_number_is_refused(raypipe: Run, folder: Path) -> None:
-    assert written(raypipe, folder, "m.jsonl", '{"step": 0.5, "loss": 1}\n').status == 1
-    assert "step = 0.5: must be a whole number" in table(folder, "failures").message.iloc[0]
+@pytest.mark.parametrize(
+    ("lines", "rows"),
+    [
+        (  # fractional epochs are numbered
+            [f"{{'loss': {n}, 'epoch': {n / 4}}}" for n in (1, 2, 3)]
+            + ["{'eval_loss': 2.0, 'epoch': 0.75}"],
+            [{"step": n, "loss": n, "epoch": n / 4} for n in (1, 2)]
+            + [{"step": 3, "eval_loss": 2}],
+        ),
+        (  # beside steps, an epoch is none
+            ['{"step": 10, "loss": 1}', '{"epoch": 1, "val_loss": 3}'],
+            [{"step": 10, "loss": 1, "eval_loss": 3}],
+        ),
+        (  # an evaluation before the first epoch
+            ['{"epoch": 0, "val_loss": 2.0}', '{"epoch": 1, "loss": 1.0}'],
+            [{"step": 0, "eval_loss": 2}, {"step": 1, "loss": 1}],
+        ),
+        (  # a name of a column is that column, and capitals do not matter
+            ['{"Step": 1, "Loss": 1, "val_loss": 2, "eval_loss": 3, "Val_Accuracy": 0.5}'],
+            [{"step": 1, "loss": 1, "val_loss": 2, "eval_loss": 3, "eval_accuracy": 0.5}],
+        ),
+        (  # texts that are no numbers cause no remark
+            ['{"step": 1, "version": "1.2.3", "at": "2026-01-02", "time": "12:30", "phase": 7}'],
+            [{"step": 1, "metric_phase": 7}],
+        ),
+    ],
+)
+def test_records_become_rows_by_their_names(
+    raypipe: Run, folder: Path, lines: list[str], rows: list[dict[str, float]]
+) -> None:
+    ended = written(raypipe, folder, "m.jsonl", *(f"{line}\n" for line in lines))
+    assert (ended.status, "WARNING" in ended.output) == (0, False), ended.output
+    found = table(folder, "steps").sort_values("step").to_dict("records")
+    assert [{name: row[name] for name in e} for row, e in zip(found, rows, strict=True)] == rows
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -307,14 +288,6 @@ def test_two_evaluation_sets_are_two_metrics(raypipe: Run, folder: Path, split: 
     assert written(raypipe, folder, "m.jsonl", *lines).status == 0
     row = trial(folder)
     assert (row.eval_acc, row.dev_acc, row.train_x, row.metric_train_x) == (0.9, 0.5, 1, 2)
-
-
-def test_a_name_of_a_column_is_that_column(raypipe: Run, folder: Path) -> None:
-    line = '{"Step": 1, "Loss": 1, "val_loss": 2, "eval_loss": 3, "Val_Accuracy": 0.5}\n'
-    assert written(raypipe, folder, "m.jsonl", line).status == 0
-    (row,) = table(folder, "steps").itertuples()
-    assert (row.step, row.loss, row.val_loss, row.eval_loss) == (1, 1, 2, 3)
-    assert row.eval_accuracy == 0.5
 
 
 @pytest.mark.parametrize(
@@ -339,12 +312,6 @@ def test_what_is_not_stored_as_written_is_said(
     assert ended.status == 0, ended.output
     assert ended.output.count(f"WARNING: train: metrics = {name}: ") == 1
     assert note in ended.output
-
-
-def test_texts_that_are_no_numbers_are_not_remarked_on(raypipe: Run, folder: Path) -> None:
-    line = '{"step": 1, "loss": 1, "version": "1.2.3", "at": "2026-01-02", "time": "12:30"}\n'
-    ended = written(raypipe, folder, "m.jsonl", line, '{"step": 1, "val_loss": 2}\n')
-    assert (ended.status, "WARNING" in ended.output) == (0, False), ended.output
 
 
 def test_an_evaluation_that_ends_in_nan_does_not_count(raypipe: Run, folder: Path) -> None:
@@ -409,6 +376,17 @@ def test_a_sweep_recommends_the_trial_whose_evaluation_stays_finite(
         ({"command": "python -c 'pass'"}, "the command names no script below"),
         ({"command": "python tarin.py"}, "tarin.py: there is no such file"),
         ({"on_oom": ["bf16"]}, "train.on_oom = 'bf16': does not reach the script"),
+        (
+            {"command": LINE, "training": {"micro_batch": 8}},
+            "training.micro_batch = 8: does not reach",
+        ),
+        (
+            {
+                "command": f"{LINE} {{accumulation}}",
+                "training": {"effective_batch": 64},
+            },
+            "train.training.effective_batch = 64: does not reach the script",
+        ),
     ],
 )
 def test_a_mistake_is_one_message(
@@ -419,12 +397,6 @@ def test_a_mistake_is_one_message(
     assert message in ended.output
     assert "Traceback" not in ended.output
     assert not (folder / "run").exists()
-
-
-def test_a_program_that_is_missing_is_a_failure(raypipe: Run, folder: Path) -> None:
-    ended = raypipe("run", command=COMMAND.replace("python", "no-such-program"))
-    assert ended.status == 1
-    assert "no-such-program: cannot be started: No such file" in ended.output
 
 
 def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path) -> None:
@@ -446,22 +418,6 @@ def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path)
     assert trials.loc[2, "samples_per_s"] > 0
     assert trials.loc[2, "param_fits"] == 4
     assert (trials.attempts == 1).all()
-
-
-def test_the_recommendation_of_a_sweep_is_trained(raypipe: Run, folder: Path) -> None:
-    axes = {"parameters.rate": [0.001, 0.3]}
-    ended = raypipe(
-        "run",
-        command=COMMAND.replace("{learning_rate}", "{rate}"),
-        parameters={"rate": 0.0},
-        from_sweep=True,
-        sweep={"stage": "train", "kind": "quality", "metric": "loss_final", "axes": axes},
-    )
-    assert ended.status == 0, ended.output
-    trials = table(folder, "trials").set_index("stage")
-    assert trials.loc["train", "param_rate"] == 0.3
-    assert len(trials.loc["sweep"]) == 2
-    assert trials.loc["train", "loss_final"] == trials.loc["sweep", "loss_final"].min()
 
 
 def test_a_metric_that_the_script_lacks_ends_the_sweep_after_the_first_trial(
@@ -527,13 +483,6 @@ def test_a_trial_without_a_speed_is_a_failure(raypipe: Run, folder: Path) -> Non
         assert message in table(folder, "failures").message.iloc[-1]
 
 
-def test_a_plan_starts_nothing(raypipe: Run, folder: Path) -> None:
-    ended = raypipe("plan")
-    assert ended.status == 0, ended.output
-    assert "python train.py --batch" in ended.output
-    assert not (folder / "run").exists()
-
-
 def test_a_matrix_has_parameters_as_axes(raypipe: Run, folder: Path) -> None:
     matrix = {"parameters.wait": [1, 2], "train.training.seed": [0, 1]}
     ended = raypipe(
@@ -594,19 +543,6 @@ def test_an_edited_script_does_not_receive_the_checkpoint_of_the_earlier_one(
     assert list(read_table(RunDirectory.at("run"), "trials")["loss_final"]) == [0.0]
 
 
-def test_a_module_that_the_script_imports_is_part_of_its_identity(
-    raypipe: Run, folder: Path
-) -> None:
-    given = {"command": "python train.py {micro_batch} {accumulation} {steps}", "metrics": "stdout"}
-    (folder / "train.py").write_text("import model\nprint(model.LINE)\n")
-    (folder / "model.py").write_text('LINE = \'{"step": 1, "loss": 1}\'\n')
-    assert raypipe("run", **given).status == 0
-    (folder / "model.py").write_text('LINE = \'{"step": 1, "loss": 2}\'\n')
-    refused = raypipe("run", **given)
-    assert refused.status == 2
-    assert "model.py" in refused.output
-
-
 def sized(
     raypipe: Run, folder: Path, sizes: str, verb: str = "run", *values: str, **given: Any
 ) -> Ended:
@@ -646,39 +582,12 @@ def test_a_script_takes_the_batch_sizes_that_it_names(
     arguments: str,
     columns: tuple[int | None, ...],
 ) -> None:
-    planned = sized(raypipe, folder, sizes, "plan", training=training)
-    assert planned.status == 0, planned.output
-    assert "samples" not in planned.output
     ended = sized(raypipe, folder, sizes, training=training)
     assert ended.status == 0, ended.output
     assert f"[{arguments}]" in log(folder).splitlines()
     row = trial(folder)
     names = ("micro_batch", "accumulation", "effective_batch")
     assert tuple(None if pd.isna(row[name]) else row[name] for name in names) == columns
-
-
-@pytest.mark.parametrize(
-    ("sizes", "given", "lost"),
-    [
-        ("", ["micro_batch=8"], "micro_batch = 8"),
-        ("", ["effective_batch=64"], "effective_batch = 64"),
-        ("", ["accumulation=4"], "accumulation = 4"),
-        ("{accumulation}", ["accumulation=4", "effective_batch=64"], "effective_batch = 64"),
-        ("{effective_batch}", ["effective_batch=64", "micro_batch=8"], "micro_batch = 8"),
-        ("{effective_batch}", ["accumulation=4"], "accumulation = 4"),
-        ("{micro_batch}", ["effective_batch=64", "micro_batch=8"], "effective_batch = 64"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["plan", "run"])
-def test_a_batch_size_that_was_given_must_reach_the_script(
-    raypipe: Run, folder: Path, sizes: str, given: list[str], lost: str, verb: str
-) -> None:
-    assert sized(raypipe, folder, sizes, "plan").status == 0
-    ended = sized(raypipe, folder, sizes, verb, *(f"train.training.{each}" for each in given))
-    assert ended.status == 2
-    assert ended.output.count("\n") == 1, ended.output
-    assert f"c.yaml: train.training.{lost}: does not reach the script" in ended.output
-    assert not (folder / "run").exists()
 
 
 def test_a_sweep_of_a_script_with_a_batch_of_its_own(raypipe: Run, folder: Path) -> None:
