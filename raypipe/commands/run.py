@@ -34,11 +34,11 @@ from raypipe.graph.configuration import Configuration
 from raypipe.graph.continuation import Resumed, resume
 from raypipe.graph.durations import Durations
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.initial_models import check_trainings
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.session import Session
+from raypipe.graph.stages import check_trainings
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import Trackers

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raypipe.errors import UnitError
 from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.scheduler import Outcomes
 from raypipe.graph.session import Session
 from raypipe.graph.settings_view import SettingsView, view
 from raypipe.graph.unit_logs import Failure, UnitLogs
@@ -21,7 +22,6 @@ from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import PoolOptions, TaskPool, TaskResult
-    from raypipe.graph.scheduler import Outcomes
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")
@@ -54,7 +54,7 @@ class StageContext:
         self.began: tuple[str, float] | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
-        self._outcomes = outcomes
+        self._outcomes = outcomes or Outcomes(ended=stage.needed_keys)
         self._units = {unit.key: unit for unit in stage.units}
         self._offered: set[str] = set()
         self._ended = 0
@@ -91,7 +91,7 @@ class StageContext:
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        ended = 0 if self._outcomes is None else self._outcomes.ended
+        ended = self._outcomes.ended
         if ended == self._ended:  # fast: no stage has ended since
             return []
         self._ended = ended
@@ -109,7 +109,7 @@ class StageContext:
             needs = self._running_needs()  # before the units: stages end meanwhile
             if any(unit.key not in self._offered for unit in self._ready()):
                 return True
-            if self._outcomes is None or not needs:
+            if not needs:
                 return False
             start = time.monotonic()
             self._outcomes.wait(needs)
@@ -117,7 +117,7 @@ class StageContext:
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        if self._outcomes is None or self.stage.after_failures:
+        if self.stage.after_failures:
             return []
         needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
         return self._outcomes.failed(sorted(needs))
@@ -128,8 +128,6 @@ class StageContext:
 
     def _ready(self) -> list[Unit]:
         outcomes = self._outcomes
-        if outcomes is None:
-            return self.unfinished()
         ready = (u for u in self.unfinished() if not outcomes.running(self._needs[u.key]))
         return [
             unit
@@ -139,12 +137,11 @@ class StageContext:
 
     def _running_needs(self) -> set[str]:
         """Return the running stages that unfinished units wait for."""
-        outcomes, running = self._outcomes, set[str]()
-        if outcomes is not None:
-            for unit in self.unfinished():
-                if not outcomes.failed(self._needs[unit.key]):
-                    running |= outcomes.running(self._needs[unit.key])
-        return running
+        outcomes = self._outcomes
+        needs = (self._needs[unit.key] for unit in self.unfinished())
+        return set[str]().union(
+            *(outcomes.running(each) for each in needs if not outcomes.failed(each))
+        )
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.

@@ -101,9 +101,9 @@ def run_concurrently(
 class Outcomes:
     """The stages that have ended; stages that started early wait for the others of their needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Collection[str] = ()) -> None:
         self._changed = threading.Condition()
-        self._ended: set[str] = set()
+        self._ended = set(ended)
         self._interrupted = False
         #: why stages failed or were skipped, by key, the first one first
         self.failures: dict[str, str] = {}

@@ -52,65 +52,52 @@ def reads_by_default(settings: BaseModel, stage: str, stages: Collection[str]) -
     )
 
 
-def view(settings: BaseModel, reads: Sequence[str], stage: str) -> SettingsView:
+def view(settings: BaseModel, reads: Sequence[str], stage: str, path: str = "") -> SettingsView:
     """Return the view of the declared keys.
 
     Raises:
         ValueError: a declared key does not exist.
 
     """
-    return _view(stage, "", _tree(settings, reads, stage))
+    values = {}
+    for name, inner in _by_section(settings, reads, stage, path).items():
+        value = getattr(settings, name)
+        values[name] = view(value, inner, stage, f"{path}{name}.") if inner else value
+    return SettingsView(stage, path, values)
 
 
-def values_of(settings: BaseModel, reads: Sequence[str], stage: str) -> dict[str, Any]:
+def values_of(
+    settings: BaseModel, reads: Sequence[str], stage: str, path: str = ""
+) -> dict[str, Any]:
     """Return the plain values of the declared keys that decide a result, as nested sections.
 
     Raises:
         ValueError: a declared key does not exist.
 
     """
-    return _plain(_tree(settings, reads, stage))
-
-
-class _Leaf:
-    """A declared key: its plain value for identities is its section's."""
-
-    def __init__(self, owner: BaseModel, name: str) -> None:
-        self.value = getattr(owner, name)
-        self.owner, self.name = owner, name
-
-
-def _tree(settings: BaseModel, reads: Sequence[str], stage: str) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key in sorted(reads):  # a section comes before its own keys
-        *parents, last = key.split(".")
-        branch, owner = tree, settings
-        for name in parents:
-            owner = getattr(owner, name, None)  # type: ignore[assignment]
-            if isinstance(branch, dict):
-                branch = branch.setdefault(name, {})
-        if not isinstance(owner, BaseModel) or last not in type(owner).model_fields:
-            raise ValueError(f"stage {stage!r} reads {key!r}, which is not a key of the settings")
-        if isinstance(branch, dict):  # else the whole section is declared
-            branch[last] = _Leaf(owner, last)
-    return tree
-
-
-def _view(stage: str, path: str, tree: Mapping[str, Any]) -> SettingsView:
-    values = {
-        name: item.value if isinstance(item, _Leaf) else _view(stage, f"{path}{name}.", item)
-        for name, item in tree.items()
-    }
-    return SettingsView(stage, path, values)
-
-
-def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, item in tree.items():
-        if not isinstance(item, _Leaf):
-            values[name] = _plain(item)
-            continue
-        decided = identity_values(item.owner, (item.name,))
-        if item.name in decided:
-            values[name] = decided[item.name]
+    for name, inner in _by_section(settings, reads, stage, path).items():
+        if inner:
+            values[name] = values_of(getattr(settings, name), inner, stage, f"{path}{name}.")
+        else:
+            values |= identity_values(settings, (name,))
     return values
+
+
+def _by_section(
+    settings: object, reads: Sequence[str], stage: str, path: str
+) -> dict[str, list[str]]:
+    """Return the declared keys of each field; none if the whole field is declared."""
+    fields = type(settings).model_fields if isinstance(settings, BaseModel) else {}
+    found: dict[str, list[str]] = {}
+    for key in sorted(reads):  # a section comes before its own keys
+        name, _, rest = key.partition(".")
+        if name not in fields:
+            raise ValueError(
+                f"stage {stage!r} reads {path + key!r}, which is not a key of the settings"
+            )
+        if rest and name not in reads:
+            found.setdefault(name, []).append(rest)
+        else:
+            found.setdefault(name, [])
+    return found

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import platform
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from raypipe.errors import LostLeaseError
 from raypipe.provenance import now
@@ -27,17 +29,43 @@ from raypipe.store.run_directory import RunDirectory
 
 #: bytes above which a file is not one that raypipe wrote
 _LARGEST = 4 * 2**20
-_KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-#: seconds above which a duration is not one, and years between which a time is one
-_LONGEST_S, _YEARS = 1e11, range(1970, 9000)
-_NUMBERS = ("done", "total", "seconds")
-_shown = partial(printable, keep="\n")
+#: years between which a time is one
+_YEARS = range(1970, 9000)
 log = logging.getLogger(__name__)
 #: seconds between writings: to a disk, and to an object store, where each one costs money
 _PERIOD_S, _REMOTE_PERIOD_S = 2.0, 10.0
 #: seconds for which the end of a command waits for a writing in progress
 _PATIENCE_S = 10.0
 _LONGEST_MESSAGE = 2000
+
+
+def _shown(value: Any) -> Any:
+    """Return a text as a terminal may show it."""
+    return printable(value, keep="\n") if isinstance(value, str) else value
+
+
+def _checked_time(text: str) -> str:
+    """Return a time in ISO 8601 with a time zone. Raises ValueError."""
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None or at.year not in _YEARS:
+        raise ValueError(text)
+    return text
+
+
+_Text = Annotated[str, BeforeValidator(_shown)]
+_Time = Annotated[str, AfterValidator(_checked_time)]
+_Seconds = Annotated[float, Field(ge=0, le=1e11)]
+_Number = Annotated[int | float, Field(allow_inf_nan=False)]
+
+
+class RunningStage(TypedDict, total=False):
+    """A running stage of a status."""
+
+    stage: _Text
+    done: _Number
+    total: _Number
+    seconds: _Number
+    note: _Text
 
 
 @dataclass(frozen=True)
@@ -48,11 +76,11 @@ class KeyResult:
     ``higher``.
     """
 
-    table: str
-    column: str
+    table: _Text
+    column: _Text
     value: float
-    better: str
-    label: str = ""
+    better: _Text
+    label: _Text = ""
 
     @property
     def text(self) -> str:
@@ -65,33 +93,32 @@ class RunStatus:
     """Status of the newest command of a run directory.
 
     Times are ISO 8601, UTC. ``status`` is running, succeeded, failed or interrupted; a killed
-    command leaves ``running``. ``earlier_s`` are the seconds of earlier commands. ``running`` has a
-    mapping for each running stage (stage, done, total, seconds, note), ``messages`` the last lines
-    that the command printed, each with its number.
+    command leaves ``running``. ``earlier_s`` are the seconds of earlier commands. ``messages`` are
+    the last lines that the command printed, each with its number.
     """
 
-    experiment: str
-    run_id: str
-    command: str
-    status: str
-    first_started_at: str
-    started_at: str
-    updated_at: str
-    earlier_s: float = 0.0
+    experiment: _Text
+    run_id: _Text
+    command: _Text
+    status: _Text
+    first_started_at: _Time
+    started_at: _Time
+    updated_at: _Time
+    earlier_s: _Seconds = 0.0
     commands: int = 1
-    message: str = ""
-    profile: str = ""
-    code: str = ""
-    host: str = ""
+    message: _Text = ""
+    profile: _Text = ""
+    code: _Text = ""
+    host: _Text = ""
     pid: int = 0
-    period_s: float = 0.0
+    period_s: _Seconds = 0.0
     stages: int = 0
     ended: int = 0
-    left: str = ""
-    use: str = ""
-    running: tuple[Mapping[str, Any], ...] = ()
-    messages: tuple[tuple[int, str], ...] = ()
-    key_result: KeyResult | None = field(default=None)
+    left: _Text = ""
+    use: _Text = ""
+    running: tuple[RunningStage, ...] = ()
+    messages: tuple[tuple[int, _Text], ...] = ()
+    key_result: KeyResult | None = None
 
     @property
     def duration_s(self) -> float:
@@ -107,27 +134,9 @@ class RunStatus:
     def parse(cls, content: bytes) -> RunStatus | None:
         """Return the status in the content of a file; None if it is damaged."""
         try:
-            return cls._checked(json.loads(content))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return TypeAdapter(cls).validate_python(json.loads(content))
+        except (ValueError, RecursionError):
             return None
-
-    @classmethod
-    def _checked(cls, found: Mapping[str, Any]) -> RunStatus:
-        """Return the status in plain values. Raises ValueError, TypeError, KeyError."""
-        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-        if (key := known.get("key_result")) is not None:
-            known["key_result"] = KeyResult(**_of_kinds(KeyResult, key))
-        known["running"] = tuple(_running(row) for row in known.get("running", ()))
-        known["messages"] = tuple((int(n), _shown(str(t))) for n, t in known.get("messages", ()))
-        status = cls(**_of_kinds(cls, known))
-        for time in (status.first_started_at, status.started_at, status.updated_at):
-            at = datetime.fromisoformat(time)
-            if at.tzinfo is None or at.year not in _YEARS:
-                raise ValueError(time)
-        for seconds in (status.earlier_s, status.period_s):
-            if not 0 <= seconds <= _LONGEST_S:
-                raise ValueError(seconds)
-        return status
 
 
 def read(run: RunDirectory) -> RunStatus | None:
@@ -142,25 +151,6 @@ def read(run: RunDirectory) -> RunStatus | None:
     except FileNotFoundError:
         return None
     return RunStatus.parse(content) if len(content) <= _LARGEST else None
-
-
-def _of_kinds(kind: type[KeyResult | RunStatus], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values whose types are those of the fields; texts as a terminal may show them."""
-    plain = dict(values)
-    for each in fields(kind):
-        kinds = _KINDS.get(str(each.type))
-        if kinds and each.name in plain and not isinstance(plain[each.name], kinds):
-            raise TypeError(each.name)
-    return {name: _shown(v) if isinstance(v, str) else v for name, v in plain.items()}
-
-
-def _running(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a running stage. Raises ValueError, TypeError, KeyError."""
-    numbers = {name: row.get(name) or 0 for name in _NUMBERS}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise TypeError(name)
-    return {"stage": _shown(str(row["stage"])), **numbers, "note": _shown(str(row.get("note", "")))}
 
 
 class StatusWriter:

@@ -12,8 +12,8 @@ from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Training
 from raypipe.graph.session import Session
+from raypipe.graph.stages import job_of
 from raypipe.graph.unit_logs import first_line
-from raypipe.graph.unit_training import job_of
 from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
 from raypipe.store.ledger import Row
 from raypipe.study.pareto import peak_bytes

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.graph.context import StageContext
 from raypipe.graph.continuation import is_done
+from raypipe.graph.stages import job_of
 from raypipe.graph.unit_logs import Failure, first_line
-from raypipe.graph.unit_training import job_of
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row

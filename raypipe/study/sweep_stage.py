@@ -16,7 +16,7 @@ from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
-from raypipe.graph.unit_training import train
+from raypipe.graph.stages import train
 from raypipe.hardware import Hardware
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
