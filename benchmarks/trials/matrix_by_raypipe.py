@@ -11,6 +11,7 @@ from raypipe.commands.selection import selected
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
+from raypipe.graph.scheduler import Outcomes
 from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.report.build import build
@@ -54,13 +55,14 @@ def run(grid: Grid, launcher: Launcher, clock: Path, folder: Path) -> list[float
     run_dir.write(run_dir.config, text.encode())
     ledger = Ledger(run_dir)
     graph.record(ledger)
+    first = graph.loop(ledger).further(ledger, Outcomes(), print)
     tracked = Trackers((), run_dir, "benchmark", configuration.experiment.name, {})
     with Display() as display, tracked as trackers:
         settings = configuration.settings
         session = Session(
             run_dir, "benchmark", ledger, launcher, display, nodes, trackers, settings
         )
-        failed = run_stages(graph.stages, session)
+        failed = run_stages(first, session)
     if failed is not None:
         raise RuntimeError(failed)
     build(run_dir, "benchmark", None, "benchmark")

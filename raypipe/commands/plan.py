@@ -45,10 +45,9 @@ def plan(request: Request) -> pd.DataFrame:
             print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
         entries = {**run_entry(configuration), **graph.entries(ledger)}
         resume(run, ledger, entries, graph.known)
-    stages = graph.stages
-    if graph.adaptive is not None:
-        stages = list(graph.adaptive.at_most(ledger).stages.values())
-        print(graph.adaptive.text())
+    stages = graph.at_most(ledger)
+    if graph.variants and graph.text:
+        print(graph.text)
     todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
     expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []

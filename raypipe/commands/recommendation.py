@@ -15,8 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
-from raypipe.study.point_results import medians
-from raypipe.study.recommendation import snippet
+from raypipe.study.recommendation import medians, snippet
 from raypipe.study.sweep_stage import NAME as SWEEP
 
 #: trials that the terminal shows

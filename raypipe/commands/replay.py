@@ -239,8 +239,7 @@ def _find(
             if number == 0:
                 raise
             continue  # an earlier configuration, of data that are gone, say
-        adaptive = graph.adaptive
-        stages = graph.stages if adaptive is None else adaptive.loop(ledger).replay(ledger)[0]
+        stages, _ = graph.loop(ledger).replay(ledger)
         keyed = {stage.key: stage for stage in stages}
         for stage in stages:
             if not named and (stage.name == HARDWARE or stage.always_rerun):

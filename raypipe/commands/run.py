@@ -37,6 +37,7 @@ from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
+from raypipe.graph.scheduler import Outcomes
 from raypipe.graph.session import Session
 from raypipe.graph.stages import check_trainings
 from raypipe.hardware import Hardware
@@ -93,7 +94,6 @@ def execute(request: Request) -> Ended:
         configuration = resolve(document, request.overrides, request.profile, nodes)
         configuration, left_out = matrix_or_sweep(configuration, request.only)
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
-        adaptive = graph.adaptive
         check_training(configuration, graph, nodes)
         if launcher is None and not request.local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
@@ -145,10 +145,8 @@ def execute(request: Request) -> Ended:
             )
             status = stack.enter_context(StatusWriter(run_dir, begun, display.snapshot, check))
             announce(display, configuration, nodes)
-            if adaptive is not None:
-                display.say(adaptive.text())
-            elif graph.variants:
-                display.say(f"matrix: {graph.points} points, {len(stages)} stages")
+            if graph.text:
+                display.say(graph.text)
             if left_out:
                 display.say(left_out)
             if request.local:
@@ -183,9 +181,10 @@ def execute(request: Request) -> Ended:
                 None if request.local else Durations(nodes),
             )
             with budget.watched(launcher, display.say):
-                grow = None if adaptive is None else adaptive.loop(ledger).further
+                loop = graph.loop(ledger)
+                first = loop.further(ledger, Outcomes(), display.say)
                 try:
-                    failed = run_stages(stages if grow is None else (), session, grow)
+                    failed = run_stages(first, session, None if loop.is_over else loop.further)
                 except UnitError as error:  # a search without its metric; what there is, is shown
                     failed = str(error)
             if ledger.rows("stages"):

@@ -10,10 +10,10 @@ from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.experiment import Stage, in_order, with_needs
+from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.store.ledger import Row
-from raypipe.study.matrix import Graph, graph_of
+from raypipe.study.matrix import StudyGraph, study_of
 from raypipe.study.sweep_stage import NAME as SWEEP
 from raypipe.study.sweep_stage import with_sweep
 from raypipe.training.requirements import Obstacle, beyond, obstacles
@@ -67,7 +67,7 @@ def selected(
     nodes: Sequence[Hardware],
     *,
     confirmed: bool = False,
-) -> Graph:
+) -> StudyGraph:
     """Return the graph of the wanted stages and what they need, the sweep included.
 
     Raises:
@@ -79,9 +79,8 @@ def selected(
     if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
         raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
     tables = declared(configuration.experiment)
-    graph = graph_of(configuration, lambda varied: with_sweep(varied, nodes), tables, nodes)
-    stages = in_order(graph.stages)
-    names = list(dict.fromkeys(stage.name for stage in stages))
+    graph = study_of(configuration, lambda varied: with_sweep(varied, nodes), tables, nodes)
+    names = list(dict.fromkeys(stage.name for stage in graph.stages))
     for name in only:
         if name not in names:
             if name == SWEEP and (sweep := configuration.settings.sweep) is not None:
@@ -98,9 +97,7 @@ def selected(
                 f"--only {name}: unknown stage{did_you_mean(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
-    if graph.adaptive is not None:
-        return replace(graph, adaptive=replace(graph.adaptive, only=tuple(only)))
-    return replace(graph, stages=with_needs(stages, only) if only else stages)
+    return replace(graph, only=tuple(only))
 
 
 def run_entry(configuration: Configuration) -> dict[str, Row]:
@@ -108,7 +105,9 @@ def run_entry(configuration: Configuration) -> dict[str, Row]:
     return {"run": {"experiment": configuration.experiment.name}}
 
 
-def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:
+def check_training(
+    configuration: Configuration, graph: StudyGraph, nodes: Sequence[Hardware]
+) -> None:
     """Reject a training that the hardware cannot run. Raises ConfigError."""
     check_gpus(configuration, nodes, graph.stages)
     for where, name, section in _sections(configuration, graph):
@@ -137,7 +136,7 @@ def check_gpus(
         )
 
 
-def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> None:
+def check_size(configuration: Configuration, graph: StudyGraph, node: Hardware) -> None:
     """Reject workers and tasks that are larger than the only node of a cluster that cannot grow.
 
     Raises:
@@ -155,7 +154,7 @@ def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> No
                 _refuse(where, [Obstacle(dotted, asked, reason, advice)])
 
 
-def left_out_locally(configuration: Configuration, graph: Graph) -> list[str]:
+def left_out_locally(configuration: Configuration, graph: StudyGraph) -> list[str]:
     """Return the settings that a run in one process does not follow, each with what it does."""
     found = {}
     for _, name, section in _sections(configuration, graph):
@@ -166,11 +165,11 @@ def left_out_locally(configuration: Configuration, graph: Graph) -> list[str]:
                 found[f"{name}.loader.workers"] = f"{processes}: 0"
     sweep = configuration.settings.sweep
     if sweep is not None and sweep.scheduler is not None:
-        found["sweep.scheduler"] = f"{sweep.scheduler}: no trial is ended early"
+        found["sweep.scheduler"] = f"{sweep.scheduler.name}: no trial is ended early"
     return [f"{key} = {text}" for key, text in found.items()]
 
 
-def misfits(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> str:
+def misfits(configuration: Configuration, graph: StudyGraph, nodes: Sequence[Hardware]) -> str:
     """Return why this machine cannot run the graph; empty if it can."""
     try:
         check_training(configuration, graph, nodes)
@@ -187,7 +186,7 @@ def _refuse(where: str, found: Sequence[Obstacle]) -> None:
         )
 
 
-def _sections(configuration: Configuration, graph: Graph) -> Iterator[tuple[str, str, object]]:
+def _sections(configuration: Configuration, graph: StudyGraph) -> Iterator[tuple[str, str, object]]:
     """Yield each section with its name, and where it is from: the configuration or a point.
 
     The top level, whose name is empty, is the first.

@@ -1,82 +1,180 @@
-"""Axis of a sweep or a search: the values of a key that are tried or drawn from."""
+"""Axis of a study: the values of a key that are tried, or the range from which they are drawn.
+
+One grammar everywhere: a list ``[a, b]``, integers ``0..4``, or a range ``{low: 1, high: 9}``. A
+range may have ``log: true``, and a ``step``, which makes it a list.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from raypipe.config.settings import Settings
+from raypipe.config.validation import shown
 
 Value = bool | int | float | str | list[Any] | None
 
-_KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
+_KINDS = "must be a list of values, a range 0..4, or {low: ..., high: ...}"
+_INTEGERS = re.compile(r"(-?\d+)\.\.(-?\d+)")
+#: values of one axis
+_MOST = 1_000_000
 
 
 class AxisSettings(Settings):
-    """Values of a key: all of ``grid``, or draws from ``choice`` or from the range [low, high]."""
+    """Values of a key: those of a list, or a range from ``low`` to ``high``."""
 
-    grid: tuple[Value, ...] | None = Field(None, min_length=1)
-    """Values that are all tried."""
-    choice: tuple[Value, ...] | None = Field(None, min_length=1)
-    """Values that are drawn from."""
+    values: tuple[Value, ...] | None = None
+    """Values that are tried."""
     low: int | float | None = None
     """Lower end of a range, included."""
     high: int | float | None = None
     """Upper end of a range, included."""
+    step: int | float | None = Field(None, gt=0)
+    """Difference between values of the range; with `log` their ratio."""
     log: bool = False
-    """Whether a range is drawn evenly in the logarithm."""
+    """Whether a range is even in the logarithm."""
 
     @property
     def is_integer(self) -> bool:
         """Whether a range is of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of a range. Raises ValueError for a list."""
+        if self.low is None or self.high is None:
+            raise ValueError("a list of values has no ends")
+        return self.low, self.high
+
+    @property
+    def listed(self) -> tuple[Any, ...] | None:
+        """All values of a list, or of a range with a step; None for a range without."""
+        if self.values is not None or self.step is None:
+            return self.values
+        (low, high), step = self.ends, self.step
+        if self.log:
+            found = [low * step**n for n in range(1 + _floor(math.log(high / low, step)))]
+        else:
+            found = [low + step * n for n in range(1 + _floor((high - low) / step))]
+        is_whole = self.is_integer and isinstance(step, int)
+        return tuple(round(each) if is_whole else float(f"{each:.12g}") for each in found)
+
     @model_validator(mode="before")
     @classmethod
     def _section(cls, given: Any) -> Any:
+        given = {"values": given} if _is_list(given) else given
         if not isinstance(given, Mapping):
             raise ValueError(_KINDS)  # noqa: TRY004 - pydantic words a ValueError
+        if given.get("values") is not None:
+            return {**given, "values": values_of(given["values"])}
         return given
 
     @model_validator(mode="after")
     def _one_kind(self) -> AxisSettings:
         ranged = self.low is not None or self.high is not None
-        if (self.grid is not None) + (self.choice is not None) + ranged != 1:
+        if (self.values is not None) == ranged:
             raise ValueError(_KINDS)
+        if not ranged and (self.log or self.step is not None):
+            raise ValueError("log and step are for a range of low and high")
         if ranged:
             if self.low is None or self.high is None or not self.low < self.high:
                 raise ValueError("a range needs low and high, and low below high")
-            if self.log and self.low <= 0:
-                raise ValueError("log needs low above 0")
-        elif self.log:
-            raise ValueError("log is for a range of low and high")
+            if self.log and (self.low <= 0 or (self.step or 2) <= 1):
+                raise ValueError("log needs low above 0, and a step above 1")
         return self
 
 
-def dotted_axes(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield axes by dotted key, whatever their nesting; a plain list is a grid."""
+class AxesSettings(Settings):
+    """A section with axes."""
+
+    axes: dict[str, AxisSettings] = Field(min_length=1)
+    """Values by key: a list, integers `0..4`, or a range `{low: ..., high: ..., log: true}`; null
+    removes an axis.
+    """
+
+    @classmethod
+    def spelled_out(cls, given: Any) -> Any:
+        """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
+        if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
+            return {**given, "axes": type(given["axes"])(_dotted(given["axes"]))}
+        return given
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _present(cls, axes: Any) -> Any:
+        if not isinstance(axes, Mapping):
+            return axes
+        return {key: axis for key, axis in axes.items() if axis is not None}
+
+
+def values_of(value: Any) -> list[Any] | None:
+    """Return the values of an axis: of a list, integers ``0..4`` or a range with a step.
+
+    None for any other value.
+
+    Raises:
+        ValueError: an axis without a value, or with a value given twice.
+
+    """
+    if isinstance(value, Mapping) and is_range(value) and "step" in value:
+        return list(AxisSettings.model_validate(value).listed or ())
+    if not _is_list(value):
+        return None
+    if isinstance(value, str):
+        first, last = map(int, value.split(".."))
+        if last < first:
+            raise ValueError(f"the range {value} is empty: its end lies before its start")
+        if last - first >= _MOST:
+            raise ValueError(f"the range {value} has more than {_MOST:,} values")
+        return list(range(first, last + 1))
+    if not value:
+        raise ValueError("is an empty list: it has no value")
+    seen: set[str] = set()
+    for item in value:
+        text = json.dumps(item, sort_keys=True)
+        if text in seen:
+            raise ValueError(f"the value {shown(item)} is given twice")
+        seen.add(text)
+    return list(value)
+
+
+def is_range(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a range rather than a section."""
+    return {"low", "high"} <= set(value) <= set(AxisSettings.model_fields)
+
+
+def _is_list(value: Any) -> bool:
+    if isinstance(value, str):
+        return _INTEGERS.fullmatch(value) is not None
+    return isinstance(value, list | tuple)
+
+
+def _floor(count: float) -> int:
+    steps = math.floor(count + 1e-9)
+    if steps >= _MOST:
+        raise ValueError(f"a range with this step has more than {_MOST:,} values")
+    return steps
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield axes by dotted key, whatever their nesting."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not set(value) & set(AxisSettings.model_fields):
-            yield from dotted_axes(value, f"{key}.")
+            yield from _dotted(value, f"{key}.")
         else:
-            yield key, _alone({"grid": value} if isinstance(value, list | tuple) else value)
-
-
-def without_dropped(axes: Any) -> Any:
-    """Return axes by key without those that a higher level sets to null."""
-    if not isinstance(axes, Mapping):
-        return axes
-    return {key: axis for key, axis in axes.items() if axis is not None}
+            yield key, _alone({"values": value} if _is_list(value) else value)
 
 
 def _alone(axis: Any) -> Any:
     """Return an axis without the parts of another kind that a lower level gave it."""
     if not isinstance(axis, Mapping):
         return axis
-    others: dict[str, Any] = {"grid": None, "choice": None}
-    if axis.get("grid") is not None or axis.get("choice") is not None:
-        others |= {"low": None, "high": None, "log": False}
-    return others | dict(axis)
+    if axis.get("values") is None:
+        return {"values": None, **axis}
+    return {"low": None, "high": None, "step": None, "log": False, **axis}

@@ -58,15 +58,15 @@ def edge_of_axis(axis: AxisSettings, best: Any) -> Edge | None:
 
     In a range that is the twentieth at either end, in the logarithm if it is drawn so.
     """
-    if (values := axis.grid or axis.choice) is not None:
+    if (values := axis.listed) is not None:
         return edge_of_values(values, best)
-    if axis.low is None or axis.high is None or not _is_number(best):
+    if not _is_number(best):
         return None
-    low, high, at = (math.log(x) if axis.log else float(x) for x in (axis.low, axis.high, best))
+    low, high, at = (math.log(x) if axis.log else float(x) for x in (*axis.ends, best))
     share = (at - low) / (high - low)
     if _NEAR < share < 1 - _NEAR:
         return None
-    end, other = (axis.high, axis.low) if share > 0.5 else (axis.low, axis.high)
+    other, end = axis.ends if share > 0.5 else reversed(axis.ends)
     middle = math.sqrt(end * other) if axis.log else (end + other) / 2
     inner = round(middle) if axis.is_integer else middle
     return Edge(end, share > 0.5, _beyond(end, inner))

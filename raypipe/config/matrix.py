@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
 from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 
+from raypipe.config.axes import is_range, values_of
 from raypipe.config.search import RaceSettings, SearchSettings
 from raypipe.config.settings import Settings
 from raypipe.redaction import refuse_secrets
@@ -35,8 +36,8 @@ class MatrixSettings(Settings):
     """Points at which the experiment runs: ``dotted.key: [values]``, and the keys below."""
 
     axes: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    """Values by dotted key, of which every combination runs; `matrix.KEY` is short for
-    `matrix.axes.KEY`.
+    """Values by dotted key, of which every combination runs: a list, integers `0..4`, or a range
+    with a step; `matrix.KEY` is short for `matrix.axes.KEY`.
     """
     runs: PositiveInt | None = None
     """Repetitions of every point: run r adds 1000 x r to every key named `seed`."""
@@ -108,21 +109,28 @@ class MatrixSettings(Settings):
     def _lists(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or not isinstance(given.get("axes"), Mapping):
             return given
-        axes = {key: values for key, values in given["axes"].items() if values is not None}
-        for key, values in axes.items():
-            if not isinstance(values, list | tuple):
-                message = f"{key} = {values!r}: must be a list of values"
-                raise ValueError(message)  # noqa: TRY004 - pydantic words a ValueError
-            if not values:
-                raise ValueError(f"{key} = []: has no value, so the product is empty")
+        axes = {}
+        for key, given_values in given["axes"].items():
+            try:
+                values = values_of(given_values)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+            if values is not None:
+                axes[key] = values
+            elif given_values is not None:
+                raise ValueError(
+                    f"{key} = {given_values!r}: must be a list of values, a range 0..4, or "
+                    "{low: ..., high: ..., step: ...}"
+                )
         return {**given, "axes": axes}
 
     @model_validator(mode="after")
     def _consistent(self) -> MatrixSettings:
-        for key, values in [*self.axes.items(), ("points", self.points)]:
-            repeated = _repeated(values)
-            if repeated is not None:
-                raise ValueError(f"{key}: {json.dumps(repeated)} is given twice")
+        if self.points:
+            try:
+                values_of(self.points)
+            except ValueError as error:
+                raise ValueError(f"points: {error}") from None
         refuse_secrets({key: list(values) for key, values in self.axes.items()})
         for point in self.points:
             refuse_secrets(point)
@@ -195,7 +203,7 @@ def _reads_as_json(text: str) -> bool:
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and not is_range(value):
             yield from _dotted(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -204,14 +212,3 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _matches(point: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     """Whether a point has all values of a part; true is not 1."""
     return all(key in point and value_text(point[key]) == value_text(part[key]) for key in part)
-
-
-def _repeated(values: Sequence[Any]) -> Any:
-    """Return a value that occurs twice, or None."""
-    seen: set[str] = set()
-    for value in values:
-        text = json.dumps(value, sort_keys=True)
-        if text in seen:
-            return value
-        seen.add(text)
-    return None

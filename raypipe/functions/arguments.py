@@ -4,50 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from raypipe.config.validation import did_you_mean, shown
+from raypipe.config.axes import values_of
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.graph.identity import canonical_json
 
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 #: calls of one experiment
 _MOST_CALLS = 1_000_000
 
 
-def axis(value: Any) -> list[Any] | None:
-    """Return the values of an axis: those of a list, or of a range ``0..4``; None for one value.
-
-    Raises:
-        ValueError: a list or a range without a value, or a value given twice.
-
-    """
-    if isinstance(value, str) and (match := _RANGE.fullmatch(value)):
-        first, last = int(match[1]), int(match[2])
-        if last < first:
-            raise ValueError(f"the range {value} is empty: its end lies before its start")
-        if last - first >= _MOST_CALLS:
-            raise ValueError(f"the range {value} has more than {_MOST_CALLS:,} values")
-        return list(range(first, last + 1))
-    if not isinstance(value, list | tuple):
-        return None
-    if not value:
-        raise ValueError("is an empty list, so there would be no call")
-    seen: set[str] = set()
-    for item in value:
-        text = canonical_json(item)
-        if text in seen:
-            raise ValueError(f"the value {shown(item)} is given twice")
-        seen.add(text)
-    return list(value)
-
-
 def count(arguments: Mapping[str, Any]) -> int:
     """Return the number of calls."""
-    return math.prod(len(axis(value) or [value]) for value in arguments.values())
+    return math.prod(len(values_of(value) or [value]) for value in arguments.values())
 
 
 def calls(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -60,7 +31,7 @@ def calls(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     number = count(arguments)
     if number > _MOST_CALLS:
         raise ValueError(f"arguments: {number:,} calls; at most {_MOST_CALLS:,} are possible")
-    lists = [axis(value) or [value] for value in arguments.values()]
+    lists = [values_of(value) or [value] for value in arguments.values()]
     for values in product(*lists):
         yield dict(zip(arguments, values, strict=True))
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
+from raypipe.config.axes import values_of
 from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
-from raypipe.functions.arguments import axis, calls, check_signature, count
+from raypipe.functions.arguments import calls, check_signature, count
 from raypipe.functions.call import Expected, call, check_numbers
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import canonical_json, fingerprint
@@ -73,11 +74,11 @@ class FunctionSettings(Settings):
             if not name.isidentifier():
                 raise ValueError(f"{name!r}: is not the name of an argument")
             try:
-                axis(value)
+                values_of(value)
                 canonical_json(value)
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{name}: {error}") from None
-        refuse_secrets({name: axis(value) or value for name, value in arguments.items()})
+        refuse_secrets({name: values_of(value) or value for name, value in arguments.items()})
         return arguments
 
     @field_validator("minimize")
@@ -140,7 +141,7 @@ def _table(settings: FunctionSettings) -> Table:
     order = partial(
         _position,
         {
-            name: {repr(item): place for place, item in enumerate(axis(value) or [value])}
+            name: {repr(item): place for place, item in enumerate(values_of(value) or [value])}
             for name, value in settings.arguments.items()
         },
     )

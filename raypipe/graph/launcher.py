@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from raypipe.errors import FailureKind, Trace, UnitError
 
 if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
+    from raypipe.config.axes import AxisSettings
+    from raypipe.config.matrix import Point
     from raypipe.store.run_directory import RunDirectory
     from raypipe.training.job import Report, TrainingJob
 
@@ -153,6 +155,16 @@ class Launcher(Protocol):
 
     def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
         """Run a sweep's trials as the cluster has room; ``settings`` is the sweep's section."""
+        ...
+
+    def propose(
+        self,
+        settings: Any,
+        axes: Mapping[str, AxisSettings],
+        known: Sequence[tuple[Point, Sequence[float] | None]],
+        number: int,
+    ) -> Point:
+        """Return the next point of a sweep's searcher from the known ones and their costs."""
         ...
 
     def pool(

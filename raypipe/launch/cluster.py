@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
 from raypipe.config import search_path
+from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
@@ -169,6 +170,12 @@ class RayLauncher:
 
         self._control.pause()
         run_trials(trials, settings, run, self._control, self._nodes)
+
+    def propose(self, *known: Any) -> Point:
+        """Return a proposal of a searcher of Ray Tune."""
+        from raypipe.launch.trials import propose
+
+        return propose(*known)
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:

@@ -25,6 +25,7 @@ from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import Overdue, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
+    from raypipe.config.matrix import Point
     from raypipe.store.run_directory import RunDirectory
     from raypipe.study.sweep_settings import SweepSettings
     from raypipe.training.ending import Ending
@@ -97,6 +98,12 @@ class InlineLauncher:
                 trials.ended(job.trial_id, self.train(job, report))
             except UnitError as error:
                 trials.ended(job.trial_id, error)
+
+    def propose(self, *known: Any) -> Point:
+        """Return a proposal of a searcher of Ray Tune, which runs in this process."""
+        from raypipe.launch.trials import propose  # slow to import, and seldom needed
+
+        return propose(*known)
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:

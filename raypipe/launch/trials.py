@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import ray
 from ray import cloudpickle, tune
 from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
-from ray.tune.search import Searcher
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher, create_searcher
 from ray.util.placement_group import remove_placement_group
 
+from raypipe.config.axes import AxisSettings
+from raypipe.config.matrix import Point
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
 from raypipe.graph.launcher import Trials
@@ -33,6 +37,7 @@ from raypipe.launch.training import (
     train_with_ray,
 )
 from raypipe.store.run_directory import RunDirectory
+from raypipe.study.space import rounded
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import TrainingJob
 from raypipe.training.oom import unit_error
@@ -313,24 +318,77 @@ def _slots(job: TrainingJob) -> int:
     return max(1, room(of_a_worker(job)) // scaling.most_workers)
 
 
+def propose(
+    settings: SweepSettings,
+    axes: Mapping[str, AxisSettings],
+    known: Sequence[tuple[Point, Sequence[float] | None]],
+    number: int,
+) -> Point:
+    """Return the proposal of a searcher of Tune, which is made anew from the stored trials.
+
+    So it depends on these, its number and the seed, and not on the memory of a process.
+
+    Args:
+        settings: the section, with the name of the searcher and the seed.
+        axes: the axes by full key.
+        known: the points so far, each with its costs; None if it has failed or runs.
+        number: the number of the proposal.
+
+    Raises:
+        UnitError: the searcher's package is not installed.
+
+    """
+    name = settings.search
+    seed = int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0])
+    costs = [f"cost_{place}" for place in range(1 + len(settings.further_metrics))]
+    metric: Any = costs[0] if len(costs) == 1 else costs
+    mode: Any = "min" if len(costs) == 1 else ["min"] * len(costs)
+    points = [dict(point) for point, _ in known]
+    given = {"points_to_evaluate": points, "seed": seed, "random_state_seed": seed}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of versions to come, and of values that are lists
+        try:
+            searcher = create_searcher(name, metric=metric, mode=mode, **given)
+        except (ImportError, AssertionError) as error:
+            raise UnitError("sweep", "error", f"sweep.search = {name}: {error}") from error
+        searcher.set_search_properties(metric, mode, {k: _domain(a) for k, a in axes.items()})
+        for place, (_, values) in enumerate(known):
+            searcher.suggest(str(place))
+            result = None if values is None else dict(zip(costs, values, strict=True))
+            searcher.on_trial_complete(str(place), result, error=result is None)
+        found = searcher.suggest(str(len(known)))
+    if not isinstance(found, Mapping):
+        raise UnitError("sweep", "error", f"sweep.search = {name}: proposes nothing")
+    return {key: rounded(axis, found[key]) for key, axis in axes.items()}
+
+
+def _domain(axis: AxisSettings) -> Any:
+    """Return an axis as a search space of Tune."""
+    if axis.listed is not None:
+        return tune.choice(list(axis.listed))
+    low, high = axis.ends
+    if axis.is_integer:
+        draw: Any = tune.lograndint if axis.log else tune.randint
+        return draw(int(low), int(high) + 1)
+    return (tune.loguniform if axis.log else tune.uniform)(float(low), float(high))
+
+
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
     """Return the scheduler that stops bad trials, with earlier commands' results replayed."""
-    if settings.scheduler not in ("asha", "median"):
+    if settings.scheduler is None:
         return None
     metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
-    mode, grace = settings.direction, settings.grace_steps or 1
-    scheduler: TrialScheduler
-    if settings.scheduler == "asha":
-        factor = settings.reduction_factor
-        scheduler = AsyncHyperBandScheduler("step", metric, mode, _ENDLESS, grace, factor)
-    else:
-        scheduler = MedianStoppingRule(
-            "step",
-            metric,
-            mode,
-            grace_period=grace,
-            min_time_slice=cast("int", math.inf),  # it would pause trials to start others
-        )
+    options = settings.scheduler.model_dump(exclude={"name"}, exclude_none=True)
+    own = {
+        "asha": {"max_t": _ENDLESS},
+        # it would pause trials to start others
+        "median": {"min_time_slice": cast("int", math.inf)},
+    }
+    name = {"asha": "async_hyperband", "median": "median_stopping_rule"}[settings.scheduler.name]
+    options |= own[settings.scheduler.name]
+    scheduler = tune.create_scheduler(
+        name, time_attr="step", metric=metric, mode=settings.mode, **options
+    )
     earlier: dict[str, Any] = {}
     for trial_id, row in trials.history():
         if trial_id not in earlier:

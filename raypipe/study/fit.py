@@ -16,7 +16,7 @@ from raypipe.graph.stages import job_of
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
 from raypipe.store.ledger import Row
-from raypipe.study.pareto import peak_bytes
+from raypipe.study.recommendation import peak_bytes
 from raypipe.study.sweep_settings import ConstraintSettings, SweepSettings
 from raypipe.study.trials import Trial, TrialMaker, check_counts_steps, training_stage, trainings
 
@@ -235,7 +235,7 @@ def fitting(
                 f"{configuration.origin}: {name}.command: the script does not receive "
                 "{micro_batch}, whose largest value raypipe fit finds"
             )
-        axis = AxisSettings(grid=_precisions(training))
+        axis = AxisSettings(values=_precisions(training))
         sweep = SweepSettings(
             stage=name,
             axes={f"{name}.training.precision": axis},

@@ -22,7 +22,7 @@ from raypipe.store.tables import Column
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
 from raypipe.training.tables import TRIALS
-from raypipe.training.task import JobTask, TrainTask
+from raypipe.training.task import TrainTask
 
 Mode = Literal["min", "max"]
 _NUMBERS = {column.name for column in TRIALS.columns if column.type in ("integer", "real")}
@@ -40,7 +40,7 @@ class Objective:
     def __init__(self, sweep: SweepSettings, declared: Sequence[Column]) -> None:
         self.column = sweep.metric or ""
         self.mode: Mode = sweep.mode or "min"
-        self._declared = declared
+        self._further, self._declared = sweep.further_metrics, declared
 
     def settle(self, row: Row) -> None:
         """Take the metric of a finished trial, or check that it has the one that was given.
@@ -49,8 +49,6 @@ class Objective:
             UnitError: it has none, or not this one.
 
         """
-        if row["status"] != "succeeded":
-            return
         # a held-out metric counts also where it ended in NaN: other trials may have a value
         numbers = [
             name
@@ -61,26 +59,25 @@ class Objective:
         if not self.column and measures:
             self.column = measures[0].name
             self.mode = "max" if measures[0].better == "higher" else "min"
-        elif self.column not in row and self.column not in _NUMBERS:
-            known = [*(name for name in numbers if name.startswith(PREFIX)), LOSS.name]
-            near = did_you_mean(self.column, known) if self.column else ""
-            named = f"sweep.metric = {self.column}" if self.column else "sweep.metric"
-            raise UnitError(
-                "sweep",
-                "error",
-                f"{named}: the first finished trial has no such metric{near} "
-                f"(it has: {', '.join(known)}); the other trials were not started",
-            )
+        for column in (self.column, *self._further):
+            if column not in row and column not in _NUMBERS:
+                known = [*(name for name in numbers if name.startswith(PREFIX)), LOSS.name]
+                near = did_you_mean(column, known) if column else ""
+                raise UnitError(
+                    "sweep",
+                    "error",
+                    f"sweep.metric = {column}: the first finished trial has no such metric{near} "
+                    f"(it has: {', '.join(known)}); the other trials were not started",
+                )
 
-    def value(self, row: Row) -> float | None:
-        """Return the finite value of a trial; None without one."""
-        self.settle(row)
-        return finite_or_none(row.get(self.column))
-
-    def cost(self, row: Row) -> float | None:
-        """Return the value of a trial so that less is better; None without one."""
-        value = self.value(row)
-        return -value if value is not None and self.mode == "max" else value
+    def costs(self, row: Row) -> list[float] | None:
+        """Return the values of a trial so that less is better; None if it lacks one."""
+        if row["status"] not in ("succeeded", "interrupted"):
+            return None
+        modes = {self.column: self.mode, **self._further}
+        values = {name: finite_or_none(row.get(name)) for name in modes}
+        costs = [v if modes[name] == "min" else -v for name, v in values.items() if v is not None]
+        return costs if len(costs) == len(modes) else None
 
 
 def declared_columns(configuration: Configuration) -> list[Column]:
@@ -99,23 +96,22 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
 
     """
     sweep: SweepSettings = configuration.settings.sweep
-    declared = declared_columns(configuration)
+    declared, where = declared_columns(configuration), f"{configuration.origin}: sweep.metric"
     monitor = training.settings.training.monitor
     monitors = {} if monitor is None else monitors_of({"monitor": monitor.model_dump()})
-    name = sweep.metric
-    if name is not None:
-        _check(name, configuration, training, monitors)
-    elif sweep.kind == "systems":
-        name = sweep.metric_name
-    elif monitors or sweep.scheduler in ("asha", "median"):
+    for name in (sweep.metric, *sweep.further_metrics):
+        if name is not None and name not in monitors:
+            _check(name, f"{where} = {name}", configuration, training)
+    name = sweep.metric_name
+    if not name and (monitors or sweep.scheduler is not None):
         name = next(iter(monitors), LOSS.name)
-    if name is None:
+    if not name:
         return sweep
     mode = sweep.mode or direction(name, declared, monitors)
     if not mode:
         raise ConfigError(
-            f"{configuration.origin}: sweep.metric = {name}: nothing tells whether less or more of "
-            "it is better; give sweep.mode: min or sweep.mode: max"
+            f"{where} = {name}: nothing tells whether less or more of it is better; give "
+            "sweep.mode: min or sweep.mode: max"
         )
     return sweep.model_copy(update={"metric": name, "mode": mode})
 
@@ -132,22 +128,17 @@ def direction(
     return {"lower": "min", "higher": "max"}.get(better, "")  # type: ignore[return-value]
 
 
-def _check(
-    name: str, configuration: Configuration, training: Training, monitors: Mapping[str, str]
-) -> None:
+def _check(name: str, where: str, configuration: Configuration, training: Training) -> None:
     """Raise ConfigError for a metric that no trial will have, if that is known."""
     declared = [column.name for column in configuration.experiment.step_metrics]
-    if name in (*_NUMBERS, *declared, *monitors):
-        return
     task = training.task(None)
-    if isinstance(task, ExternalTask) or name in task.columns():
+    if name in (*_NUMBERS, *declared) or isinstance(task, ExternalTask) or name in task.columns():
         return  # what a script reports is known after its first trial
-    where = f"{configuration.origin}: sweep.metric = {name}"
-    known = sorted({*_NUMBERS, *declared})
     if not name.startswith(PREFIX):
-        near = did_you_mean(name, known)
+        near = did_you_mean(name, sorted({*_NUMBERS, *declared}))
         raise ConfigError(f"{where}: is not a number of the table trials{near}")
-    if not _evaluates(task):
+    own = ("build_eval_dataset", "evaluate")
+    if all(getattr(type(task), each, None) is getattr(TrainTask, each) for each in own):
         raise ConfigError(
             f"{where}: the task has no held-out data (build_eval_dataset); take {LOSS.name}"
         )
@@ -157,10 +148,3 @@ def _check(
             f"{where}: is not a declared metric{near} (declared: {', '.join(declared)}; add it to "
             "Experiment(step_metrics=...) if the task has it)"
         )
-
-
-def _evaluates(task: JobTask) -> bool:
-    """Whether a task evaluates its model on held-out data, or in a way of its own."""
-    own = type(task)
-    names = ("build_eval_dataset", "evaluate")
-    return any(getattr(own, name, None) is not getattr(TrainTask, name) for name in names)

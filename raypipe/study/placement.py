@@ -96,7 +96,7 @@ class PointBuilder:
             values |= {f"{section}.effective_batch": effective for section in _batched(point)}
         origin = f"{configuration.origin}: {where} ({point_text(point)})"
         try:
-            varied = configuration.with_values(values, origin)
+            varied = configuration.with_values(values, origin) if values else configuration
         except BatchConflict:
             if effective is None:
                 raise
@@ -130,7 +130,7 @@ class Placement:
         known: Sequence[BuiltPoint],
         only: Sequence[str] = (),
     ) -> None:
-        self._axes, self._only = axes, only
+        self._axes, self.only = axes, only
         self._decisive: dict[str, Sequence[str]] = {}
         for name in dict.fromkeys(name for built in known for name in built.stages):
             having = [(b.point, b.stages) for b in known if name in b.stages]
@@ -151,8 +151,8 @@ class Placement:
 
         """
         point, stages, added = built.point, built.stages, dict[str, Stage]()
-        if self._only:
-            stages = {s.name: s for s in with_needs(list(stages.values()), self._only)}
+        if self.only:
+            stages = {s.name: s for s in with_needs(list(stages.values()), self.only)}
         values = {name: {key: point[key] for key in self.keys_of(name)} for name in stages}
         labels = {name: variant_label(values[name]) for name in stages}
         keys = set()

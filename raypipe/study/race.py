@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pandas as pd
@@ -19,13 +19,16 @@ from numpy.typing import ArrayLike
 
 from raypipe.config.matrix import SEED, Point, point_text
 from raypipe.config.search import Mode, RaceSettings
+from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
 from raypipe.report.formatting import number as number_text
+from raypipe.report.measures import monitors_of
 from raypipe.stats import ALPHA, friedman, paired_comparisons, runs_needed
 from raypipe.store.ledger import Row
-from raypipe.study.metric import Metric
-from raypipe.study.point_loop import Outcome
+from raypipe.store.tables import Table
+from raypipe.study.loop import Outcome
+from raypipe.study.metric import Metric, metric_of, mode_of
 
-TABLE = "race"
 #: probability with which a race of the recommended length finds a difference
 _POWER = 0.8
 #: the place of a point in the matrix, and the number of a seed
@@ -203,36 +206,31 @@ class Race:
 
     """
 
-    table = TABLE
+    table = "race"
+    is_compared = True
+    decisive: Mapping[str, Any] = {}
 
     def __init__(
         self, settings: RaceSettings, metric: Metric, mode: Mode, points: Sequence[Point]
     ) -> None:
-        self._settings, self._metric, self._mode = settings, metric, mode
-        self._points = points
+        self._settings, self._mode, self._points = settings, mode, points
+        self.metrics = [metric]
+        self.varied = list(dict.fromkeys(key for point in points for key in point))
         self._names = [point_text(point) for point in points]
         self._results: dict[Run, float | None] = {}
         self._asked: set[Run] = set()
         self._state = standing(self._names, {}, settings, mode)
 
     @property
-    def varied(self) -> list[str]:
-        """The keys in which its points differ."""
-        return list(dict.fromkeys(key for point in self._points for key in point))
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metrics to measure at each point."""
-        return [self._metric]
-
-    @property
     def is_over(self) -> bool:
         """Whether the race is decided, or cannot be with the allowed seeds."""
         return bool(self._state.verdict)
 
-    def stored(self) -> list[Run]:
-        """Return nothing: the runs follow from the results."""
-        return []
+    @property
+    def text(self) -> str:
+        """The number of points and seeds."""
+        first, most = first_runs(self._settings, len(self._points)), self._settings.most_runs
+        return f"race: {len(self._points)} points, {first} to {most} seeds each"
 
     def ask(self) -> list[Run]:
         """Return the runs that the next decision needs and that were not returned before."""
@@ -240,16 +238,21 @@ class Race:
         self._asked.update(due)
         return due
 
-    def point(self, asked: Run) -> Point:
-        """Return the values of the varied keys of a run."""
+    def points(self, asked: Run) -> Iterable[Point]:
+        """Return the point of a run."""
         place, run = asked
-        return {**self._points[place], SEED: run}
+        return ({**self._points[place], SEED: run},)
+
+    def expected(self) -> Iterator[Point]:
+        """Yield every point with as many seeds as are allowed."""
+        for run in range(self._settings.most_runs):
+            yield from ({**point, SEED: run} for point in self._points)
 
     def tell(self, asked: Run, outcome: Outcome) -> str:
         """Record the outcome of a run; return what the round decided, if it is complete."""
         value = None
         if outcome.failure is None:
-            value = outcome.measured[self._metric.name].value
+            value = outcome.measured[self.metrics[0].name].value
         self._results[asked] = value
         if not all(run in self._results for run in self._state.due):
             return ""
@@ -267,7 +270,7 @@ class Race:
         lines.append(f"race: round {last['round']}, {last['runs']} seeds: {verdict}")
         return "\n".join(lines)
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> Mapping[str, Row]:
         """Return the rows of all rounds so far."""
         found = {}
         for row in self._state.rows:
@@ -275,6 +278,32 @@ class Race:
             point = json.dumps(self._points[row["place"]])
             found[f"{row['round']:06}/{point}"] = {**shown, "point": point}
         return found
+
+
+def race_of(
+    configuration: Configuration,
+    settings: RaceSettings,
+    tables: Mapping[str, Table],
+    points: Sequence[Point],
+) -> Callable[[Mapping[str, Row]], Race]:
+    """Return what makes the race of a matrix; it follows from the results alone.
+
+    Raises:
+        ConfigError: a table or column that does not exist, or too few points or seeds.
+
+    """
+    where = f"{configuration.origin}: matrix.race"
+    metric = metric_of(settings, tables, where)
+    mode = mode_of(settings, tables, where, monitors_of(configuration.settings.model_dump()))
+    if len(points) < 2:
+        raise ConfigError(f"{where}: the matrix has {len(points)} point; a race needs two or more")
+    least = runs_needed(1, settings.alpha)
+    if settings.most_runs < least:
+        raise ConfigError(
+            f"{where}.most_runs = {settings.most_runs}: with fewer than {least} seeds no test can "
+            f"reach alpha = {settings.alpha:g}; raise it"
+        )
+    return lambda _: Race(settings, metric, mode, points)
 
 
 def _needed(

@@ -8,24 +8,32 @@ an uninterrupted one whose points end in the same order.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from pydantic import BaseModel
 
-from raypipe.config.matrix import Point, point_text
+from raypipe.config.matrix import MatrixSettings, Point, point_text
 from raypipe.config.search import Mode, SearchSettings
+from raypipe.config.validation import dig
+from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
+from raypipe.hardware import Hardware
 from raypipe.report.formatting import number as number_text
+from raypipe.report.measures import monitors_of
 from raypipe.stats import on_pareto_front, ranked
 from raypipe.store.ledger import Row
-from raypipe.study.metric import Metric
-from raypipe.study.optuna_samplers import Direction, distribution, sampler_for, study_of
-from raypipe.study.point_loop import Outcome
+from raypipe.store.tables import Table
+from raypipe.study.loop import Outcome
+from raypipe.study.metric import Metric, metric_of, mode_of
+from raypipe.study.placement import BuiltPoint, PointBuilder
+from raypipe.study.space import distribution, draw, rounded, sampler_for, study_of
 
-TABLE = "search"
-#: significant digits of a value of a range, and the relative width below which it keeps all
-_DIGITS, _NARROW = 6, 1e-3
+#: points at which a value of an axis is tried before it counts as impossible
+_TRIES = 8
 #: what a population's sampler stores with a trial
 _GENERATION = ":generation"
 
@@ -48,37 +56,8 @@ class Bound:
         return found
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A proposed point; ``status`` as in the table.
-
-    ``order`` counts the points that ended before; ``attributes`` are those of Optuna's trial.
-    """
-
-    number: int
-    values: Point
-    status: str = "running"
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    violations: Mapping[str, float] = field(default_factory=dict)
-    order: int | None = None
-    best: float | None = None
-    on_front: bool = False
-    message: str | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """The key of its row, in the order of the proposals."""
-        return f"{self.number:06}"
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether it was measured and meets every condition."""
-        return self.status == "succeeded" and all(v <= 0 for v in self.violations.values())
-
-
 class Search:
-    """The proposals of a search, and the next ones.
+    """The proposals of a search by key, in the order in which they were asked.
 
     Args:
         settings: the section of the configuration.
@@ -86,10 +65,12 @@ class Search:
         bounds: its constraints.
         concurrent: the number of proposals in flight.
         rows: the table ``search`` of earlier commands by key.
+        combine: returns the points of the matrix at which a proposal runs.
 
     """
 
-    table = TABLE
+    table = "search"
+    is_compared = False
 
     def __init__(
         self,
@@ -98,19 +79,22 @@ class Search:
         bounds: Sequence[Bound],
         concurrent: int,
         rows: Mapping[str, Row],
+        combine: Callable[[Point], Iterable[Point]] = lambda point: [point],
     ) -> None:
-        self._settings, self._concurrent = settings, concurrent
+        self._settings, self._concurrent, self._combine = settings, concurrent, combine
         self._objectives, self._bounds = objectives, bounds
-        self._distributions = {
-            key: distribution(axis) for key, axis in sorted(settings.axes.items())
-        }
-        #: by key, in the order in which they were asked
-        self.proposals = {key: _proposal(row) for key, row in rows.items()}
+        self._distributions = {key: distribution(settings.axes[key]) for key in sorted(self.varied)}
+        self._rows = {key: dict(row) for key, row in rows.items()}
+        #: of earlier commands; those that failed are tried again
+        self._stored = [key for key, row in rows.items() if row["status"] != "excluded"]
+        plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
+        modes = [mode for _, mode in objectives]
+        self.decisive = {**plain, "points": list(combine({})), "modes": modes}
 
     @property
     def varied(self) -> list[str]:
         """The keys in which its points differ."""
-        return list(self._distributions)
+        return list(self._settings.axes)
 
     @property
     def metrics(self) -> list[Metric]:
@@ -121,191 +105,227 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether all points were proposed and have ended."""
-        return not self._running and len(self.proposals) >= self._settings.trials
+        return not self._running and len(self._rows) >= self._settings.trials
 
-    def stored(self) -> list[Proposal]:
-        """Return the proposals of earlier commands; those that failed are tried again."""
-        return [each for each in self.proposals.values() if each.status != "excluded"]
+    @property
+    def text(self) -> str:
+        """The number of points, and the sampler."""
+        settings, fixed = self._settings, len(self.decisive["points"])
+        each = f", each at {fixed} points of the matrix" if fixed > 1 else ""
+        return f"search: at most {settings.trials} points by {settings.sampler}{each}"
 
-    def ask(self) -> list[Proposal]:
-        """Return further proposals, as many as there is room for."""
-        found = []
-        while len(self._running) < self._concurrent and (proposal := self._propose()) is not None:
-            self._put(proposal)
-            found.append(proposal)
+    def ask(self) -> list[str]:
+        """Return the keys of further proposals, as many as there is room for."""
+        found, self._stored = self._stored, []
+        while self._running < self._concurrent and len(self._rows) < self._settings.trials:
+            number = len(self._rows)
+            values, attributes = self._sampled(number)
+            key = f"{number:06}"
+            found.append(key)
+            self._rows[key] = {
+                "number": number,
+                "point": json.dumps(values),
+                "status": "running",
+                "feasible": None,
+                "on_front": False,
+                "best": None,
+                "ended": None,
+                "message": None,
+                "violations": {},
+                "metrics": {},
+                "attributes": attributes,
+            }
         return found
 
-    def point(self, proposal: Proposal) -> Point:
-        """Return the values of the varied keys of a proposal."""
-        return proposal.values
+    def points(self, asked: str) -> Iterable[Point]:
+        """Return a proposal at all points of the matrix."""
+        return self._combine(self._values(asked))
 
-    def tell(self, proposal: Proposal, outcome: Outcome) -> str:
+    def tell(self, asked: str, outcome: Outcome) -> str:
         """Record how a proposal ended; return a line that says so."""
-        known = self.proposals[proposal.key]
-        if known.status == "succeeded":
+        row = self._rows[asked]
+        if row["status"] == "succeeded":
             return ""
-        ended = replace(known, order=known.order if known.order is not None else self._ended)
+        if row["ended"] is None:
+            row["ended"] = sum(each["ended"] is not None for each in self._rows.values())
         values = {name: each.value for name, each in outcome.measured.items()}
+        lacking = [name for name, value in values.items() if value is None]
         if outcome.failure is not None:
             status = "excluded" if outcome.excluded else "failed"
-            ended = replace(ended, status=status, message=outcome.failure)
-        elif lacking := [name for name, value in values.items() if value is None]:
+            row |= {"status": status, "message": outcome.failure}
+        elif lacking:
             message = f"{', '.join(lacking)}: has no finite number"
-            ended = replace(ended, status="failed", message=message)
+            row |= {"status": "failed", "message": message}
         else:
-            numbers = {name: float(value) for name, value in values.items() if value is not None}
             broken: dict[str, float] = {}
             for bound in self._bounds:
-                broken |= bound.violations(numbers[bound.metric.name])
-            ended = replace(
-                ended, status="succeeded", metrics=numbers, violations=broken, message=None
-            )
-        self._put(ended)
-        self._put(replace(ended, best=self._best()))
-        self._mark_front()
-        return self._text(self.proposals[ended.key])
+                broken |= bound.violations(float(values[bound.metric.name] or 0))
+            row |= {**values, "status": "succeeded", "message": None, "metrics": values}
+            row |= {"violations": broken, "feasible": all(v <= 0 for v in broken.values())}
+        self._rank()
+        return self._line(row)
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> Mapping[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
         objectives = json.dumps({metric.name: mode for metric, mode in self._objectives})
-        return {
-            key: {**_row(each), "objectives": objectives} for key, each in self.proposals.items()
-        }
+        return {key: {**row, "objectives": objectives} for key, row in self._rows.items()}
+
+    def expected(self) -> Iterator[Point]:
+        """Yield the points of known proposals, and of drawn ones in place of those to come."""
+        known = [key for key, row in self._rows.items() if row["status"] != "excluded"]
+        for key in known:
+            yield from self.points(key)
+        for number in range(len(self._rows), self._settings.trials):
+            yield from self._combine(draw(self._settings.axes, self._settings.seed, number))
 
     @property
-    def _running(self) -> list[Proposal]:
-        return [each for each in self.proposals.values() if each.status == "running"]
+    def _running(self) -> int:
+        return sum(row["status"] == "running" for row in self._rows.values())
 
-    @property
-    def _ended(self) -> int:
-        return sum(each.order is not None for each in self.proposals.values())
-
-    def _put(self, proposal: Proposal) -> None:
-        self.proposals[proposal.key] = proposal
-
-    def _propose(self) -> Proposal | None:
-        number = len(self.proposals)
-        if number >= self._settings.trials:
-            return None
-        values, attributes = self._sampled(number)
-        return Proposal(number, values, attributes=attributes)
+    def _values(self, key: str) -> Point:
+        values: Point = json.loads(self._rows[key]["point"])
+        return values
 
     def _sampled(self, number: int) -> tuple[Point, dict[str, Any]]:
         """Return the values of a new point, and the attributes of its trial."""
         settings = self._settings
         sampler = sampler_for(settings.sampler, settings.seed, number, settings.trials)
-        study = study_of(self._directions, sampler)
+        study = study_of(
+            ["maximize" if mode == "max" else "minimize" for _, mode in self._objectives], sampler
+        )
         if settings.sampler == "qmc":  # the sequence does not depend on the metrics
             for _ in range(number):
                 study.tell(study.ask(self._distributions), [0.0] * len(self._objectives))
         else:
-            study.add_trials([self._trial(self.proposals[key]) for key in sorted(self.proposals)])
+            study.add_trials([self._trial(key) for key in sorted(self._rows)])
         asked = study.ask(self._distributions)
         attributes = study.get_trials(deepcopy=False)[-1].system_attrs
         kept = {key: value for key, value in attributes.items() if key.endswith(_GENERATION)}
-        return {key: self._rounded(key, value) for key, value in asked.params.items()}, kept
+        values = {key: rounded(settings.axes[key], v) for key, v in asked.params.items()}
+        return values, kept
 
-    def _rounded(self, key: str, value: Any) -> Any:
-        """Return a value of a range with few digits, unless the range is narrow."""
-        axis = self._settings.axes[key]
-        if axis.low is None or axis.high is None or not isinstance(value, float):
-            return value
-        if axis.high - axis.low < _NARROW * max(abs(axis.low), abs(axis.high)):
-            return value
-        return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
-
-    def _trial(self, proposal: Proposal) -> FrozenTrial:
-        """Return a point as Optuna knows it."""
+    def _trial(self, key: str) -> FrozenTrial:
+        """Return a proposal as Optuna knows it."""
+        row, values = self._rows[key], self._values(key)
         about: dict[str, Any] = {
-            "params": {key: proposal.values[key] for key in self._distributions},
+            "params": {name: values[name] for name in self._distributions},
             "distributions": self._distributions,
-            "system_attrs": dict(proposal.attributes),
+            "system_attrs": dict(row["attributes"]),
         }
-        if proposal.status != "succeeded":
-            state = TrialState.RUNNING if proposal.status == "running" else TrialState.FAIL
+        if row["status"] != "succeeded":
+            state = TrialState.RUNNING if row["status"] == "running" else TrialState.FAIL
             return create_trial(state=state, **about)
-        values = [proposal.metrics[metric.name] for metric, _ in self._objectives]
-        broken = dict(proposal.violations) or None
-        return create_trial(state=TrialState.COMPLETE, values=values, constraints=broken, **about)
+        metrics = [row["metrics"][metric.name] for metric, _ in self._objectives]
+        broken = dict(row["violations"]) or None
+        return create_trial(state=TrialState.COMPLETE, values=metrics, constraints=broken, **about)
 
-    @property
-    def _directions(self) -> list[Direction]:
-        return ["maximize" if mode == "max" else "minimize" for _, mode in self._objectives]
-
-    @property
-    def _signs(self) -> list[int]:
-        return [-1 if mode == "max" else 1 for _, mode in self._objectives]
-
-    def _costs(self, proposals: Sequence[Proposal]) -> list[list[float]]:
+    def _rank(self) -> None:
+        """Mark the measured points that no other dominates, and the best value so far of each."""
+        known = [row for row in self._rows.values() if row["feasible"]]
+        signs = [-1 if mode == "max" else 1 for _, mode in self._objectives]
         names = [metric.name for metric, _ in self._objectives]
-        return [
-            [sign * each.metrics[name] for name, sign in zip(names, self._signs, strict=True)]
-            for each in proposals
+        costs = [
+            [sign * row["metrics"][name] for name, sign in zip(names, signs, strict=True)]
+            for row in known
         ]
-
-    def _best(self) -> float | None:
-        """Return the best value so far; None with several metrics or without any."""
-        known = [each for each in self.proposals.values() if each.is_feasible]
-        if len(self._objectives) > 1 or not known:
-            return None
-        return self._signs[0] * min(cost for (cost,) in self._costs(known))
-
-    def _mark_front(self) -> None:
-        """Mark the measured points that no other one dominates."""
-        known = [each for each in self.proposals.values() if each.is_feasible]
-        costs = self._costs(known)
-        if len(self._objectives) == 1:
-            places = range(len(known))
-            order, ties = ranked([cost for (cost,) in costs], places, [0] * len(known), "lower")
-            best = {known[place].key for place in order[:ties]}
+        if len(names) == 1:
+            order, ties = ranked(
+                [c for (c,) in costs], range(len(known)), [0] * len(known), "lower"
+            )
+            best = list(order[:ties])
+            by_end = {row["ended"]: row for row in self._rows.values() if row["ended"] is not None}
+            cost_of = {row["ended"]: cost for row, (cost,) in zip(known, costs, strict=True)}
+            so_far = math.inf
+            for end in sorted(by_end):
+                so_far = min(so_far, cost_of.get(end, math.inf))
+                by_end[end]["best"] = None if math.isinf(so_far) else signs[0] * so_far
         else:
-            kept = zip(known, on_pareto_front(costs), strict=True) if known else ()
-            best = {each.key for each, is_kept in kept if is_kept}
-        for each in list(self.proposals.values()):
-            self._put(replace(each, on_front=each.key in best))
+            kept = on_pareto_front(costs) if known else ()
+            best = [place for place, is_kept in enumerate(kept) if is_kept]
+        for row in self._rows.values():
+            row["on_front"] = False
+        for place in best:
+            known[place]["on_front"] = True
 
-    def _text(self, ended: Proposal) -> str:
-        shown = f"search: point {ended.number + 1} of {self._settings.trials}"
-        shown += f" ({point_text(ended.values)}): "
-        if ended.status != "succeeded":
-            return f"{shown}{ended.status} ({ended.message})"
-        shown += ", ".join(f"{name} {number_text(v)}" for name, v in ended.metrics.items())
-        if not ended.is_feasible:
-            return f"{shown}; breaks {', '.join(k for k, v in ended.violations.items() if v > 0)}"
-        if not ended.on_front or len(self._signs) > 1:
+    def _line(self, row: Row) -> str:
+        values = json.loads(row["point"])
+        shown = f"search: point {row['number'] + 1} of {self._settings.trials}"
+        shown += f" ({point_text(values)}): "
+        if row["status"] != "succeeded":
+            return f"{shown}{row['status']} ({row['message']})"
+        shown += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
+        if not row["feasible"]:
+            return f"{shown}; breaks {', '.join(k for k, v in row['violations'].items() if v > 0)}"
+        if not row["on_front"] or len(self._objectives) > 1:
             return shown
-        shared = sum(each.on_front for each in self.proposals.values()) > 1
+        shared = sum(each["on_front"] for each in self._rows.values()) > 1
         return shown + ("; as good as the best so far" if shared else "; the best so far")
 
 
-def _row(proposal: Proposal) -> Row:
-    """Return the row of a proposal: declared columns, a column per metric, and internal values."""
-    return {
-        "number": proposal.number,
-        "point": json.dumps(proposal.values),
-        "status": proposal.status,
-        "feasible": proposal.is_feasible if proposal.status == "succeeded" else None,
-        "on_front": proposal.on_front,
-        "best": proposal.best,
-        "ended": proposal.order,
-        "message": proposal.message,
-        **proposal.metrics,
-        "violations": dict(proposal.violations),
-        "metrics": dict(proposal.metrics),
-        "attributes": dict(proposal.attributes),
-    }
+def search_of(
+    configuration: Configuration,
+    matrix: MatrixSettings,
+    tables: Mapping[str, Table],
+    nodes: Sequence[Hardware],
+    values: BaseModel,
+) -> Callable[[Mapping[str, Row]], Search]:
+    """Return what makes the search of a matrix from stored rows.
+
+    ``values`` are the settings of a point, which tell the type of each key.
+
+    Raises:
+        ConfigError: a table or column that does not exist.
+
+    """
+    where, settings = f"{configuration.origin}: matrix.search", matrix.search
+    if settings is None:
+        raise ValueError("the matrix has no search")
+    at, monitors = f"{where}.metrics", monitors_of(configuration.settings.model_dump())
+    objectives = [
+        (metric_of(each, tables, at), mode_of(each, tables, at, monitors))
+        for each in settings.metrics
+    ]
+    bounds = [
+        Bound(metric_of(each, tables, f"{where}.constraints"), each.at_most, each.at_least)
+        for each in settings.constraints
+    ]
+    plain, axes = values.model_dump(), dict(settings.axes)
+    for key, axis in axes.items():  # `low: 1` of a key of real numbers
+        if axis.values is None and isinstance(dig(plain, *key.split(".")), float):
+            low, high = map(float, axis.ends)
+            axes[key] = axis.model_copy(update={"low": low, "high": high})
+    typed = settings.model_copy(update={"axes": axes})
+    devices = sum(len(node.gpus) for node in nodes) or sum(node.cpus for node in nodes)
+    at_once = -(-devices // len(list(matrix.all_points())))
+    concurrent = settings.concurrent or max(1, min(at_once, settings.trials // 4))
+    return lambda rows: Search(typed, objectives, bounds, concurrent, rows, matrix.all_points)
 
 
-def _proposal(row: Row) -> Proposal:
-    return Proposal(
-        row["number"],
-        json.loads(row["point"]),
-        row["status"],
-        row["metrics"],
-        row["violations"],
-        row["ended"],
-        row["best"],
-        row["on_front"],
-        row["message"],
-        row["attributes"],
-    )
+def probes(settings: SearchSettings, fixed: Point, builder: PointBuilder) -> Iterator[BuiltPoint]:
+    """Yield points that show on which keys each stage depends, and that the axes are possible.
+
+    They are the ends and two draws of each axis at a point of the matrix. A value that is
+    impossible there is tried with drawn values of other axes.
+
+    Raises:
+        ConfigError: a key that does not exist, or a value that is possible at no point tried.
+
+    """
+    draws = [draw(settings.axes, 0, number) for number in range(_TRIES)]
+    for key in sorted(settings.axes):
+        axis = settings.axes[key]
+        ends = axis.ends if axis.values is None else axis.values
+        for value in (*ends, draws[0][key], draws[1][key]):
+            first: ConfigError | None = None
+            for others in ({}, *draws):
+                try:
+                    built = builder.build({**fixed, **others, key: value}, "matrix.search")
+                except ConfigError as error:
+                    first = first or error
+                    continue
+                if built is not None:
+                    yield built
+                    break
+            else:
+                if first is not None:
+                    raise first

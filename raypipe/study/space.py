@@ -1,66 +1,127 @@
-"""Points of a sweep: all combinations of the grids, with draws for the other axes."""
+"""Points of axes: their combinations, random draws, and proposals of Optuna's samplers.
+
+Each proposal has its own sampler, whose seed derives from the seed of the study and the number of
+the proposal. It depends on these and on the points so far, not on the memory of a process.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import product
+from typing import Any, Literal
 
 import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler
+from optuna.study import Study
 
-from raypipe.config.axes import AxisSettings, Value
+from raypipe.config.axes import AxisSettings
+from raypipe.config.matrix import Point, is_seed
+from raypipe.config.search import Sampler
 from raypipe.graph.identity import canonical_json
 
-Point = dict[str, Value]
+#: significant digits of a value of a range, and the relative width below which it keeps all
+_DIGITS, _NARROW = 6, 1e-3
+_SMALLEST_POPULATION, _LARGEST_POPULATION = 4, 50
+#: generations of a population in a search
+_GENERATIONS = 5
 
 
 def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterator[Point]:
-    """Return the points: the values of all axes by key.
+    """Yield all combinations of the listed values, each with ``samples`` draws of the ranges.
 
-    With grids only, these are all combinations; otherwise ``samples`` draws for each combination.
     A draw depends only on the seed, its number and the key: further samples or axes do not change
     it.
     """
-    grids = {key: axis.grid for key, axis in axes.items() if axis.grid is not None}
-    drawn = {key: axis for key, axis in axes.items() if axis.grid is None}
-    for values in product(*grids.values()):
-        fixed = dict(zip(grids, values, strict=True))
-        for number in range(samples if drawn else 1):
-            chosen = {key: draw(axis, key, number, seed) for key, axis in drawn.items()}
-            together = fixed | chosen
+    lists = {key: axis.listed for key, axis in axes.items() if axis.listed is not None}
+    ranges = {key: axis for key, axis in axes.items() if key not in lists}
+    draws = [draw(ranges, seed, number) for number in range(samples if ranges else 1)]
+    for values in product(*lists.values()):
+        fixed = dict(zip(lists, values, strict=True))
+        for drawn in draws:
+            together = fixed | drawn
             yield {key: together[key] for key in axes}
 
 
-def draw(axis: AxisSettings, key: str, number: int, seed: int) -> Value:
-    """Return the value of a choice or a range in draw ``number``."""
-    entropy = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
-    return place(axis, float(np.random.default_rng([seed, number, entropy]).random()))
+def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
+    """Return random values of axes by key."""
+    found = {}
+    for key, axis in axes.items():
+        entropy = int.from_bytes(sha256(key.encode()).digest()[:8])
+        own = int(np.random.SeedSequence([seed, number, entropy]).generate_state(1)[0])
+        study = study_of(["minimize"], optuna.samplers.RandomSampler(seed=own))
+        found[key] = rounded(axis, study.ask({key: distribution(axis)}).params[key])
+    return found
 
 
-def place(axis: AxisSettings, share: float) -> Value:
-    """Return the value at a quantile in [0, 1) of a choice or a range."""
-    if axis.choice is not None:
-        return axis.choice[int(share * len(axis.choice))]
-    if axis.low is None or axis.high is None:
-        raise ValueError("a grid has no place for a draw")
-    low, high = float(axis.low), float(axis.high)
-    if axis.is_integer:  # each integer n covers [n - 0.5, n + 0.5)
-        low, high = low - 0.5, high + 0.5
-    if axis.log:
-        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-    else:
-        value = low + share * (high - low)
-    if axis.is_integer:
-        return int(min(max(round(value), axis.low), axis.high))
-    return min(max(value, float(axis.low)), float(axis.high))
+def rounded(axis: AxisSettings, value: Any) -> Any:
+    """Return a value of a range with few digits, unless the range is narrow."""
+    if axis.low is None or axis.high is None or not isinstance(value, float):
+        return value
+    if axis.high - axis.low < _NARROW * max(abs(axis.low), abs(axis.high)):
+        return value
+    return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
 
 
-def seedless(point: Mapping[str, Value]) -> Point:
-    """Return a point without the seeds of trainings: points that differ in them only are one."""
-    return {key: value for key, value in point.items() if not key.endswith(".training.seed")}
+def study_of(directions: Sequence[Literal["minimize", "maximize"]], sampler: BaseSampler) -> Study:
+    """Return a new study in memory, which prints nothing."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(directions=list(directions), sampler=sampler)
 
 
-def point_key(point: Mapping[str, Value]) -> str:
+def distribution(axis: AxisSettings) -> BaseDistribution:
+    """Return Optuna's distribution of an axis."""
+    if axis.values is not None or (axis.log and axis.step is not None):
+        return CategoricalDistribution(axis.listed or ())
+    (low, high), step = axis.ends, axis.step
+    if axis.is_integer and isinstance(step or 1, int):
+        return IntDistribution(int(low), int(high), log=axis.log, step=int(step or 1))
+    return FloatDistribution(float(low), float(high), log=axis.log, step=step)
+
+
+def sampler_for(name: Sampler, seed: int, number: int, trials: int) -> BaseSampler:
+    """Return the sampler of a proposal.
+
+    Args:
+        name: the kind of sampler.
+        seed: the seed of the search.
+        number: the number of the proposal, from 0.
+        trials: the proposals of the whole search, a fifth of which are a population.
+
+    """
+    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    population = min(max(trials // _GENERATIONS, _SMALLEST_POPULATION), _LARGEST_POPULATION)
+    with warnings.catch_warnings():
+        # the interface of some may change: the version of Optuna has an upper bound
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        match name:
+            case "tpe":
+                return optuna.samplers.TPESampler(seed=own, constant_liar=True)
+            case "gp":
+                return optuna.samplers.GPSampler(seed=own)
+            case "random":
+                return optuna.samplers.RandomSampler(seed=own)
+            case "qmc":  # one sequence, whose elements are the proposals
+                return optuna.samplers.QMCSampler(seed=seed, scramble=True)
+            case "nsgaii":
+                return optuna.samplers.NSGAIISampler(seed=own, population_size=population)
+            case "nsgaiii":
+                return optuna.samplers.NSGAIIISampler(seed=own, population_size=population)
+
+
+def seedless(point: Mapping[str, Any]) -> Point:
+    """Return a point without seeds: points that differ in them only are one."""
+    return {key: value for key, value in point.items() if not is_seed(key)}
+
+
+def point_key(point: Mapping[str, Any]) -> str:
     """Return the text that is the same for all seeds of a point, and for no other point."""
     return canonical_json(seedless(point))

@@ -1,17 +1,18 @@
-"""Settings of a sweep: the axes, the search and the metric."""
+"""Settings of a sweep: the axes, the search, the scheduler and the metric."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from raypipe.config.axes import AxisSettings, dotted_axes, without_dropped
+from raypipe.config.axes import AxesSettings
 from raypipe.config.settings import Settings
 from raypipe.report.measures import REPEATED
 
-Scheduler = Literal["asha", "median"]
+#: searchers of Ray Tune, apart from BOHB, whose scheduler pauses trials
+Searcher = Literal["random", "optuna", "hyperopt", "ax", "bayesopt", "hebo", "nevergrad", "zoopt"]
 
 
 class ConstraintSettings(Settings):
@@ -21,8 +22,23 @@ class ConstraintSettings(Settings):
     """Samples per optimizer step at every point; the accumulation follows from the micro-batch."""
 
 
-class SweepSettings(Settings):
-    """The stage, the points and the metric of a sweep."""
+class SchedulerSettings(Settings):
+    """A scheduler of Ray Tune, with its own options; those left out have Tune's defaults."""
+
+    name: Literal["asha", "median"]
+    """Scheduler: asynchronous successive halving, or the median of the other trials."""
+    grace_period: PositiveInt | None = None
+    """Steps before a trial may be stopped; by default a tenth of them."""
+    reduction_factor: float | None = Field(None, gt=1)
+    """ASHA continues one of this number of trials."""
+    brackets: PositiveInt | None = None
+    """Brackets of ASHA."""
+    min_samples_required: PositiveInt | None = None
+    """Trials of which the median is taken at least."""
+
+
+class SweepSettings(AxesSettings):
+    """The stage, the points and the metric of a sweep; axes may be keys of the stage."""
 
     stage: str
     """Training stage whose settings are varied."""
@@ -30,8 +46,6 @@ class SweepSettings(Settings):
     """Measure speed, memory and energy of a few steps (systems), or train each point to the end
     (quality).
     """
-    axes: dict[str, AxisSettings] = Field(min_length=1)
-    """Values by key: a key of the stage (training.precision) or a full dotted key."""
     constraints: ConstraintSettings = ConstraintSettings()
     """Conditions that every point meets."""
     metric: str | None = None
@@ -42,20 +56,20 @@ class SweepSettings(Settings):
     """Whether the metric is minimized or maximized; by default what is declared, the mode of the
     monitor, or what its name tells.
     """
-    samples: PositiveInt = 16
-    """Number of draws if an axis is not a grid."""
-    search: Literal["random", "optuna"] = "random"
-    """How points are drawn if an axis is not a grid: at random, or from the results so far, by
-    Optuna's TPE.
+    further_metrics: dict[str, Literal["min", "max"]] = Field(default_factory=dict)
+    """Other columns of `trials` that `search: optuna` optimizes, too, each with its mode."""
+    search: Searcher = "random"
+    """Searcher of Ray Tune. `random` runs every combination of the lists, with `samples` draws of
+    the ranges; all others propose `samples` points, each from the results so far.
     """
+    samples: PositiveInt = 16
+    """Number of draws or proposals."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the draws."""
-    scheduler: Scheduler | None = None
-    """Scheduler that stops bad trials early (asha, median), for kind=quality."""
-    grace_steps: PositiveInt | None = None
-    """Steps before a trial may be stopped; by default a tenth of them."""
-    reduction_factor: float = Field(3, gt=1)
-    """ASHA continues one of this number of trials."""
+    """Seed of the draws or proposals."""
+    scheduler: SchedulerSettings | None = None
+    """Scheduler of Ray Tune that stops bad trials early, for kind=quality: its name, or a section
+    with its options.
+    """
     steps: PositiveInt = 10
     """Measured steps of a trial of kind=systems."""
     warmup_steps: PositiveInt = 5
@@ -73,13 +87,6 @@ class SweepSettings(Settings):
         return self.metric or ("samples_per_s" if self.kind == "systems" else "")
 
     @property
-    def direction(self) -> Literal["min", "max"]:
-        """Whether the metric is minimized or maximized. Raises ValueError before it is known."""
-        if self.mode is None:
-            raise ValueError("the mode of the sweep's metric was not resolved")
-        return self.mode
-
-    @property
     def measurements(self) -> int:
         """How often each point is measured: more than once only if its metric then differs."""
         differs = self.kind == "systems" and self.metric_name in REPEATED
@@ -90,22 +97,22 @@ class SweepSettings(Settings):
         """Whether later trials depend on the outcomes of earlier ones."""
         return self.search != "random"
 
-    _present = field_validator("axes", mode="before")(without_dropped)
-
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
-        """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
-        if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
-            return {**given, "axes": type(given["axes"])(dotted_axes(given["axes"]))}
-        return given
+        """Return the section with the scheduler as a section, and ``axes`` as in any."""
+        if isinstance(given, Mapping) and isinstance(name := given.get("scheduler"), str):
+            given = {**given, "scheduler": {"name": name}}
+        return super().spelled_out(given)
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepSettings:
         if self.mode is not None and self.metric is None:
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
+        if self.further_metrics and self.search != "optuna":
+            raise ValueError("further_metrics: are for search = optuna")
         if self.kind == "systems":
             if self.scheduler is not None:
-                raise ValueError(f"scheduler = {self.scheduler}: is for kind = quality")
+                raise ValueError(f"scheduler = {self.scheduler.name}: is for kind = quality")
             if self.metric_name.startswith("eval_"):
                 raise ValueError(
                     f"metric = {self.metric}: a trial of kind = systems is not evaluated; "

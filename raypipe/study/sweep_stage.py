@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.config.axes import Value
 from raypipe.config.edges import edge_of_axis, possible
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
@@ -21,11 +20,15 @@ from raypipe.hardware import Hardware
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
 from raypipe.study.objective import Objective, declared_columns, with_metric
-from raypipe.study.pareto import front, peak_bytes
-from raypipe.study.point_results import medians
-from raypipe.study.recommendation import nothing, recommend, snippet
+from raypipe.study.recommendation import (
+    front,
+    medians,
+    nothing,
+    peak_bytes,
+    recommend,
+    snippet,
+)
 from raypipe.study.sweep import Sweep
-from raypipe.study.sweep_search import SweepSearch
 from raypipe.study.trials import (
     Trial,
     TrialMaker,
@@ -73,17 +76,17 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
     def run(context: StageContext) -> None:
         trials, objective = given, Objective(sweep, declared_columns(configuration))
-        search: SweepSearch | None = None
-        steps = total_steps(swept, context.run_dir)
-        grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.is_searched:
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
-            search = SweepSearch(maker, objective, last.key, rows)
+            rows.sort(key=lambda row: row["number"])
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
-        under_way = Sweep(context, sweep, trials, objective, search)
-        settings = sweep.model_copy(update={"grace_steps": grace})
-        if remark := differing_batches(trials):
-            context.say(remark)
+        search = last.key if sweep.is_searched else ""
+        under_way = Sweep(context, maker, trials, objective, search)
+        settings = sweep
+        if (scheduler := sweep.scheduler) is not None and scheduler.grace_period is None:
+            grace = max(1, total_steps(swept, context.run_dir) // 10)
+            scheduler = scheduler.model_copy(update={"grace_period": grace})
+            settings = sweep.model_copy(update={"scheduler": scheduler})
         context.session.launcher.trials(under_way, settings, context.run_dir)
         if under_way.mistake is not None:
             raise under_way.mistake
@@ -117,17 +120,6 @@ def _is_given(configuration: Configuration, stages: Sequence[Stage], name: str) 
     section = getattr(configuration.settings, name, None)
     found = [stage for stage in stages if stage.name == name and stage.training is None]
     return isinstance(section, TrainStageSettings) and bool(found)
-
-
-def differing_batches(trials: Sequence[Trial]) -> str:
-    """Return a remark if trials differ in the effective batch although that is not an axis."""
-    sizes = {trial.training.settings.training.effective_batch or 0 for trial in trials}
-    if len(sizes) < 2 or any(key.endswith(".effective_batch") for key in trials[0].point):
-        return ""
-    return (
-        f"the points have effective batches of {min(sizes)} to {max(sizes)} samples, which changes "
-        "the training; sweep.constraints.effective_batch keeps it"
-    )
 
 
 def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
@@ -199,7 +191,8 @@ def _summarize(
     settings = maker.sweep
     rows = record_parity(context, trials)
     quality = objective.column if settings.kind == "quality" else None
-    best = front(medians(rows.values()), quality, objective.mode)
+    qualities = {objective.column: objective.mode} if quality else {}
+    best = front(medians(rows.values()), qualities | settings.further_metrics)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
@@ -253,7 +246,7 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     return {**row, **{name: getattr(plan, name) for name in KEYS}}
 
 
-def edge_remarks(maker: TrialMaker, best: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+def edge_remarks(maker: TrialMaker, best: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each axis at whose end the best point lies, and what to try beyond it.
 
     Values that the configuration, a constraint or the hardware rejects are not proposed.

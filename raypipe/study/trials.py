@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Training, Unit
@@ -14,7 +15,7 @@ from raypipe.hardware import Hardware
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.stage import ScriptTask
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.space import Point, points
+from raypipe.study.space import points
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.batching import BatchConflict
 from raypipe.training.requirements import obstacles
@@ -30,7 +31,7 @@ class Trial:
     ``parity`` identifies trials that must have the same losses (equal but for precision and
     micro-batches); ``cut`` tells those apart. ``lacks`` says why this hardware cannot run the
     trial. A ``reference`` is not a point of the sweep: it gives the losses in fp32. ``repeats`` is
-    the key of the trial that it measures again.
+    the key of the trial that it measures again, as the given ``measurement``.
     """
 
     unit: Unit
@@ -40,6 +41,7 @@ class Trial:
     lacks: str | None = None
     reference: bool = False
     repeats: str | None = None
+    measurement: int = 1
 
     def needs_more_than(self, other: Trial) -> bool:
         """Whether the trial is another one with a larger micro-batch, and certainly needs more."""
@@ -54,14 +56,7 @@ class Trial:
     def again(self, number: int) -> Trial:
         """Return the trial that measures this one again, as the given number."""
         unit = Unit(f"{self.unit.key}-{number}", identity=self.unit.identity)
-        return replace(self, unit=unit, repeats=self.unit.key)
-
-    @property
-    def identity(self) -> Identity:
-        """All values that can change what the trial measures."""
-        if self.unit.identity is None:
-            raise ValueError(f"trial {self.unit.key}: its identity was not composed")
-        return self.unit.identity
+        return replace(self, unit=unit, repeats=self.unit.key, measurement=number)
 
     @property
     def micro_batch(self) -> int:
@@ -194,8 +189,8 @@ class TrialMaker:
             "kind": sweep.kind,
             "device": self.device[0],
         }
-        if sweep.scheduler in ("asha", "median"):
-            ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
+        if sweep.scheduler is not None:
+            ended = {"scheduler", "metric", "mode"}
             literals["sweep"] = sweep.model_dump(mode="json", include=ended)
         of_stage = without_training(swept)
         if extents := swept.units[0].extents:  # other trainings that it needs

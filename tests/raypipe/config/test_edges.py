@@ -39,8 +39,8 @@ def test_a_value_near_the_end_of_a_range() -> None:
     assert edge.further == pytest.approx((0.1, 1.0))
     assert edge_of_axis(axis, 5e-3) is None
     assert edge_of_axis(AxisSettings(low=2, high=100), 3) is not None
-    assert edge_of_axis(AxisSettings(grid=(4, 8)), 8) == edge_of_values([4, 8], 8)
-    assert edge_of_axis(AxisSettings(choice=("a", "b")), "b") is None
+    assert edge_of_axis(AxisSettings(values=(4, 8)), 8) == edge_of_values([4, 8], 8)
+    assert edge_of_axis(AxisSettings(values=("a", "b")), "b") is None
 
 
 def test_what_is_not_allowed_is_not_proposed() -> None:

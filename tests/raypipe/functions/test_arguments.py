@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.config.axes import values_of
 from raypipe.errors import ConfigError
-from raypipe.functions.arguments import axis, calls, check_signature, count, keywords
+from raypipe.functions.arguments import calls, check_signature, count, keywords
 
 plain = st.one_of(st.integers(-9, 9), st.booleans(), st.text("abc", max_size=3), st.none())
 values = st.one_of(plain, st.lists(plain, min_size=1, max_size=4, unique_by=repr))
@@ -25,12 +26,12 @@ def test_calls_are_the_product_of_all_lists(arguments):
 
 @given(st.integers(-50, 50), st.integers(0, 60))
 def test_a_range_includes_both_ends(first, length):
-    assert axis(f"{first}..{first + length}") == list(range(first, first + length + 1))
+    assert values_of(f"{first}..{first + length}") == list(range(first, first + length + 1))
 
 
 @pytest.mark.parametrize("text", ["0.5", "a..b", "1..", "0...4", "1..2.5", "x"])
 def test_other_texts_are_single_values(text):
-    assert axis(text) is None
+    assert values_of(text) is None
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_other_texts_are_single_values(text):
 )
 def test_an_axis_that_cannot_be(value, problem):
     with pytest.raises(ValueError, match=problem):
-        axis(value)
+        values_of(value)
 
 
 def test_more_than_a_million_calls_are_refused():
@@ -54,7 +55,7 @@ def test_more_than_a_million_calls_are_refused():
 
 
 def test_true_and_one_are_two_values():
-    assert axis([1, True, "1"]) == [1, True, "1"]
+    assert values_of([1, True, "1"]) == [1, True, "1"]
 
 
 def anything(**settings): ...

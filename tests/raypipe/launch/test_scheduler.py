@@ -21,10 +21,10 @@ class _Trial:
 
 
 def settings(kind: str) -> SweepSettings:
-    axes: Any = {"a": {"grid": [1]}}
+    axes: Any = {"a": [1]}
     metric: Any = {"metric": "loss_final", "mode": "min"}
-    ends: Any = {"scheduler": kind, "grace_steps": 2, "reduction_factor": 2}
-    return SweepSettings(stage="t", kind="quality", axes=axes, **metric, **ends)
+    scheduler: Any = {"name": kind, "grace_period": 2, "reduction_factor": 2}
+    return SweepSettings(stage="t", kind="quality", axes=axes, **metric, scheduler=scheduler)
 
 
 def ended(scheduler: Any, number: int, curve: list[float]) -> int:

@@ -39,7 +39,7 @@ from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stage
 
 COMPANY_S = 400
 LEFT_S = 400
-ASHA = ("sweep.kind=quality", "sweep.scheduler=asha", "sweep.reduction_factor=2")
+ASHA = ("sweep.kind=quality", "sweep.scheduler={name: asha, reduction_factor: 2}")
 
 
 class Noted(Line):
@@ -221,7 +221,7 @@ def test_each_trial_with_several_workers_has_a_group_of_its_own(launcher, tmp_pa
 
 def test_asha_ends_bad_trials_early(launcher, tmp_path):
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
-    assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.grace_steps=10") is None
+    assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.scheduler.grace_period=10") is None
     rows = by_point(tmp_path, "train.training.learning_rate")
     assert rows["status"].iloc[-1] == "succeeded"
     assert rows["steps"].iloc[-1] == 40
@@ -260,7 +260,7 @@ def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launc
 def test_asha_ends_the_whole_worker_group(launcher, tmp_path):
     """A group trains on in processes of its own when Tune ends its trial."""
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7]"
-    given = (*NONE, rate, *ASHA, "sweep.grace_steps=10", "train.scaling.workers=2")
+    given = (*NONE, rate, *ASHA, "sweep.scheduler.grace_period=10", "train.scaling.workers=2")
     long = ("pause_s=0.05", "train.training.steps=200", "train.training.checkpoint_every=2")
     assert sweep(tmp_path, launcher, *given, *long) is None
     cpus = ray.cluster_resources()["CPU"]

@@ -36,7 +36,7 @@ class Script(ExternalTask):
 
 
 def sweep(**given: Any) -> SweepSettings:
-    axes = {"training.learning_rate": AxisSettings(grid=[0.1, 0.2])}
+    axes = {"training.learning_rate": AxisSettings(values=[0.1, 0.2])}
     return SweepSettings.model_validate({"stage": "train", "axes": axes, "kind": "quality"} | given)
 
 
@@ -121,13 +121,12 @@ def test_a_metric_that_may_be_there_is_known_after_the_first_trial() -> None:
     for task in (HeldOut, Script):
         assert resolved(task, metric="eval_acc").metric == "eval_acc"
     found = objective(metric="eval_acc", mode="max")
-    found.settle(row(status="interrupted"))
     with pytest.raises(UnitError, match="did you mean eval_accuracy") as error:
         found.settle(row(eval_accuracy=0.5, eval_loss=0.1))
     assert "it has: eval_accuracy, eval_loss, loss_final" in str(error.value)
     # a value that is not finite, or that this machine does not measure, is not a mistake
     found.settle(row(eval_acc=None))
-    assert objective(metric="mfu", mode="max").value(row()) is None
+    assert objective(metric="mfu", mode="max").costs(row()) is None
 
 
 def test_the_default_is_the_monitored_metric_then_a_held_out_one_then_the_loss() -> None:
@@ -135,14 +134,16 @@ def test_the_default_is_the_monitored_metric_then_a_held_out_one_then_the_loss()
     given = resolved(monitor=MonitorSettings(metric="accuracy", mode="max"))
     assert (given.metric, given.mode) == ("eval_accuracy", "max")
     assert resolved().metric is None
-    assert resolved(scheduler="asha").metric == "loss_final"
+    assert resolved(scheduler={"name": "asha"}).metric == "loss_final"
     for names, column, mode in (
         (["eval_loss", "eval_accuracy"], "eval_accuracy", "max"),
         (["eval_loss"], "eval_loss", "min"),
         ([], "loss_final", "min"),
     ):
         found = objective(DECLARED)
-        assert found.cost(row(**dict.fromkeys(names, 0.5))) == (-0.5 if mode == "max" else 0.5)
+        finished = row(**dict.fromkeys(names, 0.5))
+        found.settle(finished)
+        assert found.costs(finished) == [-0.5 if mode == "max" else 0.5]
         assert (found.column, found.mode) == (column, mode)
 
 

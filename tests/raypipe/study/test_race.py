@@ -14,11 +14,11 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.raypipe.graph.test_search import HILL, killed, ran, table
 
 from raypipe.config.search import RaceSettings
 from raypipe.stats import runs_needed
 from raypipe.study.race import Run, Standing, eliminate, first_runs, runs_for_power, standing
+from tests.raypipe.study.test_search import HILL, killed, ran, table
 from tests.raypipe.toy import raypipe
 
 RACE = """

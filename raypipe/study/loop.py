@@ -1,4 +1,4 @@
-"""Loop over points: a source chooses further ones from the outcomes of earlier ones.
+"""Loop of a study: a source proposes points, their stages run, and outcomes are told back.
 
 The runner asks for further stages whenever a stage has ended. A point whose stages have all ended
 is measured and reported to the source; the source then has room for others. Rows that decide what
@@ -7,24 +7,19 @@ comes next are durable before their stages start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raypipe.config.matrix import MatrixSettings, Point
+from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.continuation import all_stored
 from raypipe.graph.experiment import Stage
 from raypipe.graph.scheduler import Outcomes
 from raypipe.store.ledger import Ledger, Row
+from raypipe.study.comparison import comparison_stage
 from raypipe.study.metric import Measured, Metric
-from raypipe.study.placement import (
-    BuiltPoint,
-    PlacedPoint,
-    Placement,
-    PointBuilder,
-    variant_rows,
-)
+from raypipe.study.placement import PlacedPoint, Placement, PointBuilder, variant_rows
 
 
 @dataclass(frozen=True)
@@ -37,52 +32,64 @@ class Outcome:
 
 
 class Source(Protocol):
-    """Chooser of points, which are opaque objects; ``table`` holds its rows."""
+    """Chooser of proposals, which are opaque objects.
 
-    @property
-    def table(self) -> str:
-        """The table of its rows."""
-        ...
+    ``table`` holds its rows; empty without any. ``is_compared``: whether the points are compared
+    at the end.
+    """
+
+    table: str
+    is_compared: bool
 
     @property
     def varied(self) -> Sequence[str]:
-        """The keys in which its points differ."""
+        """The keys in which its proposals differ."""
         ...
 
     @property
-    def metrics(self) -> list[Metric]:
-        """The metrics to measure at each point."""
+    def metrics(self) -> Sequence[Metric]:
+        """What is measured at each proposal; a source without metrics is told nothing."""
+        ...
+
+    @property
+    def decisive(self) -> Mapping[str, Any]:
+        """What decides its proposals; empty if they follow from configuration and results."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether no further point can come, apart from points in flight."""
+        """Whether no further proposal can come, apart from those in flight."""
         ...
 
-    def stored(self) -> list[Any]:
-        """Return the points of earlier commands."""
+    @property
+    def text(self) -> str:
+        """What it does at most, in a line; empty for a single point."""
         ...
 
-    def ask(self) -> list[Any]:
-        """Return further points to compute now."""
+    def ask(self) -> Sequence[Any]:
+        """Return further proposals to compute now; at first those of earlier commands."""
         ...
 
-    def point(self, asked: Any) -> Point:
-        """Return the values of the varied keys of a point."""
+    def points(self, asked: Any) -> Iterable[Point]:
+        """Return the points at which a proposal runs."""
         ...
 
     def tell(self, asked: Any, outcome: Outcome) -> str:
-        """Record the outcome of a point; return a line to show, or nothing."""
+        """Record the outcome of a proposal; return a line to show, or nothing."""
         ...
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> Mapping[str, Row]:
         """Return its rows by key."""
+        ...
+
+    def expected(self) -> Iterable[Point]:
+        """Return the points that run at most; unknown ones are drawn at random."""
         ...
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A point that is being computed."""
+    """A proposal that is being computed."""
 
     asked: Any
     points: Sequence[PlacedPoint]
@@ -98,34 +105,25 @@ class PointLoop:
 
     Args:
         builder: builds points.
-        matrix: the matrix, at all points of which each point of the source runs.
         placement: knows on which keys each stage depends; points are placed in it.
-        source: chooses the points.
-        last: returns the stages that end the graph, from all others.
+        source: proposes the points.
 
     """
 
-    def __init__(
-        self,
-        builder: PointBuilder,
-        matrix: MatrixSettings,
-        placement: Placement,
-        source: Source,
-        last: Callable[[Sequence[Stage]], Sequence[Stage]],
-    ) -> None:
-        self._builder, self._matrix = builder, matrix
-        self._placement, self._source, self._last = placement, source, last
+    def __init__(self, builder: PointBuilder, placement: Placement, source: Source) -> None:
+        self._builder, self._placement, self._source = builder, placement, source
         self._flights: list[_Flight] = []
-        self._measured_once = False
-        self._is_begun = self._is_closed = False
+        self._measured_once = self._is_closed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are no further stages."""
+        return self._is_closed
 
     def further(
-        self,
-        ledger: Ledger,
-        outcomes: Outcomes,
-        say: Callable[[str], None],
+        self, ledger: Ledger, outcomes: Outcomes, say: Callable[[str], None]
     ) -> list[Stage]:
-        """Report the points that have ended, and return the stages of further ones.
+        """Report the proposals that have ended, and return the stages of further ones.
 
         Nothing follows the failure of a stage that all points share: they would all fail.
 
@@ -139,15 +137,9 @@ class PointLoop:
 
         """
         found: list[Stage] = []
-        if not self._is_begun:
-            self._is_begun = True
-            found += self._launch(self._source.stored())
-        while not self._shared(outcomes.failures):
-            over: list[_Flight] = []
-            running: list[_Flight] = []
-            for flight in self._flights:
-                (running if outcomes.running(flight.keys) else over).append(flight)
-            self._flights = running
+        while not self._is_closed and not self._shared(outcomes.failures):
+            over = [each for each in self._flights if not outcomes.running(each.keys)]
+            self._flights = [each for each in self._flights if each not in over]
             for flight in over:
                 outcome = self._outcome(flight, ledger, outcomes.failures)
                 if line := self._source.tell(flight.asked, outcome):
@@ -159,18 +151,17 @@ class PointLoop:
                 break
         if self._source.is_over and not self._flights and not self._is_closed:
             self._is_closed = True
-            self._forget(ledger)
-            found += self._last(list(self._placement.stages.values()))
+            found += self._last()
         ledger.put("variants", variant_rows(self._placement.variants, ledger))
         return found
 
     def replay(self, ledger: Ledger) -> tuple[list[Stage], bool]:
-        """Return the stages of stored points, and whether nothing is left to compute.
+        """Return the stages of stored proposals, and whether nothing is left to propose.
 
         Changes nothing on disk. Use another object for ``further``.
         """
-        is_complete, asked = True, self._source.stored() or self._source.ask()
-        while asked:
+        is_complete = True
+        while is_complete and (asked := self._source.ask()):
             self._launch(asked)
             for flight in self._flights:
                 if not all_stored([self._placement.stages[key] for key in flight.keys], ledger):
@@ -181,28 +172,31 @@ class PointLoop:
                 except UnitError:  # the metric is missing
                     is_complete = False
             self._flights = []
-            asked = self._source.ask() if is_complete else []
-        stages = list(self._placement.stages.values())
         is_complete = is_complete and self._source.is_over
-        last = self._last(stages) if is_complete else ()
-        return [*stages, *last], is_complete
+        last = self._last() if is_complete else []
+        return [*self._placement.stages.values(), *last], is_complete
+
+    def _last(self) -> list[Stage]:
+        """Return the stage that ends the graph, if there is one."""
+        stages = list(self._placement.stages.values())
+        is_whole = self._source.is_compared and not self._placement.only
+        return [comparison_stage(stages)] if is_whole else []
 
     def _record(self, ledger: Ledger) -> None:
-        """Record the rows of the source that changed."""
-        stored = dict(ledger.items(self._source.table))
+        """Record the rows of the source that changed, and remove those that it no longer has."""
+        if not self._source.table:
+            return
+        stored, rows = dict(ledger.items(self._source.table)), self._source.rows()
         changed: dict[str, Row] = {}
-        for key, row in self._source.rows().items():
+        for key, row in rows.items():
             earlier = stored.get(key, {})
             if any(name not in earlier or earlier[name] != row[name] for name in row):
                 # a result belongs to the command that measured it, whatever came after it
                 same = earlier.get("status") == row["status"]
                 changed[key] = {**(earlier if same else {}), **row}
         ledger.put(self._source.table, changed)
-
-    def _forget(self, ledger: Ledger) -> None:
-        """Remove rows that the source no longer has, such as rounds of a race at another level."""
-        table = self._source.table
-        ledger.remove(table, {key for key, _ in ledger.items(table)} - self._source.rows().keys())
+        if self._source.is_over and not self._flights:
+            ledger.remove(self._source.table, stored.keys() - rows.keys())
 
     def _shared(self, failed: Collection[str]) -> list[str]:
         """Return the failed stages that do not depend on what the source varies."""
@@ -221,20 +215,18 @@ class PointLoop:
             placed: list[PlacedPoint] = []
             failure = None
             try:
-                for built in self._built(self._source.point(each)):
-                    placed.append(self._placement.place(built))
-                    found += placed[-1].added
+                for point in self._source.points(each):
+                    built = self._builder.build(point, f"matrix.{self._source.table}".rstrip("."))
+                    if built is not None:
+                        placed.append(self._placement.place(built))
+                        found += placed[-1].added
             except ConfigError as error:
                 failure, placed = str(error), []
             if not placed and failure is None:
                 failure = "the constraints or exclusions of the matrix rule it out"
-            self._flights.append(_Flight(each, placed, failure))
+            if self._source.metrics:
+                self._flights.append(_Flight(each, placed, failure))
         return found
-
-    def _built(self, values: Point) -> list[BuiltPoint]:
-        points = self._matrix.all_points(values)
-        found = [self._builder.build(point, f"matrix.{self._source.table}") for point in points]
-        return [each for each in found if each is not None]
 
     def _outcome(self, flight: _Flight, ledger: Ledger, failures: Mapping[str, str]) -> Outcome:
         if flight.failure is not None:
