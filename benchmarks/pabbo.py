@@ -37,6 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import typer
+from safetensors.torch import save
 
 from benchmarks.pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 from experiments.pabbo_lda.pabbo.evaluation import (
@@ -59,6 +60,7 @@ from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import training_recipe
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
+from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
@@ -179,8 +181,10 @@ def train_ours(
             spent[row["step"]] = time.process_time() - start
 
     train(job, Worker(0, torch.device("cpu")), note)
-    weights = run.checkpoints("pabbo") + "/step_{:08d}/model.safetensors"
-    return [(step, cpu_s, run.read(weights.format(step))) for step, cpu_s in spent.items()]
+    store = CheckpointStore(run, "pabbo")
+    return [
+        (step, cpu_s, save(store.read(f"step_{step:08d}").model)) for step, cpu_s in spent.items()
+    ]
 
 
 def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldOut,

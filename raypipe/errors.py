@@ -46,15 +46,10 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """The number of samples per forward pass that exceeded memory, in training or evaluation.
-
-    ``bf16_helps`` is False if bf16 would need more memory: the activations that it halves are
-    smaller than the copies of the weights that autocast keeps.
-    """
+    """The number of samples per forward pass that exceeded memory, in training or evaluation."""
 
     where: Literal["training", "evaluation"]
     size: int
-    bf16_helps: bool = True
 
 
 @dataclass(frozen=True)

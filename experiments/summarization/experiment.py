@@ -10,7 +10,6 @@ from experiments.summarization.evaluation import run_baselines, run_evaluate
 from experiments.summarization.export import run_export
 from experiments.summarization.figures import sections
 from experiments.summarization.model import require_transformers
-from experiments.summarization.presets import PRESETS
 from experiments.summarization.settings import SummarizationSettings
 from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import run_tokenize
@@ -78,7 +77,6 @@ EXPERIMENT = Experiment(
     SummarizationSettings,
     stages,
     sections,
-    PRESETS,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )

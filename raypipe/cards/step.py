@@ -23,13 +23,13 @@ from torch.utils.data import IterableDataset, default_collate
 from raypipe.cards.cuda_rules import CudaRules
 from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.errors import ConfigError, message_of
-from raypipe.training import evaluation, muon, order, parallel, precision, replica
-from raypipe.training.loader import over_leaves
+from raypipe.training import evaluation, optimizer, parallel, precision, replica
+from raypipe.training.loader import longest_first, over_leaves
+from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
-from raypipe.training.update import Update
 
 _DEVICE = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def _record(
             replaced(precision, "sharded", partial(_on_card, precision.sharded)),
         ):
             module = replica.wrap(model, task, settings, worker)
-        update = Update(model, task, uncompiled, _DEVICE)
+        update = Update(model, task.optimizer(model, uncompiled), uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
         model.register_forward_hook(partial(_after_model, recorder))
@@ -180,8 +180,8 @@ def _rules(compute_capability: float | None) -> Iterator[None]:
     if compute_capability is None:
         yield
         return
-    on_card = partial(_on_card, muon.product_type)
-    with CudaRules(compute_capability), replaced(muon, "product_type", on_card):
+    on_card = partial(_on_card, optimizer.product_type)
+    with CudaRules(compute_capability), replaced(optimizer, "product_type", on_card):
         yield
 
 
@@ -192,7 +192,7 @@ def _batch(task: TrainTask, size: int) -> Any:
         samples = list(islice(dataset, size))
     else:
         length: int = len(dataset)  # type: ignore[arg-type]
-        chosen = range(length) if lengths is None else order.longest_first(lengths)(0)
+        chosen = range(length) if lengths is None else longest_first(lengths)
         samples = [dataset[int(chosen[number % length])] for number in range(size)]
     return (task.collate() or default_collate)(samples)
 

@@ -18,11 +18,10 @@ from raypipe.integrations.tracking import Trackers
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.study.fit import fit_stage, fitting
-from raypipe.training.presets import published
 
 
 def fit(request: Request, stage: str | None) -> list[Row]:
-    """Return a row per training stage and precision, and published presets for this card."""
+    """Return a row per training stage and precision."""
     document = request.document or read(request.path)
     faults.from_environment()
     cache_directory()  # report a wrong name before anything starts
@@ -48,6 +47,4 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         if any(node.gpus for node in nodes):
             display.prepare("calibrating predictions (raypipe fit --card)")
             calibrate(request, rows, nodes)
-        memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
-        rows += published(configuration.experiment.presets, min(memories, default=None))
     return rows

@@ -159,7 +159,7 @@ class Predictor:
                 f"{configuration.origin}: {workers} cards for {name}.training.effective_batch = "
                 f"{effective}: each takes a sample of a step at least; give fewer cards"
             )
-        return settings.with_gpus(1).with_workers(workers)
+        return settings.with_gpus(1).changed("scaling", workers=workers)
 
     def _of(
         self,

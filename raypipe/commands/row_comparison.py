@@ -22,7 +22,7 @@ _PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
 _WAYS = frozenset(
     (
         *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
-        *("micro_batch", "accumulation", "speed_spread", "loader_wait_share", "gpu_shared"),
+        *("micro_batch", "accumulation", "loader_wait_share"),
     )
 )
 _MOST_NAMED = 8

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from raypipe.store.ledger import Ledger
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table
-    from raypipe.training.initial_weights import InitialWeights
-    from raypipe.training.presets import Preset
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
+    from raypipe.training.weights import InitialWeights
 
 #: by stage, the budget of each of its units
 Extents = Mapping[str, Sequence[int]]
@@ -198,7 +197,6 @@ class Experiment:
         stages: returns the stages; it may read data, and raises ``ConfigError`` (or any
             ``ValueError``) for settings that cannot work.
         report: returns its sections of the report from the tables.
-        presets: batch sizes published for some GPUs, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
         step_metrics: columns ``eval_...`` that its training runs add to the table ``steps``.
         asked: returns the keys of the units that its settings ask for, if a later command may ask
@@ -211,7 +209,6 @@ class Experiment:
     settings: type[BaseModel]
     stages: Callable[[Any], Sequence[Stage]]
     report: Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]] | None = None
-    presets: tuple[Preset, ...] = ()
     tables: tuple[Table, ...] = ()
     step_metrics: tuple[Column, ...] = ()
     asked: Callable[[], Collection[str]] | None = None

@@ -20,15 +20,15 @@ from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
 from raypipe.store.ledger import Ledger, Row
-from raypipe.training.initial_weights import find
 from raypipe.training.settings import TrainStageSettings
+from raypipe.training.weights import find
 
 if TYPE_CHECKING:
     from raypipe.store.run_directory import RunDirectory
-    from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
-    from raypipe.training.monitor import MonitorSettings
+    from raypipe.training.settings import MonitorSettings
     from raypipe.training.task import JobTask
+    from raypipe.training.weights import InitialWeights
 
 
 #: name of the stage that reports the hardware
@@ -133,7 +133,9 @@ def train(
     from raypipe.training.recovery import check_state, train_to_the_end
 
     job = job_of(context, unit, task, settings)
-    job = replace(job, settings=job.settings.with_cpus(_cpus(context, job.settings)))
+    job = replace(
+        job, settings=job.settings.changed("scaling", cpus_per_worker=_cpus(context, job.settings))
+    )
     goes_on = is_continued(context.ledger.get("units", unit.key), unit)
     job = replace(job, initial=initial, continues=goes_on)
     if goes_on:  # its model will replace the other's
@@ -209,7 +211,9 @@ def job_of(
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     settings = settings.with_gpus(len(gpus))
     if settings.scaling.workers == "auto":
-        settings = settings.with_workers(_workers(context, settings, plan.effective_batch))
+        settings = settings.changed(
+            "scaling", workers=_workers(context, settings, plan.effective_batch)
+        )
         plan = plan.for_workers(settings.scaling.most_workers)
     context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
     steps = context.session.tables["steps"]
@@ -335,7 +339,7 @@ def _check_weights(run_dir: RunDirectory, stage: Stage, training: Training) -> N
 
 def _check_loss(run_dir: RunDirectory, stage: Stage, training: Training) -> None:
     """Raise ConfigError if the loss is a mean, or if a stream has epochs."""
-    from raypipe.training.additivity import check_task
+    from raypipe.training.evaluation import check_task
     from raypipe.training.task import StreamLengthError, TrainTask
 
     task = training.task(stage.files(run_dir))

@@ -63,7 +63,7 @@ class InlineLauncher:
         started()
         worker = job.lone_worker()
         if not job.measured:  # a debugger cannot be used in the loader's processes
-            job = replace(job, settings=job.settings.with_loader_workers(0))
+            job = replace(job, settings=job.settings.changed("loader", workers=0))
 
         def pass_on(row: dict[str, Any] | str) -> None:
             if self._interrupted.is_set():

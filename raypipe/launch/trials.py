@@ -305,7 +305,7 @@ def _sized(job: TrainingJob) -> TrainingJob:
         return job
     loaders = of_a_worker(job)["CPU"] - scaling.reserved_cpus
     cpus = max(1.0, _most_cpus() // scaling.most_workers - loaders)
-    return replace(job, settings=job.settings.with_cpus(cpus))
+    return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 
 
 def _slots(job: TrainingJob) -> int:

@@ -336,10 +336,12 @@ class ScriptRun:
 
     def _outcome(self, seconds: float) -> dict[str, Any]:
         plan, history, training = self._job.plan, self._history, self._settings.training
-        measured = telemetry.combine([sampler.summary() for sampler in self._samplers])
-        columns = {
+        speed = history.speed(None if self._job.measured else seconds)
+        summaries = [sampler.summary() for sampler in self._samplers]
+        measured = telemetry.combine(summaries, speed["samples_per_s"])
+        return {
             **history.last_values(),
-            **history.speed(None if self._job.measured else seconds),
+            **speed,
             **measured,
             "host_peak_bytes": measured["host_peak_bytes"] or None,  # 0: ended before a sample
             "steps": history.last_step or None,
@@ -347,7 +349,6 @@ class ScriptRun:
             "accumulation": training.accumulation and plan.accumulation,
             "workers": plan.workers,
         }
-        return telemetry.with_energy_per_sample(columns)
 
     def _store_samples(self) -> None:
         job = self._job

@@ -1,10 +1,13 @@
-"""Checkpoints: written atomically and verified on reading. The newest and the best are kept.
+"""Checkpoints: gathered, written while the training goes on, verified on reading.
 
-``step_00000120/`` holds the weights (safetensors) and the states of the optimizer and the
-gradient scaler. ``manifest.json``, written last, holds the step and the SHA-256 of every file.
-That of a sharded model has such a folder inside per worker, with its part.
-A checkpoint without a manifest, or with a file that does not match it, is skipped in favor of
-the one before it.
+``step_00000120/state.pt`` holds the weights and the states of the optimizer and the gradient scaler
+by the names of the parameters, the same for every strategy and number of workers.
+``manifest.json``, written last, holds the step and the SHA-256 of the file. A checkpoint without a
+manifest, or with a file that does not match it, is skipped in favor of the one before it. The
+newest ones are kept, and the weights of the best evaluation.
+
+``torch.distributed.checkpoint.save`` is not used: reading one unpickles a file, so that whoever
+writes into a run directory could run code.
 """
 
 from __future__ import annotations
@@ -15,36 +18,37 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import load_file
-from safetensors.torch import save as save_tensors
-from torch import Tensor
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from raypipe.store.run_directory import RunDirectory
+from raypipe.training import parallel
+from raypipe.training.loader import over_leaves
+from raypipe.training.parallel import Worker
 from raypipe.training.weights import read_weights, write_weights
 
 log = logging.getLogger(__name__)
 
-_MANIFEST = "manifest.json"
-_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A tensor whose parts, along its first dimension, are in several files."""
-
-    parts: Sequence[Tensor]
-
-    def whole(self) -> Tensor:
-        """Return the tensor, which is read from the files."""
-        return torch.cat(list(self.parts))
+_MANIFEST, _STATE = "manifest.json", "state.pt"
+# on rank 0's CPU
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+#: returns the trace of a training after a number of steps; None beyond its end
+Trace = Callable[[int], str | None]
 
 
 @dataclass(frozen=True)
@@ -52,33 +56,10 @@ class Checkpoint:
     """Training state after ``step`` steps."""
 
     step: int
-    model: dict[str, Tensor | Joined]
+    model: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
     trace: str | None = None
-
-
-#: returns the trace of a training after a number of steps; None beyond its end
-Trace = Callable[[int], str | None]
-
-
-@dataclass(frozen=True)
-class CheckpointPart:
-    """The part of a worker in the checkpoints of a sharded model.
-
-    ``attempt`` is a text that the workers of one attempt share. ``is_ended`` tells rank 0 not to
-    wait for the parts of the others any more.
-    """
-
-    rank: int
-    workers: int
-    attempt: str
-    is_ended: Callable[[], bool]
-
-    @property
-    def names(self) -> list[str]:
-        """The folders of all parts."""
-        return [f"{self.attempt}-{rank:05d}" for rank in range(self.workers)]
 
 
 @dataclass(frozen=True)
@@ -90,63 +71,39 @@ class CheckpointStore:
     keep: int = 2
     pinned: int | None = None
 
-    def save(self, checkpoint: Checkpoint, part: CheckpointPart | None = None) -> None:
-        """Write a checkpoint and delete the oldest beyond ``keep``; rank 0 calls this.
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and delete the oldest beyond ``keep``; only rank 0 calls this.
 
-        Of a sharded model, every worker writes its ``part``. Rank 0 waits for all parts, and then
-        completes the checkpoint. Tensors on the CPU are written from where they are, without a
-        copy.
-
-        Raises:
-            RuntimeError: the training ended before all parts were written.
-
+        Tensors on the CPU are written from where they are, without a copy.
         """
         current = _name(checkpoint.step)
-        if part is None:
-            self._write(current, checkpoint)
-        else:
-            self._write(f"{current}/{part.names[part.rank]}", checkpoint)
-            if part.rank:
-                return
-            self._await(current, part)
-            about = {"step": checkpoint.step, "trace": checkpoint.trace, "parts": part.names}
-            self._write_manifest(current, {**about, "sha256": {}})
-        names = self._names()
-        earlier = [name for name in names if name <= current]
-        # later checkpoints were skipped as damaged when the run resumed, unless a worker is ahead
-        later = names[len(earlier) :] if part is None else []
-        for name in {*earlier, *later} - {*earlier[-self.keep :], *self._pinned(earlier)}:
-            self.run.delete(f"{self._folder}/{name}")
-
-    def _await(self, name: str, part: CheckpointPart) -> None:
-        """Wait until all parts are complete."""
-        for each in part.names:
-            while not self.run.exists(f"{self._folder}/{name}/{each}/{_MANIFEST}"):
-                if part.is_ended():
-                    raise RuntimeError(f"{name}: the part {each} of another worker is missing")
-                time.sleep(_POLL_S)
-
-    def _write(self, name: str, checkpoint: Checkpoint) -> None:
-        folder = f"{self._folder}/{name}"
-        contents = (checkpoint.model, checkpoint.optimizer, checkpoint.scaler)
-        digests = {}
-        for (file, form), content in zip(_FILES.items(), contents, strict=True):
-            with self.run.writing(f"{folder}/{file}") as stream:
-                hashing = _Hashing(stream)
-                form.write(hashing, content)
-            digests[file] = hashing.digest.hexdigest()
-        about = {"step": checkpoint.step, "trace": checkpoint.trace}
-        self._write_manifest(name, {**about, "sha256": digests})
-
-    def _write_manifest(self, name: str, about: Mapping[str, Any]) -> None:
-        self.run.write(f"{self._folder}/{name}/{_MANIFEST}", json.dumps(about).encode())
+        content = {
+            "model": checkpoint.model,
+            "optimizer": checkpoint.optimizer,
+            "scaler": checkpoint.scaler,
+        }
+        with self.run.writing(f"{self._folder}/{current}/{_STATE}") as stream:
+            hashing = _Hashing(stream)
+            try:
+                torch.save(content, cast("IO[bytes]", hashing))
+            except RuntimeError as error:  # torch could not end the file, and hides the reason
+                raise (error.__context__ or error) from None
+        manifest = {
+            "step": checkpoint.step,
+            "trace": checkpoint.trace,
+            "sha256": hashing.digest.hexdigest(),
+        }
+        self.run.write(f"{self._folder}/{current}/{_MANIFEST}", json.dumps(manifest).encode())
+        # later checkpoints were skipped as damaged when the run resumed
+        earlier = [name for name in self._names() if name <= current]
+        self._delete_except([*earlier[-self.keep :], *self._pinned])
 
     def newest(
         self, warn: Callable[[str], None] = log.warning, trace: Trace | None = None
     ) -> Checkpoint | None:
         """Return the newest complete checkpoint, on the CPU, or None.
 
-        The tensors of a local one are mapped to its files, and take memory as they are read.
+        The tensors of a local one are mapped to its file, and take memory as they are read.
 
         Args:
             warn: receives a message for each checkpoint that is incomplete or corrupt and, if none
@@ -160,7 +117,7 @@ class CheckpointStore:
                 if trace is not None and not _is_of(self._manifest(name), trace):
                     others.append(name)
                     continue
-                return self._read(name)
+                return self.read(name)
             except (OSError, ValueError) as error:
                 warn(
                     f"{self._folder}/{name} is incomplete or corrupt ({error}); "
@@ -177,6 +134,25 @@ class CheckpointStore:
                 if _is_of(self._manifest(name), trace):
                     return True
         return False
+
+    def read(self, name: str) -> Checkpoint:
+        """Read a checkpoint.
+
+        Raises:
+            OSError, ValueError: it is incomplete or corrupt.
+
+        """
+        manifest, path = self._manifest(name), f"{self._folder}/{name}/{_STATE}"
+        source = path if self.run.is_local else io.BytesIO(self.run.read(path))
+        if _sha256(source) != manifest.sha256:
+            raise ValueError(f"{_STATE} is damaged")
+        try:
+            state = torch.load(
+                source, map_location="cpu", weights_only=True, mmap=self.run.is_local
+            )
+            return Checkpoint(manifest.step, **state, trace=manifest.trace)
+        except Exception as error:  # the parser raises arbitrary errors on foreign files
+            raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
 
     def save_best(self, model: Mapping[str, Tensor], step: int, keep: Collection[int]) -> None:
         """Write the model of the best step so far; only rank 0 calls this.
@@ -198,31 +174,35 @@ class CheckpointStore:
         """
         return read_weights(self.run, self._best(step))[0]
 
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest checkpoints; of none, delete the best models, too."""
+        if keep == 0:
+            self.run.delete(self._folder)
+        else:
+            self._delete_except([*self._names()[-keep:], *self._pinned])
+
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints."""
         return [int(name.removeprefix("step_")) for name in self._names()]
 
-    def _best(self, step: int) -> str:
-        return f"{self._folder}/best_{step:08d}.safetensors"
-
     @property
     def _folder(self) -> str:
         return self.run.checkpoints(self.trial_id)
 
+    @property
+    def _pinned(self) -> list[str]:
+        return [_name(self.pinned)] if self.pinned else []
+
+    def _best(self, step: int) -> str:
+        return f"{self._folder}/best_{step:08d}.safetensors"
+
     def _names(self) -> list[str]:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
-    def prune(self, keep: int) -> None:
-        """Delete all but the newest checkpoints; of none, delete the best models, too."""
-        if keep == 0:
-            self.run.delete(self._folder)
-        names = self._names()
-        for name in {*names[: -keep or None]} - {*self._pinned(names)}:
+    def _delete_except(self, kept: Sequence[str]) -> None:
+        for name in {*self._names()} - {*kept}:
             self.run.delete(f"{self._folder}/{name}")
-
-    def _pinned(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self.pinned and name == _name(self.pinned)]
 
     def _manifest(self, name: str) -> _Manifest:
         """Read a checkpoint's manifest.
@@ -236,33 +216,137 @@ class CheckpointStore:
             manifest = _Manifest.model_validate_json(content)
         except ValidationError as error:
             raise ValueError("manifest.json is damaged") from error
-        if _name(manifest.step) != name.partition("/")[0]:
+        if _name(manifest.step) != name:
             raise ValueError("manifest.json is damaged")
         return manifest
 
-    def _read(self, name: str) -> Checkpoint:
-        """Read a checkpoint.
 
-        Raises:
-            OSError, ValueError: the checkpoint is incomplete or corrupt.
+class Saver:
+    """Thread that writes checkpoints, one at a time.
 
-        """
-        folder, manifest = f"{self._folder}/{name}", self._manifest(name)
-        if manifest.parts:
-            parts = [self._read(f"{name}/{part}") for part in manifest.parts]
-            return replace(parts[0], **_joined(parts), trace=manifest.trace)
-        loaded = []
-        for file, form in _FILES.items():
-            path = f"{folder}/{file}"
-            source = path if self.run.is_local else io.BytesIO(self.run.read(path))
-            if _sha256(source) != manifest.sha256.get(file):
-                raise ValueError(f"{file} is damaged")
-            try:
-                loaded.append(form.load(source))
-            except Exception as error:  # the parsers raise arbitrary errors on foreign files
-                raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
-        model, optimizer, scaler = loaded
-        return Checkpoint(manifest.step, model, optimizer, scaler, manifest.trace)
+    An error of the thread is raised by the next call.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._longest_s = 0.0
+
+    def start(self, write: Callable[..., None], *contents: Any) -> None:
+        """Wait for the last one, and call ``write(*contents)``; the contents must not change."""
+        self.wait()
+        self._writing = self._threads.submit(self._write, write, *contents)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete. Raises its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def expected_s(self, copying_s: float) -> float:
+        """Return how long a checkpoint takes whose copying takes this long; 0 if unknown."""
+        return self._longest_s and copying_s + self._longest_s
+
+    def close(self) -> None:
+        """End the thread after the last checkpoint; its error is only logged."""
+        try:
+            self.wait()
+        except Exception:  # the training ends by another error
+            log.exception("a checkpoint could not be written")
+        self._threads.shutdown()
+
+    def _write(self, write: Callable[..., None], *contents: Any) -> None:
+        begun = time.monotonic()
+        write(*contents)
+        self._longest_s = max(self._longest_s, time.monotonic() - begun)
+
+
+def model_state(model: nn.Module, worker: Worker) -> dict[str, Any]:
+    """Return a copy of the full model state on rank 0, empty elsewhere; every worker must call."""
+    return _copied(get_model_state_dict(model, options=_WHOLE), worker)
+
+
+def gathered(
+    model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``model_state``, and the same of the optimizer."""
+    state = dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
+    return model_state(model, worker), _copied(state, worker)
+
+
+def _copied(state: dict[str, Any], worker: Worker) -> dict[str, Any]:
+    """Return a state that the training does not change.
+
+    torch copies what is on a GPU, but not numbers of steps, which optimizers keep on the CPU.
+    """
+    if worker.rank:
+        return state
+    on_cpu = worker.device.type == "cpu"
+
+    def copy(leaf: Any) -> Any:
+        own = isinstance(leaf, Tensor) and (on_cpu or leaf.dim() == 0)
+        return leaf.clone() if own else leaf
+
+    copied: dict[str, Any] = over_leaves(state, copy)
+    return copied
+
+
+def load_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    weights: dict[str, Any],
+    state: Mapping[str, Any],
+    worker: Worker,
+) -> None:
+    """Restore the full state, which rank 0 has; every worker must call this.
+
+    The others give empty states. Each receives its part tensor by tensor on its device.
+
+    Raises:
+        RuntimeError: the model has other weights.
+
+    """
+    several = worker.workers > 1
+    options = StateDictOptions(full_state_dict=several, broadcast_from_rank0=several)
+    set_model_state_dict(model, weights, options=options)
+    # torch's setter for optimizers needs a state of every parameter, and none of them a gradient;
+    # one that never had a gradient has no state
+    stored = state.get("state", {})
+    described = parallel.from_rank_0(over_leaves(stored, _described), worker)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = {}
+    for index, parameter in enumerate(updated):
+        name = names[parameter]
+        if name in described:
+            values = stored.get(name, {})
+            states[index] = {
+                key: _received(key, about, values.get(key), parameter, worker)
+                for key, about in described[name].items()
+            }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def _described(value: Any) -> Any:
+    """Return a single value itself, such as a number of steps, and the form of other tensors."""
+    is_large = isinstance(value, Tensor) and value.dim() > 0
+    return torch.empty_like(value, device="meta") if is_large else value
+
+
+def _received(key: str, about: Any, value: Any, parameter: Tensor, worker: Worker) -> Any:
+    """Return this worker's part of a value that rank 0 has; Adafactor's state stays whole."""
+    if not isinstance(about, Tensor) or not about.is_meta:
+        return about
+    full = torch.empty_like(about, device=parameter.device)
+    if value is not None:
+        full.copy_(value)
+    is_part = about.shape == parameter.shape and key not in ("row_var", "col_var", "variance")
+    if isinstance(parameter, DTensor) and is_part:
+        return distribute_tensor(full, parameter.device_mesh, parameter.placements)
+    if worker.workers > 1:
+        dist.broadcast(full, src=0)
+    return full
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -279,31 +363,14 @@ class _Manifest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     step: int
-    sha256: dict[str, str]
+    sha256: str
     trace: str | None = None
-    parts: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8}-\d{5}$")]] = []
 
 
 def _is_of(manifest: _Manifest, trace: Trace) -> bool:
     """Whether a checkpoint continues a training."""
     expected = trace(manifest.step)
     return expected is not None and manifest.trace == expected
-
-
-def _joined(parts: Sequence[Checkpoint]) -> dict[str, Any]:
-    """Return the state of the model and of the optimizer from the parts of all workers."""
-    states = [part.optimizer["state"] for part in parts]
-    optimizer = {name: _whole([each.get(name, {}) for each in states]) for name in states[0]}
-    return {
-        "model": _whole([part.model for part in parts]),
-        "optimizer": {**parts[0].optimizer, "state": optimizer},
-    }
-
-
-def _whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values, joined if every worker has a part; else rank 0 has the value."""
-    values = {name: [part[name] for part in parts if name in part] for name in parts[0]}
-    return {name: Joined(found) if found[1:] else found[0] for name, found in values.items()}
 
 
 def _name(step: int) -> str:
@@ -332,59 +399,3 @@ def _sha256(source: str | io.BytesIO) -> str:
         return hashlib.sha256(source.getbuffer()).hexdigest()
     with Path(source).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write_tensors(stream: _Hashing, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file tensor by tensor: the header with its length, then the values.
-
-    ``safetensors.torch.save`` needs the memory of all tensors once more.
-    """
-    # larger types first, as safetensors does: every value is aligned
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    header, end = {}, 0
-    for name in names:
-        value, begin = tensors[name], end
-        end += value.numel() * value.itemsize
-        of_type = json.loads(save_tensors({"": torch.empty(0, dtype=value.dtype)})[8:])
-        about = {"shape": list(value.shape), "data_offsets": [begin, end]}
-        header[name] = {"dtype": of_type[""]["dtype"], **about}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    stream.write(len(text).to_bytes(8, "little") + text)
-    for name in names:
-        value = tensors[name].detach().cpu().contiguous().reshape(-1)
-        stream.write(value.view(torch.uint8).numpy().data)
-
-
-def _load_tensors(source: str | io.BytesIO) -> dict[str, Tensor]:
-    loaded: dict[str, Tensor] = (
-        load_tensors(source.getvalue()) if isinstance(source, io.BytesIO) else load_file(source)
-    )
-    return loaded
-
-
-def _write_state(stream: _Hashing, state: Mapping[str, Any]) -> None:
-    try:
-        torch.save(state, cast("IO[bytes]", stream))
-    except RuntimeError as error:  # torch could not end the file, and hides why it is incomplete
-        raise (error.__context__ or error) from None
-
-
-def _load_state(source: str | io.BytesIO) -> dict[str, Any]:
-    mapped = isinstance(source, str)
-    state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    return state
-
-
-class _Form(NamedTuple):
-    """How a file of a checkpoint is written and read."""
-
-    write: Callable[[_Hashing, Any], None]
-    load: Callable[[str | io.BytesIO], Any]
-
-
-_FILES: Mapping[str, _Form] = {
-    "model.safetensors": _Form(_write_tensors, _load_tensors),
-    "optimizer.pt": _Form(_write_state, _load_state),
-    "scaler.pt": _Form(_write_state, _load_state),
-}

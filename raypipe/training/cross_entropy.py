@@ -1,7 +1,9 @@
 """Cross-entropy of a linear layer's outputs in chunks, without all logits in memory.
 
 The logits of a language model are its largest tensor: with 20,000 classes, 32 sequences of 2048
-tokens have 5.2 GB of them in fp32, and their gradient is as large.
+tokens have 5.2 GB of them in fp32, and their gradient is as large. torch has such a function since
+2.13 (``torch.nn.functional.linear_cross_entropy``); in bf16 it rounds the sum of the loss to bf16,
+and the gradient of the weight after each chunk.
 """
 
 from __future__ import annotations
@@ -17,15 +19,7 @@ from torch import Tensor
 CHUNK = 2**27
 
 
-def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    chunk: int = CHUNK,
-) -> Tensor:
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
     """Return the cross-entropy of ``softmax(hidden @ weight.T)`` in nats, summed over the targets.
 
     Value and gradient are those of ``F.cross_entropy(F.linear(hidden, weight).float(), targets,
@@ -40,19 +34,10 @@ def linear_cross_entropy(
         hidden: inputs of the layer, ``[N, d]``.
         weight: matrix of the layer, ``[V, d]``.
         targets: index of the class of each input, int64 ``[N]``.
-        ignore_index: target that does not count.
-        label_smoothing: share of each target's weight that is spread over all classes.
-        chunk: greatest number of logits in memory at a time; at least one row of ``V``.
+        options: those of :func:`linear_cross_entropies`.
 
     """
-    return linear_cross_entropies(
-        hidden,
-        weight,
-        targets,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        chunk=chunk,
-    )[0]
+    return linear_cross_entropies(hidden, weight, targets, **options)[0]
 
 
 def linear_cross_entropies(
@@ -64,7 +49,17 @@ def linear_cross_entropies(
     label_smoothing: float = 0.0,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`linear_cross_entropy`, and its value without smoothing and gradient."""
+    """Return :func:`linear_cross_entropy`, and its value without smoothing and gradient.
+
+    Args:
+        hidden: inputs of the layer, ``[N, d]``.
+        weight: matrix of the layer, ``[V, d]``.
+        targets: index of the class of each input, int64 ``[N]``.
+        ignore_index: target that does not count.
+        label_smoothing: share of each target's weight that is spread over all classes.
+        chunk: greatest number of logits in memory at a time; at least one row of ``V``.
+
+    """
     product = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and product != torch.float64:
         product = torch.get_autocast_dtype(hidden.device.type)
@@ -128,7 +123,7 @@ def _forward(
     classes, counted = targets[:, None].where(counted, 0), counted.to(exact)
     # the gradient of a chunk's inputs takes their place
     inputs, matrix = hidden.to(product, copy=gradients), weight.to(product)
-    rows = _rows(len(inputs), max(1, chunk // len(weight)))
+    rows = max(1, chunk // len(weight))
     parts = zip(inputs.split(rows), classes.split(rows), counted.split(rows), strict=True)
     of_chunk = _compiled_chunk() if compiled else _chunk
     losses, of_weight = [], None
@@ -178,13 +173,3 @@ def _chunk(
 @functools.cache
 def _compiled_chunk() -> Callable[..., tuple[Tensor, ...]]:
     return torch.compile(_chunk)
-
-
-def _rows(number: int, most: int) -> int:
-    """Return the rows of a chunk: equal chunks, if there are less than twice as many of them.
-
-    Chunks of one shape are compiled once.
-    """
-    least = max(1, -(-number // most))
-    equal = (number // chunks for chunks in range(least, 2 * least) if number % chunks == 0)
-    return next(equal, most)

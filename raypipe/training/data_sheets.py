@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -27,21 +27,21 @@ _NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
 
 
 class CardValues(Settings):
-    """Values of a card in a file of cards; a file that changes a known card gives some of them."""
+    """Values of a card in a file of cards."""
 
-    reports: str | None = None
-    """Start of the name that NVML and torch report."""
-    memory_mib: PositiveInt | None = None
+    reports: str = ""
+    """Start of the name that NVML and torch report; by default the name of the card."""
+    memory_mib: PositiveInt
     """Memory in MiB."""
-    bandwidth: PositiveFloat | None = None
+    bandwidth: PositiveFloat
     """Memory bandwidth, GB/s."""
-    tflops: Mapping[Precision, PositiveFloat] | None = None
+    tflops: Mapping[Precision, PositiveFloat]
     """Dense peak by precision, TFLOP/s."""
-    link: PositiveFloat | None = None
+    link: PositiveFloat = 16.0
     """Bandwidth to another card of the machine in one direction, GB/s."""
-    power_w: PositiveFloat | None = None
+    power_w: PositiveFloat
     """Board power, W."""
-    capability: PositiveFloat | None = None
+    capability: PositiveFloat
     """Compute capability."""
     source: str = ""
     """Where the values are from."""
@@ -95,16 +95,8 @@ def cards(file: str | os.PathLike[str] | None = None) -> dict[str, Card]:
         ConfigError: the file cannot be read, has wrong values, or a new card lacks some.
 
     """
-    found = dict(_shipped())
-    if file is None:
-        file = os.environ.get(CARDS) or None
-    if file is None:
-        return found
-    given = _read(Path(file))
-    for name, values in given.cards.items():
-        known = next((card for card in found.values() if _words(card.name) == _words(name)), None)
-        found[known.name if known else name] = _card(name, values, known, given.sources, file)
-    return found
+    own = file or os.environ.get(CARDS)
+    return _cards(None if own is None else Path(own))
 
 
 def resolve(name: str, known: Mapping[str, Card]) -> Card:
@@ -143,7 +135,7 @@ def of_device(
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    listed = list(_shipped().values() if known is None else known)
+    listed = list(_cards(None).values() if known is None else known)
     words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
     for length in range(len(words), 0, -1):  # the longest name first: A10G before A10
         start = " ".join(words[:length])
@@ -168,54 +160,46 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
 
 
 @cache
-def _shipped() -> dict[str, Card]:
-    given = _read(_SHIPPED)
-    return {n: _card(n, v, None, given.sources, _SHIPPED) for n, v in given.cards.items()}
-
-
-def _read(file: Path) -> CardsFile:
+def _cards(file: Path | None) -> dict[str, Card]:
+    """Return the shipped cards, changed and extended by a file."""
+    document = _document(_SHIPPED)
+    given = {} if file is None else _document(file)
+    names = {_words(name): name for name in document["cards"]}
     try:
-        return CardsFile.model_validate(load_yaml(file.read_text(encoding="utf-8"), str(file)))
+        for name, values in given.get("cards", {}).items():
+            known = names.get(_words(name), name)
+            shipped = document["cards"].get(known, {"source": str(file)})
+            document["cards"][known] = {**shipped, **values}
+        sources = {**document["sources"], **given.get("sources", {})}
+        valid = CardsFile.model_validate({**given, **document, "sources": sources})
+    except ValidationError as error:
+        mistakes = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{file}: {'; '.join(mistakes)}") from error
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(f"{file}: has no `cards:` with values by name") from error
+    return {
+        name: Card(
+            name,
+            reports=(each.reports or name).lower(),
+            memory_bytes=each.memory_mib * 2**20,
+            bandwidth=each.bandwidth * 1e9,
+            peaks={key: 1e12 * peak for key, peak in each.tflops.items()},
+            link=each.link * 1e9,
+            power_w=each.power_w,
+            capability=each.capability,
+            source=valid.sources.get(each.source, each.source),
+            price_per_hour=each.price_per_hour,
+        )
+        for name, each in valid.cards.items()
+    }
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = load_yaml(file.read_text(encoding="utf-8"), str(file))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{file}: {where}: {first['msg']}") from error
-
-
-def _card(
-    name: str,
-    values: CardValues,
-    known: Card | None,
-    sources: Mapping[str, str],
-    file: str | os.PathLike[str],
-) -> Card:
-    """Return a card of a file, whose missing values are those of the known card."""
-    given: dict[str, Any] = {
-        "reports": values.reports and values.reports.lower(),
-        "memory_bytes": values.memory_mib and values.memory_mib * 2**20,
-        "bandwidth": values.bandwidth and values.bandwidth * 1e9,
-        "peaks": values.tflops and {key: 1e12 * peak for key, peak in values.tflops.items()},
-        "link": values.link and values.link * 1e9,
-        "power_w": values.power_w,
-        "capability": values.capability,
-        "price_per_hour": values.price_per_hour,
-        "source": sources.get(values.source, values.source) or None,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
-    if known is not None:
-        return replace(known, **given)
-    given = {"reports": name.lower(), "link": 16e9, "source": str(file), **given}
-    needed = {"memory_bytes": "memory_mib", "peaks": "tflops"}
-    missing = [
-        needed.get(key, key)
-        for key in ("memory_bytes", "bandwidth", "peaks", "power_w", "capability")
-        if key not in given
-    ]
-    if missing:
-        raise ConfigError(f"{file}: cards.{name}: a new card needs {', '.join(missing)}")
-    return Card(name, **given)
+    return document
 
 
 def _text(name: str) -> str:

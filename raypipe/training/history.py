@@ -1,27 +1,134 @@
-"""History of logged steps: copied from the device asynchronously, stored at checkpoints.
+"""History of a training: throughput, logged steps, and the best evaluation so far.
 
-The values of a logged step are copied to the host while training continues. They become a row at
-the next logged step, checkpoint or evaluation, so logging does not stall the device.
+The values of a logged step are copied from the device while the training continues. They become a
+row at the next logged step, checkpoint or evaluation, so logging does not stall the device. Time is
+that of the device's clock: on a GPU the marks are CUDA events, which need no synchronization.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.store import tables as results
+from raypipe.store.tables import Column
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.monitor import BestEvaluation, MonitorSettings, best_of
-from raypipe.training.throughput import Interval
+from raypipe.training.settings import MonitorSettings
 
 Row = dict[str, Any]
 #: number of consecutive non-finite logged losses that end an fp16 training
 _OVERFLOWS = 10
+_Mark = float | torch.cuda.Event
+
+
+@dataclass
+class Interval:
+    """Training between two logged steps, without checkpoints and evaluations.
+
+    ``phase`` is the phase of its last step.
+    """
+
+    phase: str = ""
+    steps: int = 0
+    samples: int = 0
+    waited_s: float = 0.0
+    pieces: list[tuple[_Mark, _Mark]] = field(default_factory=list)
+    measured_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the interval; on a GPU this waits for its end."""
+        self.measured_s += sum(_seconds(begin, end) for begin, end in self.pieces)
+        self.pieces.clear()
+        return self.measured_s
+
+
+class Throughput:
+    """Training intervals; the first one (warm-up, compilation) is excluded from the means.
+
+    Phases of a training differ in the work per step, so their speeds are not compared with each
+    other.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.intervals: list[Interval] = []
+        self._device = device
+        self._open = Interval()
+        self._since: _Mark | None = None
+
+    def start(self) -> None:
+        """Start or resume the clock; no effect if it is running."""
+        if self._since is None:
+            self._since = self._mark()
+
+    def pause(self) -> None:
+        """Pause the clock, for work other than training (a checkpoint, an evaluation)."""
+        if self._since is not None:
+            self._open.pieces.append((self._since, self._mark()))
+            self._since = None
+
+    def count(self, samples: int) -> None:
+        """Record a completed step of ``samples`` samples."""
+        self._open.steps += 1
+        self._open.samples += samples
+
+    def waited(self, seconds: float) -> None:
+        """Record the seconds spent waiting for the loader."""
+        self._open.waited_s += seconds
+
+    def cut(self, phase: str = "") -> Interval:
+        """End the current interval, start the next one and return the ended one."""
+        going = self._since is not None
+        self.pause()
+        ended, self._open = self._open, Interval()
+        ended.phase = phase
+        self.intervals.append(ended)
+        if going:
+            self.start()
+        return ended
+
+    def summary(self, *, typical: bool = False) -> dict[str, float | None]:
+        """Return samples per second, seconds per step and the share of time waiting for the loader.
+
+        They are means over all intervals but the first, if there are others.
+
+        Args:
+            typical: whether each phase counts with the median of its intervals, without its first
+                one if there are others, so that a short disturbance does not count. Each phase has
+                the share of its steps.
+
+        """
+        counted = self.intervals[1:] or self.intervals
+        seconds = sum(interval.seconds for interval in counted)
+        if not any(interval.steps for interval in counted):
+            return dict.fromkeys(("samples_per_s", "step_time_s", "loader_wait_share"))
+        intervals, duration = counted, seconds
+        if typical:
+            intervals, duration = self.intervals, 0.0
+            for phase in {each.phase for each in intervals if each.steps}:
+                own = [each for each in intervals if each.phase == phase and each.steps]
+                each_s = median(each.seconds / each.steps for each in own[1:] or own)
+                duration += each_s * sum(each.steps for each in own)
+        return {
+            "samples_per_s": sum(interval.samples for interval in intervals) / duration,
+            "step_time_s": duration / sum(interval.steps for interval in intervals),
+            "loader_wait_share": sum(interval.waited_s for interval in counted) / seconds,
+        }
+
+    def _mark(self) -> _Mark:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 @dataclass
@@ -117,3 +224,80 @@ class History:
         """Return the best evaluation of the steps that are judged; None without one."""
         rows = [row for row in self.rows if judged(row["step"])]
         return best_of(rows, monitor, self._job.steps_table.columns)
+
+
+@dataclass(frozen=True)
+class BestEvaluation:
+    """The best evaluation, at ``step``; the number of evaluations since, and the last one's step.
+
+    ``metric`` is the column of the metric, such as ``eval_loss``.
+    """
+
+    metric: str
+    step: int
+    since: int
+    last: int
+
+    def is_over(self, patience: float | None, steps: int) -> bool:
+        """Whether a training of ``steps`` steps has waited long enough for a better one."""
+        if patience is None:
+            return False
+        if patience < 1:
+            return self.last - self.step >= patience * steps
+        return self.since >= patience
+
+
+def best_of(
+    rows: Iterable[Row], monitor: MonitorSettings, declared: Sequence[Column]
+) -> BestEvaluation | None:
+    """Return the best of the evaluated rows; None if none has a finite metric.
+
+    Raises:
+        ValueError: the rows do not have the metric.
+
+    """
+    measured = [row for row in rows if _names(row)]
+    if not measured:
+        return None
+    metric, sign = _metric(measured[-1], monitor, declared)
+    step, best, since = None, math.inf, 0
+    for row in measured:
+        cost = sign * (math.nan if row.get(metric) is None else row[metric])
+        if math.isfinite(cost) and (step is None or cost < best):
+            step, best, since = row["step"], cost, 0
+        else:
+            since += 1
+    return None if step is None else BestEvaluation(metric, step, since, measured[-1]["step"])
+
+
+def _metric(row: Row, monitor: MonitorSettings, declared: Sequence[Column]) -> tuple[str, int]:
+    """Return the monitored column of a row, and 1 if less of it is better, else -1."""
+    names = _names(row)
+    if monitor.metric is None:
+        known = {each.name for each in declared}
+        own = [name for name in names if name in known] or [f"{PREFIX}loss"]
+        column = held_out_columns(own, declared)[0]
+    else:
+        name = f"{PREFIX}{monitor.metric}"
+        if name not in names:
+            found = ", ".join(sorted(each.removeprefix(PREFIX) for each in names))
+            raise ValueError(
+                f"training.monitor.metric = {monitor.metric}: the evaluation of this task has "
+                f"{found or 'no measures'}"
+            )
+        (column,) = held_out_columns([name], declared)
+    mode = monitor.mode or ("max" if column.better == "higher" else "min")
+    return column.name, -1 if mode == "max" else 1
+
+
+def _names(row: Row) -> list[str]:
+    """Return the held-out columns of a row that was evaluated; of others, none."""
+    return [name for name in row if name.startswith(PREFIX) and row[name] is not None]
+
+
+def _seconds(begin: _Mark, end: _Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        return float(end) - float(begin)  # type: ignore[arg-type]
+    end.synchronize()
+    elapsed_ms: float = begin.elapsed_time(end)
+    return elapsed_ms / 1000

@@ -18,13 +18,13 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
-from raypipe.training.initial_weights import InitialWeights
 from raypipe.training.oom import expandable_segments
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, stable_end, steps
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.tables import SETTINGS, STEPS
 from raypipe.training.task import JobTask
+from raypipe.training.weights import InitialWeights
 
 #: receives logged steps (rows) and messages to the user (text) during the run; not called for
 #: every step
@@ -141,8 +141,7 @@ class ExternalTask(JobTask):
             return settings
         gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
         cpus = workers * scaling.reserved_cpus
-        update = {"workers": 1, "gpus_per_worker": gpus, "cpus_per_worker": cpus}
-        return settings.model_copy(update={"scaling": scaling.model_copy(update=update)})
+        return settings.changed("scaling", workers=1, gpus_per_worker=gpus, cpus_per_worker=cpus)
 
     def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
         """Return how much of the training a logged step has done, in steps or epochs."""

@@ -4,6 +4,13 @@ The run traverses the data without gaps for any number of workers and loader pro
 micro-batch. A dataset with random draws must key them by the sample: use a separate generator
 seeded with the index, not the global one.
 
+Loader processes are forked: a dataset in memory is shared, not copied, and a dataset defined in a
+script or a notebook need not be importable. A forked process cannot use CUDA and inherits locks of
+threads that it lacks, so a dataset must create CPU tensors and must not call Ray. Each process has
+a queue of its own, so that it can read a stream in order. torch's ``DataLoader`` does not serve:
+it ends its processes when it is garbage-collected, and shows streams their number, by which some
+skip samples.
+
 On a GPU, batches are copied from page-locked memory without blocking. The host runs ahead of the
 device: the copy is queued behind the forward and backward pass of the previous micro-batch, so
 loading overlaps with computation. A separate CUDA stream would hide only the copy, which is short.
@@ -11,108 +18,41 @@ loading overlaps with computation. A separate CUDA stream would hide only the co
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import random
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
-from torch.utils.data._utils import worker as data_worker
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from raypipe.training import order
 from raypipe.training.batching import BatchPlan, micro_batches
-from raypipe.training.order import Order
+from raypipe.training.oom import LOADER_DIED
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
 from raypipe.training.task import SampleIds, TrainTask
 
+#: returns the sample indices of an epoch, given its number
+Order = Callable[[int], Tensor | range]
+#: returns the batch of the samples at some positions in the data
+Fetch = Callable[[range], Any]
 
-@dataclass(frozen=True)
-class Walk:
-    """Positions in the data that one worker takes: one range per micro-batch, from a step on.
-
-    Positions continue across steps, phases and epochs. Each belongs to exactly one micro-batch
-    of one worker.
-    """
-
-    phases: Sequence[Phase]
-    micro_batch: int
-    rank: int
-    workers: int
-    first_step: int = 0
-
-    def __iter__(self) -> Iterator[range]:
-        step = position = 0
-        for phase in self.phases:
-            parts = micro_batches(phase.samples, self.workers, self.rank, self.micro_batch)
-            done = min(max(self.first_step - step, 0), phase.steps)
-            for number in range(done, phase.steps):
-                first = position + number * phase.samples
-                for part in filter(None, parts):
-                    yield range(first + part.start, first + part.stop)
-            step += phase.steps
-            position += phase.steps * phase.samples
-
-
-def sample_indices(walk: Iterable[range], length: int, chosen: Order) -> Iterator[list[int]]:
-    """Yield the indices of each micro-batch of a walk, in a dataset of ``length`` samples."""
-    known, found = 0, chosen(0)
-    for positions in walk:
-        indices: list[int] = []
-        while positions:
-            epoch, first = divmod(positions.start, length)
-            last = min(first + len(positions), length)
-            if epoch != known:
-                known, found = epoch, chosen(epoch)
-            part = found[first:last]
-            indices += part if isinstance(part, range) else part.tolist()
-            positions = positions[last - first :]
-        yield indices
-
-
-class _StreamReader(IterableDataset[list[Any]]):
-    """Micro-batches of a walk, read from a stream.
-
-    Each loader process reads the whole stream and keeps the micro-batches k, k + n, ... The
-    DataLoader polls its n processes in turn, which restores the order.
-    """
-
-    def __init__(self, stream: IterableDataset[Any], walk: Walk) -> None:
-        self._stream = stream
-        self._walk = walk
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        info = get_worker_info()
-        process, processes = (0, 1) if info is None else (info.id, info.num_workers)
-        # many streams shard themselves by the worker info, which would lose samples here
-        data_worker._worker_info = None
-        samples, read = _repeat(self._stream), 0
-        for positions in islice(self._walk, process, None, processes):
-            deque(islice(samples, positions.start - read), maxlen=0)
-            yield list(islice(samples, len(positions)))
-            read = positions.stop
-
-
-def _repeat(stream: IterableDataset[Any]) -> Iterator[Any]:
-    epoch = 0
-    while True:
-        if hasattr(stream, "set_epoch"):
-            stream.set_epoch(epoch)
-        sample = empty = object()
-        for sample in stream:
-            yield sample
-        if sample is empty:
-            raise ValueError(f"epoch {epoch} of the dataset has no samples: the stream is empty")
-        epoch += 1
+#: number of steps whose samples are sorted by length together
+_WINDOW = 50
+#: option of Linux's prctl: the signal that a process gets when its parent ends
+_PR_SET_PDEATHSIG = 1
 
 
 def batches(
@@ -132,39 +72,25 @@ def batches(
 
     A stream (``IterableDataset``) must give every reader the same samples in the same order. If
     it draws at random, it must seed its own generator, in ``set_epoch(epoch)`` if it has that
-    method. It must not shard itself among workers or by ``get_worker_info()``, which is None
-    while it is read. ``task.shuffle`` does not apply to it. A resumed run reads the samples
-    before ``first_step`` again, and every loader process reads the whole stream, so put expensive
-    per-sample work in ``task.collate``.
+    method. It must not shard itself among workers. ``task.shuffle`` does not apply to it. A resumed
+    run reads the samples before ``first_step`` again, and every loader process reads the whole
+    stream, so put expensive per-sample work in ``task.collate``.
 
     Raises:
         ValueError: the dataset has no samples.
 
     """
     dataset, seed = task.build_dataset(), settings.training.seed
-    walk = Walk(phases, plan.micro_batch, worker.rank, worker.workers, first_step)
-    indices = None
+    collate = task.collate() or default_collate
+    fetch: Fetch
     if isinstance(dataset, IterableDataset):
-        dataset = _StreamReader(dataset, walk)
+        fetch = _Streamed(dataset, collate)
     else:
-        chosen = _order(task, dataset, phases[0].samples, seed, measured=measured)
-        indices = sample_indices(walk, _length(dataset), chosen)
+        order = _order(task, dataset, phases[0].samples, seed, measured=measured)
+        fetch = _Indexed(dataset, collate, order)
+    walk = positions(phases, plan.micro_batch, worker, first_step)
     draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
-    processes = settings.loader.workers
-    return _load(task, dataset, indices, settings.loader, worker.device, processes, draws)
-
-
-def _order(
-    task: TrainTask, dataset: Dataset[Any], step: int, seed: int, *, measured: bool
-) -> Order:
-    samples, lengths = _length(dataset), task.lengths()
-    if lengths is not None and measured:
-        return order.longest_first(lengths)
-    if not task.shuffle or isinstance(dataset, SampleIds):
-        return order.stored(samples)
-    if lengths is not None:
-        return order.similar_lengths(lengths, step, seed)
-    return order.shuffled(samples, seed)
+    return _loaded(fetch, walk, settings.loader, worker.device, settings.loader.workers, draws)
 
 
 def eval_batches(
@@ -188,22 +114,70 @@ def eval_batches(
         raise ValueError(  # noqa: TRY004 - ValueError, as for any setting
             "the evaluation dataset is an IterableDataset: give a map-style one, with len()"
         )
-    length, workers = _length(dataset), worker.workers
-    parts = micro_batches(length, workers, worker.rank, batch_size)
-    indices = (list(part) or [0] for part in parts)
+    length = _length(dataset)
+    parts = micro_batches(length, worker.workers, worker.rank, batch_size)
+    fetch = _Indexed(dataset, task.collate() or default_collate, lambda _: range(length))
+    walk = (part or range(1) for part in parts)
     processes = min(settings.workers, len(parts))
-    loaded = _load(task, dataset, indices, settings, worker.device, processes, worker.rank)
+    loaded = _loaded(fetch, walk, settings, worker.device, processes, worker.rank)
     with closing(loaded):
         for part, batch in zip(parts, loaded, strict=True):
             yield batch, bool(part)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch with every tensor on the device, copied without blocking if possible."""
-    return over_leaves(
-        batch,
-        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf,
-    )
+def positions(
+    phases: Sequence[Phase], micro_batch: int, worker: Worker, first_step: int = 0
+) -> Iterator[range]:
+    """Yield the positions in the data that one worker takes, a range per micro-batch.
+
+    Positions continue across steps, phases and epochs. Each belongs to exactly one micro-batch
+    of one worker.
+    """
+    step = position = 0
+    for phase in phases:
+        parts = micro_batches(phase.samples, worker.workers, worker.rank, micro_batch)
+        done = min(max(first_step - step, 0), phase.steps)
+        for number in range(done, phase.steps):
+            first = position + number * phase.samples
+            for part in filter(None, parts):
+                yield range(first + part.start, first + part.stop)
+        step += phase.steps
+        position += phase.steps * phase.samples
+
+
+def longest_first(lengths: Tensor) -> Tensor:
+    """Return the samples by falling length, so that peak memory is reached at the start."""
+    return lengths.argsort(descending=True, stable=True)
+
+
+def similar_lengths(lengths: Tensor, step: int, seed: int, epoch: int) -> Tensor:
+    """Return a permutation of an epoch that groups ``step`` samples of similar lengths per step.
+
+    Grouping by length reduces padding. Samples are shuffled and sorted by length within windows
+    of 50 steps. The steps are then shuffled, so that lengths follow no order. A step that spans
+    the end of one epoch and the beginning of the next has samples of random lengths.
+    """
+    samples, generator = len(lengths), _generator(seed, epoch)
+    order = torch.randperm(samples, generator=generator)
+    begun = min(-epoch * samples % step, samples)  # they complete a step of the previous epoch
+    steps = (samples - begun) // step
+    if steps:
+        whole = order[begun : begun + steps * step]
+        windows = [part[lengths[part].argsort(stable=True)] for part in whole.split(_WINDOW * step)]
+        mixed = torch.cat(windows).view(steps, step)[torch.randperm(steps, generator=generator)]
+        order[begun : begun + steps * step] = mixed.flatten()
+    return order
+
+
+def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """Return a batch with every tensor on the device, from page-locked memory if ``pin``."""
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return (leaf.pin_memory() if pin else leaf).to(device, non_blocking=True)
+
+    return over_leaves(batch, moved)
 
 
 def over_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
@@ -216,53 +190,121 @@ def over_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     return function(batch)
 
 
-def _load(
-    task: TrainTask,
-    dataset: Dataset[Any],
-    indices: Iterator[list[int]] | None,
+class _Indexed:
+    """Batches of a map-style dataset in an order."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[..., Any], order: Order) -> None:
+        self._dataset, self._collate, self._order = dataset, collate, order
+        self._length = _length(dataset)
+        self._epoch, self._indices = 0, order(0)
+
+    def __call__(self, positions: range) -> Any:
+        indices: list[int] = []
+        while positions:
+            epoch, first = divmod(positions.start, self._length)
+            if epoch != self._epoch:
+                self._epoch, self._indices = epoch, self._order(epoch)
+            part = self._indices[first : min(first + len(positions), self._length)]
+            indices += part if isinstance(part, range) else part.tolist()
+            positions = positions[len(part) :]
+        if hasattr(self._dataset, "__getitems__"):  # many samples at once, as for the DataLoader
+            return self._collate(self._dataset.__getitems__(indices))
+        return self._collate([self._dataset[index] for index in indices])
+
+
+class _Streamed:
+    """Batches of a stream at rising positions; what lies between is skipped."""
+
+    def __init__(self, stream: IterableDataset[Any], collate: Callable[..., Any]) -> None:
+        self._samples, self._collate = _repeated(stream), collate
+        self._read = 0
+
+    def __call__(self, positions: range) -> Any:
+        while self._read < positions.start:
+            next(self._samples)
+            self._read += 1
+        self._read = positions.stop
+        return self._collate([next(self._samples) for _ in positions])
+
+
+def _repeated(stream: IterableDataset[Any]) -> Iterator[Any]:
+    epoch = 0
+    while True:
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        sample = empty = object()
+        for sample in stream:
+            yield sample
+        if sample is empty:
+            raise ValueError(f"epoch {epoch} of the dataset has no samples: the stream is empty")
+        epoch += 1
+
+
+def _order(
+    task: TrainTask, dataset: Dataset[Any], step: int, seed: int, *, measured: bool
+) -> Order:
+    samples, lengths = _length(dataset), task.lengths()
+    if lengths is not None and measured:
+        return lambda _: longest_first(lengths)
+    if not task.shuffle or isinstance(dataset, SampleIds):
+        return lambda _: range(samples)
+    if lengths is not None:
+        return partial(similar_lengths, lengths, step, seed)
+    return lambda epoch: torch.randperm(samples, generator=_generator(seed, epoch))
+
+
+def _loaded(
+    fetch: Fetch,
+    walk: Iterable[range],
     settings: LoaderSettings,
     device: torch.device,
     processes: int,
     draws: int,
 ) -> Generator[Any, None, None]:
-    """Yield batches on the device, from the given indices or from a stream's lists of samples.
-
-    The indices cover the whole run in one pass, so loader processes live as long as the run.
-    The processes are forked: a dataset in memory is shared, not copied, and a dataset defined in
-    a script or a notebook need not be importable. A forked process cannot use CUDA and inherits
-    locks of threads that it lacks, so a dataset must create CPU tensors and must not call Ray.
-    """
-    batching: dict[str, Any] = {"batch_size": None}
-    if indices is not None:
-        batching = {"batch_sampler": indices}
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        **batching,
-        num_workers=processes,
-        prefetch_factor=settings.prefetch if processes else None,
-        pin_memory=settings.pin_memory is not False and device.type == "cuda",
-        collate_fn=task.collate() or default_collate,
-        worker_init_fn=_in_loader_process,
-        multiprocessing_context="fork" if processes and sys.platform == "linux" else None,
-        # separate generator: the model's draws must not depend on when the loader starts
-        generator=torch.Generator().manual_seed(draws),
-    )
-    iterator: Any = iter(loader)
+    """Yield the batches at the positions of a walk, on the device."""
+    pin = settings.pin_memory is not False and device.type == "cuda"
+    if not processes:
+        yield from (to_device(fetch(part), device, pin=pin) for part in walk)
+        return
+    fork = multiprocessing.get_context("fork")
+    pools = [
+        ProcessPoolExecutor(1, fork, _in_loader_process, (fetch, draws + number))
+        for number in range(processes)
+    ]
+    queued: deque[Future[Any]] = deque()
     try:
-        for batch in iterator:
-            yield to_device(batch, device)
+        for pool, part in zip(cycle(pools), walk, strict=False):
+            queued.append(pool.submit(_fetched, part))
+            if len(queued) > processes * settings.prefetch:
+                yield to_device(queued.popleft().result(), device, pin=pin)
+        while queued:
+            yield to_device(queued.popleft().result(), device, pin=pin)
+    except BrokenProcessPool as error:
+        raise RuntimeError(LOADER_DIED) from error
     finally:
-        # end the processes now: garbage collection is delayed while an exception refers to them
-        if processes:
-            iterator._shutdown_workers()
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
 
 
-def _in_loader_process(process: int) -> None:
-    del process
+_process_fetch: Fetch
+
+
+def _in_loader_process(fetch: Fetch, seed: int) -> None:
+    """Prepare a loader process, which fetches with one thread."""
+    global _process_fetch
+    _process_fetch = fetch
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the worker ends its loaders
     # end with a killed worker: loader processes hold its GPU memory and connections
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threadpool_limits(limits=1)
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that a dataset may draw from
+
+
+def _fetched(part: range) -> Any:
+    return _process_fetch(part)
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -270,3 +312,7 @@ def _length(dataset: Dataset[Any]) -> int:
     if length < 1:
         raise ValueError(f"the dataset {type(dataset).__name__} has no samples")
     return length
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + epoch)

@@ -20,33 +20,31 @@ from torch import Tensor
 from raypipe import faults
 from raypipe.errors import BatchLimit
 from raypipe.store import tables as results
-from raypipe.training import (
-    evaluation,
-    loader,
-    parallel,
-    precision,
-    replica,
-    state,
-    telemetry,
-)
-from raypipe.training import oom as memory
-from raypipe.training.additivity import refuse_means
+from raypipe.training import evaluation, loader, oom, parallel, precision, replica, telemetry
 from raypipe.training.batching import BatchPlan, micro_batches
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
+from raypipe.training.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    Saver,
+    gathered,
+    load_state,
+    model_state,
+    on_cpu,
+)
+from raypipe.training.data_sheets import peak_flops
 from raypipe.training.ending import Agreement, Ending
-from raypipe.training.half_memory import bf16_may_fit
-from raypipe.training.history import History
+from raypipe.training.evaluation import refuse_means
+from raypipe.training.history import BestEvaluation, History, Throughput
 from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
 from raypipe.training.keyed_random import seed_all
-from raypipe.training.monitor import BestEvaluation, MonitorSettings, is_scheduled
+from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
-from raypipe.training.saver import Saver, newest
+from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Phase, check_phases, stable_end, steps
+from raypipe.training.settings import MonitorSettings
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
-from raypipe.training.throughput import Throughput, utilization
-from raypipe.training.update import Update
 from raypipe.training.weights import write_weights
 
 #: seconds of work that a restart may lose, unless ``checkpoint_every`` is given
@@ -85,8 +83,8 @@ def train(
             loop.saver.close()
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
-    columns = outcome | loop.speed() | telemetry.combine(summaries)
-    return telemetry.with_energy_per_sample(columns)
+    speed = loop.speed()
+    return outcome | speed | telemetry.combine(summaries, speed["samples_per_s"])
 
 
 class _Loop:
@@ -108,13 +106,14 @@ class _Loop:
         check_phases(self.phases, self.plan)
         self.trace = ScheduleTrace(job, self.phases)
         self.model, self.module, self.loss = replica.build(job, worker, self.report)
-        self.update = Update(self.model, self.task, self.training, worker.device)
+        optimizer = self.task.optimizer(self.model, self.training)
+        self.update = Update(self.model, optimizer, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
         self.monitor = self._monitor()
         keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
         self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
-        self.saver = Saver(worker, sharded=self.sharded)
+        self.saver = Saver()
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
@@ -181,7 +180,7 @@ class _Loop:
             if counted:
                 batch = next(batches)
             self.throughput.waited(time.perf_counter() - before)
-            with memory.fitting(BatchLimit("training", size), self._bf16_helps):
+            with oom.fitting(BatchLimit("training", size)):
                 self.faults.at_step(step, size, rank, self.job.attempt)
                 exchange = number == len(parts)
                 loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)
@@ -213,11 +212,6 @@ class _Loop:
             self.update.backward(loss.total * (counted * self.plan.workers / context.phase.samples))
         return loss
 
-    def _bf16_helps(self) -> bool:
-        """Whether bf16 could make a micro-batch fit that has just run out of memory."""
-        parts = self.model, self.task.blocks(self.model), self.update.optimizer
-        return bf16_may_fit(*parts, recompute=self.recompute, sharded=self.sharded)
-
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
         row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
         interval = self.throughput.cut(phase.name)
@@ -244,7 +238,7 @@ class _Loop:
         if best is None:
             return False
         if best.step == step:
-            weights = state.model_state(self.model, self.worker)
+            weights = model_state(self.model, self.worker)
             if self.worker.rank == 0:
                 self.saver.wait()  # the list of checkpoints is complete
                 kept = [self._best(until) for until in (*self.store.steps, step)]
@@ -305,29 +299,29 @@ class _Loop:
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
         self.store_rows()  # before the checkpoint, so that a resumed run has them
         self.saver.wait()
-        take = state.own_part if self.sharded else state.gathered
-        contents = take(self.model, self.update.optimizer, self.worker)
-        if self.sharded or self.worker.rank == 0:
+        contents = gathered(self.model, self.update.optimizer, self.worker)
+        if self.worker.rank == 0:
             scaler = self.update.scaler_state()
             checkpoint = Checkpoint(step, *contents, scaler, self.trace.after(step))
-            self.saver.save(self.store, checkpoint)
+            self.saver.start(self.store.save, checkpoint)
         self.saved_at = time.monotonic()
         self.ending.took(save_s=self.saver.expected_s(self.saved_at - begun))
-
-    def _warn(self, text: str) -> None:
-        self.report(f"WARNING: {text}")
 
     def _resume(self) -> int:
         if self.job.measured:
             return 0
-        reads = self.worker.rank == 0  # the others receive their parts, in less memory
-        found = newest(self.job, self.store, self.trace.after, self._warn) if reads else None
+        reads, found = self.worker.rank == 0, None
+        if reads:  # the others receive their parts, in less memory
+            warn = lambda text: self.report(f"WARNING: {text}")  # noqa: E731
+            found = self.store.newest(warn, self.trace.after)
+            if found is None and self.job.continues:
+                raise ValueError(lost_state(self.job))
         about = parallel.from_rank_0(found and (found.step, found.scaler), self.worker)
         if about is None:
             return 0
         step, scaler = about
         weights, optimizer = (found.model, found.optimizer) if found else ({}, {})
-        state.load_state(self.model, self.update.optimizer, weights, optimizer, self.worker)
+        load_state(self.model, self.update.optimizer, weights, optimizer, self.worker)
         self.update.load_scaler_state(scaler)
         if reads:
             self.history.restore(step)
@@ -372,7 +366,7 @@ class _Loop:
         }
 
     def _store_model(self) -> None:
-        weights = state.model_state(self.model, self.worker)
+        weights = model_state(self.model, self.worker)
         if self.worker.rank == 0:
             best = self._best()
             if best is not None and best.step != self.history.rows[-1]["step"]:
@@ -387,8 +381,12 @@ class _Loop:
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
         flops, rate = self.task.flops_per_sample(self.model), summary["samples_per_s"]
-        device, workers = self.worker.device, self.plan.workers
-        return summary | utilization(flops, rate, device, self.training.precision, workers)
+        achieved = flops * rate if flops and rate else None
+        peak, device = None, self.worker.device
+        if achieved and device.type == "cuda":
+            peak = peak_flops(torch.cuda.get_device_name(device), self.training.precision)
+        mfu = achieved / (peak * self.plan.workers) if achieved and peak else None
+        return {**summary, "flops_per_s": achieved, "mfu": mfu}
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""
@@ -397,6 +395,17 @@ class _Loop:
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
         if self.has_data and (rows := self.sampler.rows()):
             results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
+
+
+def is_scheduled(step: int, every: int | None) -> bool:
+    """Whether a step is evaluated: every ``every``-th one.
+
+    By default these are 1 to 8, 10, 12, 14, 16, 20, ...: four for each doubling. They do not depend
+    on the length of the training, so that more steps can continue it.
+    """
+    if every is None:
+        every = max(1, 2 ** (step - 1).bit_length() // 8)
+    return step % every == 0
 
 
 def _ignore(event: dict[str, Any] | str) -> None:

@@ -7,15 +7,13 @@ import gc
 import os
 import resource
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError, message_of, trace_of
-from raypipe.training.compilation import is_compile_error
 
 # messages of CUDA's libraries that are not raised as torch.OutOfMemoryError
 _GPU_SIGNS = (
@@ -37,9 +35,6 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _HOST_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
-    # a loader process killed by the kernel, and a full /dev/shm
-    "is killed by signal: Killed",
-    "is killed by signal: Bus error",
     "HOST_ALLOCATION_FAILED",  # cuDNN 9
     "Failed to CUDA host alloc",  # NCCL
 )
@@ -56,6 +51,12 @@ _HUNG = (
     "a worker waited for the others longer than the time limit of an exchange: one of them hangs, "
     "or is much slower (each worker has a log in logs/)"
 )
+#: message for a loader process that ended without an answer
+LOADER_DIED = (
+    "a loader process died; the kernel kills them when the memory of the host or /dev/shm is full "
+    "(lower loader.workers or loader.prefetch)"
+)
+_COMPILERS = ("torch._dynamo.", "torch._inductor.", "triton.compiler.")
 #: bytes; a card with less free memory has no room for the kernels or the workspace of a library
 _ROOM = 512 * 2**20
 
@@ -64,9 +65,9 @@ def failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of a failure.
 
     ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's, including
-    its page-locked memory. ``worker_hung`` is an exchange that exceeded its time limit. A
-    non-finite loss is an ``invalid_value``, and what torch.compile cannot compile a
-    ``compile_error``. Everything else is an ``error``.
+    its page-locked memory. ``worker_hung`` is an exchange that exceeded its time limit, and
+    ``worker_died`` a loader process that ended. A non-finite loss is an ``invalid_value``, and what
+    torch.compile cannot compile a ``compile_error``. Everything else is an ``error``.
     """
     text = message_of(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -80,9 +81,13 @@ def failure_kind(error: BaseException) -> FailureKind:
         return "out_of_memory"
     if _has(text, _HUNG_SIGNS):
         return "worker_hung"
+    if LOADER_DIED in text:
+        return "worker_died"
     if isinstance(error, FloatingPointError):
         return "invalid_value"
-    return "compile_error" if is_compile_error(error) else "error"
+    kinds = [f"{kind.__module__}." for kind in type(error).__mro__]
+    is_compiler = any(kind.startswith(_COMPILERS) for kind in kinds)
+    return "compile_error" if is_compiler else "error"
 
 
 def _has(text: str, signs: Iterable[str]) -> bool:
@@ -115,14 +120,14 @@ class DoesNotFit(torch.OutOfMemoryError):
 
 
 @contextmanager
-def fitting(limit: BatchLimit, bf16_helps: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def fitting(limit: BatchLimit) -> Iterator[None]:
     """Raise DoesNotFit if the body runs out of GPU memory."""
     try:
         yield
     except Exception as error:
         if failure_kind(error) != "out_of_memory":
             raise
-        raise DoesNotFit(replace(limit, bf16_helps=bf16_helps()), str(error)) from error
+        raise DoesNotFit(limit, str(error)) from error
 
 
 def unit_error(unit: str, error: BaseException) -> UnitError:

@@ -95,11 +95,13 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-def shard_rows(tensor: DTensor) -> list[int]:
-    """Return the length of each worker's part along the first dimension, as FSDP cuts it."""
-    workers = tensor.device_mesh.size()
-    each = -(-len(tensor) // workers)  # as torch.chunk
-    return [max(0, min(each, len(tensor) - worker * each)) for worker in range(workers)]
+def own_rows(tensor: Tensor) -> Any:
+    """Return the index of the rows that this worker holds: FSDP cuts as torch.chunk."""
+    if not isinstance(tensor, DTensor):
+        return ...
+    each = -(-len(tensor) // tensor.device_mesh.size())
+    start = min(each * tensor.device_mesh.get_local_rank(), len(tensor))
+    return slice(start, min(start + each, len(tensor)))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
@@ -14,6 +14,12 @@ from raypipe.training.settings import OomStep
 
 #: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0
 Launch = Callable[[TrainingJob], dict[str, Any]]
+_Section = Literal["training", "scaling"]
+_CHANGES: Mapping[OomStep, tuple[_Section, str, Any]] = {
+    "gradient_checkpointing": ("training", "gradient_checkpointing", True),
+    "fsdp": ("scaling", "strategy", "fsdp"),
+    "bf16": ("training", "precision", "bf16"),
+}
 #: receives each failed attempt: the job, the error, and the next action as text
 OnFailure = Callable[[TrainingJob, UnitError, str], None]
 
@@ -45,12 +51,13 @@ def train_to_the_end(
             if error.kind == "out_of_memory":
                 change = _smaller(job, error)
             elif error.kind == "compile_error":
-                change = _uncompiled(job)
+                text = "again without training.compile"
+                change = _changed(job, "training", "compile", False, text)
             elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
                 deaths += 1
                 change = job, "again from the last checkpoint"
             if change is None:
-                on_failure(job, error, "gave up" + _left_out(job, error))
+                on_failure(job, error, "gave up")
                 raise
             on_failure(job, error, change[1])
             job = replace(change[0], attempt=job.attempt + 1)
@@ -78,17 +85,17 @@ def _with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] |
     if step == "shorten":
         shorter = job.task.shortened()
         return shorter and (replace(job, task=shorter[0]), f"again with {shorter[1]}")
-    training, scaling = job.settings.training, job.settings.scaling
-    if step == "gradient_checkpointing":
-        training = training.model_copy(update={"gradient_checkpointing": True})
-    elif step == "fsdp":
-        scaling = scaling.model_copy(update={"strategy": "fsdp"})
-    else:
-        training = training.model_copy(update={"precision": "bf16"})
-    settings = job.settings.model_copy(update={"training": training, "scaling": scaling})
-    if settings == job.settings:
+    return _changed(job, *_CHANGES[step], f"again with {step}")
+
+
+def _changed(
+    job: TrainingJob, section: _Section, key: str, value: Any, text: str
+) -> tuple[TrainingJob, str] | None:
+    """Return the job with another setting, and the text; None if it had this one."""
+    values = getattr(job.settings, section)
+    if getattr(values, key) == value:
         return None
-    return replace(job, settings=settings), f"again with {step}"
+    return replace(job, settings=job.settings.changed(section, **{key: value})), text
 
 
 def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:
@@ -106,29 +113,4 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
     if plan is not None and (limit is None or limit.size > 1):
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
-    steps = [step for step in job.settings.on_oom if step != "bf16" or _bf16_helps(error)]
-    return next(filter(None, (_with_oom_step(job, step) for step in steps)), None)
-
-
-def _uncompiled(job: TrainingJob) -> tuple[TrainingJob, str] | None:
-    """Return the job without compilation and a description; None if the task itself compiles."""
-    if not job.settings.training.compile:
-        return None
-    training = job.settings.training.model_copy(update={"compile": False})
-    settings = job.settings.model_copy(update={"training": training})
-    return replace(job, settings=settings), "again without training.compile"
-
-
-def _bf16_helps(error: UnitError) -> bool:
-    return error.limit is None or error.limit.bf16_helps
-
-
-def _left_out(job: TrainingJob, error: UnitError) -> str:
-    """Return what to add to "gave up" if a step of ``on_oom`` was left out."""
-    bf16 = "bf16" in job.settings.on_oom and job.settings.training.precision != "bf16"
-    if not bf16 or _bf16_helps(error):
-        return ""
-    text = "; bf16 was not tried: its copies of the weights would take more memory than it saves"
-    if not job.settings.training.gradient_checkpointing:
-        text += "; list gradient_checkpointing before bf16 in on_oom"
-    return text
+    return next(filter(None, (_with_oom_step(job, step) for step in job.settings.on_oom)), None)

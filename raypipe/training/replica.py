@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
+from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from raypipe.training import compilation, parallel, precision
+from raypipe.training import parallel, precision
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.parallel import Worker
-from raypipe.training.recomputation import recompute_blocks
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, TrainTask
 
-# fill a tensor with random numbers
-_DRAWS = (
-    *(torch.Tensor.normal_, torch.Tensor.uniform_),
-    *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_),
+_ATEN = torch.ops.aten
+#: operations whose results selective recomputation keeps: products with weights, convolutions and
+#: fused attention. Batched products are not among them: in attention that is not fused, their
+#: results are the largest tensors.
+_KEPT_OPERATIONS = [
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN._scaled_mm.default,
+    _ATEN.convolution.default,
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+]
+_BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
-# depend on the form of a tensor, not on its values; some are attributes
-_FORM = frozenset(
-    [
-        *("shape", "dtype", "device", "layout", "requires_grad", "ndim", "is_meta", "is_leaf"),
-        *("size", "dim", "numel", "is_floating_point", "is_complex", "__len__", "__hash__"),
-        *(
-            "empty_like",
-            "zeros_like",
-            "ones_like",
-            "new_empty",
-            "new_zeros",
-            "new_ones",
-            "new_full",
-        ),
-        *("new_tensor", "grad_fn"),
-    ]
-)
-
 # torch before 2.13 uses the second name
 _SYNC_BUFFERS = next(
     name
@@ -86,7 +80,7 @@ def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
         report(f"WARNING: {warning}")
     loss = task.loss
     if training.compile and task.compile_loss:
-        loss = compilation.compiled(task.loss, training.compile_mode)
+        loss = torch.compile(task.loss)
     return Replica(model, wrap(model, task, job.settings, worker), loss)
 
 
@@ -109,9 +103,9 @@ def wrap(
         key = "training.gradient_checkpointing = true" if recompute else "on_oom"
         raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
     if recompute:
-        blocks = recompute_blocks(model, blocks, training.recompute)
+        recompute_blocks(blocks, training.recompute)
     if training.compile:
-        compilation.compile_blocks(blocks or [model], training.compile_mode)
+        compile_blocks(blocks or [model])
     call = parallel.ModelCall(model)
     if not sharded:
         call.to(worker.device)
@@ -144,13 +138,13 @@ def wrap(
 def _is_single_precision(block: nn.Module) -> bool:
     """Whether 16-bit weights may take the place of a block's weights in a forward pass."""
     return all(p.dtype == torch.float32 for p in block.parameters()) and not any(
-        isinstance(module, _BatchNorm) for module in block.modules()
+        isinstance(module, _BATCH_NORMS) for module in block.modules()
     )
 
 
 def _batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
     """Return a warning if a step is split and the model normalizes over the batch, else None."""
-    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    names = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
     if not names or (plan.accumulation == 1 and plan.workers == 1):
         return None
     return (
@@ -163,62 +157,47 @@ def _batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
 def _initialized(task: TrainTask, seed: int, worker: Worker, *, sharded: bool) -> nn.Module:
     """Return the newly initialized model on the CPU.
 
-    Only rank 0 draws weights, on one thread. The others receive them: from DDP, or here if the
-    model is sharded. All of them leave with rank 0's state of the generator.
+    All workers draw the same weights. They receive those of rank 0 all the same, in case that a
+    task draws others: from DDP, or here if the model is sharded.
     """
     torch.manual_seed(seed)
-    if worker.rank == 0:
-        model = task.build_model()
-    else:
-        before = torch.get_rng_state()
-        with Undrawn() as undrawn:
-            model = task.build_model()
-        if undrawn.were_used or not torch.equal(torch.get_rng_state(), before):
-            torch.manual_seed(seed)
-            model = task.build_model()
-    if worker.workers == 1:
-        return model
-    for each in model.parameters() if sharded else ():
-        dist.broadcast(whole := each.detach().to(worker.device), src=0)
-        if worker.rank:
-            each.data.copy_(whole)
-    state = torch.get_rng_state().to(worker.device)
-    dist.broadcast(state, src=0)
-    torch.set_rng_state(state.cpu())
+    model = task.build_model()
+    for parameter in model.parameters() if sharded else ():
+        whole = parameter.detach().to(worker.device)
+        dist.broadcast(whole, src=0)
+        parameter.data.copy_(whole)
     return model
 
 
-class Undrawn(TorchFunctionMode):
-    """While open, parameters are not filled with random numbers.
+def recompute_blocks(blocks: Iterable[nn.Module], what: Literal["all", "cheap"]) -> None:
+    """Let blocks recompute their activations in the backward pass (Chen et al. 2016).
 
-    ``were_used`` is whether something else was computed from them, such as a copy.
+    ``cheap`` is selective activation checkpointing: the results of the operations that take most of
+    the time are kept. Torch raises RuntimeError in the backward pass if the model changes such a
+    result in place.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.were_used = False
-        self._undrawn: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        first = args[0] if args else given.get("tensor")
-        if func in _DRAWS and isinstance(first, nn.Parameter):
-            self._undrawn.append(first)
-            return first
-        inputs = [each for each in (*args, *given.values()) if isinstance(each, nn.Parameter)]
-        if _only_writes(func):
-            inputs = [each for each in inputs if each is not first]
-        if not _is_about_form(func):
-            self.were_used |= any(each is other for each in inputs for other in self._undrawn)
-        return func(*args, **given)
+    options: dict[str, Any] = {}
+    if what == "cheap":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _KEPT_OPERATIONS)
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 
-def _only_writes(func: Any) -> bool:
-    """Whether a function changes its first argument in place."""
-    return bool(re.search("[^_]_$", func.__name__))
+def compile_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Compile each block by itself: equal blocks share one graph.
+
+    The model as one graph takes several times as long to compile, and is hardly faster.
+    """
+    for block in blocks:
+        block.forward = _boundary(torch.compile(block.forward))
 
 
-def _is_about_form(func: Any) -> bool:
-    """Whether a function depends on the form of its arguments, not on their values."""
-    attribute = getattr(func, "__self__", None)  # of a tensor's attribute, func is its __get__
-    return func.__name__ in _FORM or getattr(attribute, "__name__", None) in _FORM
+def _boundary(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that a compiled caller calls, instead of compiling it with itself."""
+
+    @functools.wraps(compiled, updated=())
+    def call(*arguments: Any, **named: Any) -> Any:
+        return compiled(*arguments, **named)
+
+    boundary: Callable[..., Any] = torch.compiler.disable(call, recursive=False)
+    return boundary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -18,21 +18,69 @@ from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import dig
 from raypipe.hardware import Precision
 from raypipe.training import batching
-from raypipe.training.monitor import MonitorSettings
-from raypipe.training.optimizer_settings import OptimizerSettings
 
-#: modes of torch.compile; those with CUDA graphs overwrite values that the training loop keeps
-CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
+#: a number of optimizer steps, or a fraction of all of them
+Share = Annotated[float, Field(gt=0, lt=1)]
 #: the settings that say how long a training is
 LENGTH_KEYS = ("steps", "epochs")
 
 
-class TrainingSettings(OptimizerSettings):
+class MonitorSettings(Settings):
+    """Selection of the best model by an evaluation metric, and early stopping."""
+
+    metric: str | None = None
+    """Metric of the evaluation, without its prefix `eval_`; by default the first one that the
+    experiment declares (`Experiment.step_metrics`), else the loss.
+    """
+    mode: Literal["min", "max"] | None = None
+    """Whether the metric is minimized or maximized; by default what is declared or its name tells,
+    else min.
+    """
+    patience: PositiveInt | Share | None = 0.4
+    """Evaluations without improvement after which the training stops; below 1, a fraction of all
+    steps; null never stops.
+    """
+
+
+class TrainingSettings(Settings):
     """Length, optimizer, batch sizes and arithmetic of a training run.
 
     ``effective_batch = micro_batch x accumulation x workers``; the configuration gives any two.
     """
 
+    clip_norm: PositiveFloat | None = None
+    """Maximum norm of the gradient; no clipping if not given."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate, after warm-up."""
+    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = "adamw"
+    """Optimizer. adafactor stores n + m values for an n x m weight where Adam stores 2 n m; its
+    learning_rate is relative to the size of each weight. muon updates the matrices of the task's
+    blocks, and adamw all other weights, with the same learning_rate.
+    """
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which weights and gradients are stored. bf16 halves their memory; it needs
+    `optimizer: adafactor`, which then rounds new weights at random, and `precision: bf16`.
+    """
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of Adam's first and second moment estimates."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay: L2 penalty with adam, decoupled with the others."""
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    """Weights that decay: all, or those with two or more dimensions, which leaves out norms and
+    biases.
+    """
+    warmup_steps: int | Share = Field(0, ge=0)
+    """Linear warm-up from zero, in optimizer steps; below 1, a fraction of all steps."""
+    schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] = "cosine"
+    """Learning-rate schedule after warm-up. warmup-stable-decay is constant until the last
+    `decay_steps`.
+    """
+    decay_steps: PositiveInt | Share = 0.2
+    """Length of the decay of warmup-stable-decay, in optimizer steps; below 1, a fraction of all
+    steps.
+    """
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Final learning rate of a schedule that decays, as a fraction of the peak."""
     micro_batch: Operational[PositiveInt | None] = None
     """Samples per worker per forward pass."""
     accumulation: Operational[PositiveInt | None] = None
@@ -58,8 +106,6 @@ class TrainingSettings(OptimizerSettings):
     """Seed of the initial weights, the data order and every random draw."""
     compile: Operational[bool] = False
     """Whether to compile the blocks and the loss with torch.compile."""
-    compile_mode: Operational[CompileMode] = "default"
-    """Mode of torch.compile; max-autotune compiles longer, for speed."""
     gradient_checkpointing: Operational[bool] = False
     """Whether to recompute activations in the backward pass, which saves memory."""
     recompute: Operational[Literal["all", "cheap"]] = "all"
@@ -93,9 +139,12 @@ class TrainingSettings(OptimizerSettings):
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result.
 
-        With a monitor, ``eval_every`` does: it decides which steps can be the best one.
+        A setting is left out where it has no effect. With a monitor, ``eval_every`` has one: it
+        decides which steps can be the best one.
         """
         identity = super().identity()
+        if self.schedule != "warmup-stable-decay":
+            del identity["decay_steps"]
         if self.monitor is not None:
             identity["eval_every"] = self.eval_every
         return identity
@@ -244,8 +293,7 @@ class TrainStageSettings(Settings):
         """
         if self.scaling.gpus_per_worker is not None:
             return self
-        scaling = self.scaling.model_copy(update={"gpus_per_worker": 1.0 if gpus else 0.0})
-        return self.model_copy(update={"scaling": scaling})
+        return self.changed("scaling", gpus_per_worker=1.0 if gpus else 0.0)
 
     def without_selection(self) -> TrainStageSettings:
         """Return the settings with the model of the last step, unless a monitor is given.
@@ -254,24 +302,14 @@ class TrainStageSettings(Settings):
         """
         if self.training.monitor != MonitorSettings():
             return self
-        return self.model_copy(
-            update={"training": self.training.model_copy(update={"monitor": None})}
-        )
+        return self.changed("training", monitor=None)
 
-    def with_workers(self, workers: int) -> TrainStageSettings:
-        """Return the settings with this number of workers."""
-        scaling = self.scaling.model_copy(update={"workers": workers})
-        return self.model_copy(update={"scaling": scaling})
-
-    def with_cpus(self, cpus: float) -> TrainStageSettings:
-        """Return the settings with this number of CPUs per worker."""
-        scaling = self.scaling.model_copy(update={"cpus_per_worker": cpus})
-        return self.model_copy(update={"scaling": scaling})
-
-    def with_loader_workers(self, processes: int) -> TrainStageSettings:
-        """Return the settings with this number of loader processes per worker."""
-        loader = self.loader.model_copy(update={"workers": processes})
-        return self.model_copy(update={"loader": loader})
+    def changed(
+        self, section: Literal["training", "scaling", "loader"], **values: Any
+    ) -> TrainStageSettings:
+        """Return the settings with other values in a section, which are not validated."""
+        own: Settings = getattr(self, section)
+        return self.model_copy(update={section: own.model_copy(update=values)})
 
 
 def _settle_length(values: Any, levels: Sequence[Level]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+import pynvml
 import torch
 
 from raypipe.provenance import now
 from raypipe.training import oom as memory
-from raypipe.training.nvml import NO_GPU, NvmlGpu, VisibleGpu
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,16 @@ _PERIOD_S = 0.5
 _MOST_ROWS = 4000
 #: CPU time is counted in ticks of 10 ms, so shorter intervals give no meaningful utilization
 _SHORTEST_S = 0.1
-#: share of the time for searching descendants; those of another program change more
-_SEARCH_SHARE, _PROGRAM_SEARCH_SHARE = 0.001, 0.02
+#: share of the time for searching descendants, which reads every process of the machine
+_SEARCH_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Program:
     """Another program that trains: the descendants of process ``pid``.
 
-    ``gpu`` is an entry of its ``CUDA_VISIBLE_DEVICES``, None on CPUs.
+    ``gpu`` is an entry of its ``CUDA_VISIBLE_DEVICES``, None on CPUs. This process does not use
+    CUDA, which would take memory of the GPU.
     """
 
     pid: int
@@ -48,9 +49,9 @@ class Program:
 class Telemetry:
     """Context manager that samples the GPU of a worker, its process and its child processes.
 
-    A daemon thread takes a sample every half second. Means are weighted by time. Means, peaks and
-    energy include all samples. When the rows exceed their limit, every other row is dropped and
-    the time between rows doubles. For another program, the peak memory of the GPU is what was in
+    A daemon thread takes a sample every half second. Peaks and energy include all samples. When the
+    rows exceed their limit, every other row is dropped and the time between rows doubles; means are
+    those of the rows. For another program, the peak memory of the GPU is what was in
     use on the whole card.
     """
 
@@ -73,23 +74,18 @@ class Telemetry:
         self._failed = False
         self._rows: list[dict[str, Any]] = []
         self._samples, self._stride = 0, 1
-        # indexed by whether the sample is from the warm-up
-        self._util, self._cpu = (_Mean(), _Mean()), (_Mean(), _Mean())
         self._gpu_used_peak: int | None = None
         self._rss_peak = 0
-        self._shared: bool | None = None
-        # when the warm-up ended, and the energy until then
+        # time and counter of the energy when the warm-up ended
         self._steady: tuple[float, float | None] | None = None
 
     def __enter__(self) -> Telemetry:
         self._gpu = self._open_gpu()
-        self._energy = _Energy()
         self._tree = _ProcessTree(None if self._program is None else self._program.pid)
         if self._program is None:
             memory.forget_peaks(self._device)
         self._at = perf_counter()
-        if self._gpu is not None:
-            self._energy.add(self._at, self._gpu.energy_j(), self._gpu.values()["power_w"])
+        self._started_j = self._energy_j = self._counter_j()
         self._thread.start()
         return self
 
@@ -110,7 +106,7 @@ class Telemetry:
         self._sample()
         with self._lock:
             self._warmup = False
-            self._steady = self._at, self._energy.joules
+            self._steady = self._at, self._energy_j
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table ``gpu_samples`` so far.
@@ -133,35 +129,44 @@ class Telemetry:
         if not self._stop.is_set():
             self._sample()
         with self._lock:
+            own = self._program is None
             return {
                 "device": "cpu" if self._gpu is None else self._gpu.name,
                 "gpu_uuid": None if self._gpu is None else self._gpu.uuid,
-                "gpu_util_mean": _preferred(self._util),
+                "gpu_util_mean": self._mean_of("util"),
                 "gpu_memory_used_peak_bytes": self._gpu_used_peak,
-                "gpu_peak_bytes": self._gpu_used_peak
-                if self._program is not None
-                else memory.gpu_peak_bytes(self._device),
-                "gpu_shared": self._shared,
-                "energy_j": self._energy.joules,
+                "gpu_peak_bytes": memory.gpu_peak_bytes(self._device)
+                if own
+                else self._gpu_used_peak,
+                "energy_j": _difference(self._energy_j, self._started_j),
                 "steady_power_w": self._steady_power(),
-                "cpu_util_mean": _preferred(self._cpu),
-                "host_peak_bytes": self._rss_peak
-                if self._program is not None
-                else max(self._rss_peak, memory.host_peak_bytes()),
+                "cpu_util_mean": self._mean_of("cpu_util"),
+                "host_peak_bytes": max(self._rss_peak, memory.host_peak_bytes() if own else 0),
             }
+
+    def _mean_of(self, column: str) -> float | None:
+        """Return the mean of a column after the warm-up; if that has no value, of all rows."""
+        steady = _mean(row[column] for row in self._rows if not row["warmup"])
+        return _mean(row[column] for row in self._rows) if steady is None else steady
 
     def _steady_power(self) -> float | None:
         """Return the mean power since the warm-up; None if that is too short a time."""
-        if self._steady is None or self._energy.joules is None:
+        if self._steady is None:
             return None
         began, before = self._steady
-        seconds = self._at - began
-        return (self._energy.joules - (before or 0.0)) / seconds if seconds >= _SHORTEST_S else None
+        seconds, joules = self._at - began, _difference(self._energy_j, before)
+        return joules / seconds if joules is not None and seconds >= _SHORTEST_S else None
 
     def _open_gpu(self) -> NvmlGpu | None:
         if self._program is not None:
-            return VisibleGpu(self._program.gpu) if self._program.gpu is not None else None
-        return NvmlGpu(self._device) if self._device.type == "cuda" else None
+            return None if self._program.gpu is None else NvmlGpu(self._program.gpu)
+        if self._device.type != "cuda":
+            return None
+        properties = torch.cuda.get_device_properties(self._device)
+        return NvmlGpu(str(properties.uuid), str(properties.name))
+
+    def _counter_j(self) -> float | None:
+        return None if self._gpu is None else self._gpu.energy_j()
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
@@ -183,19 +188,13 @@ class Telemetry:
             return
         gpu = NO_GPU if self._gpu is None else self._gpu.values()
         cpu_seconds, rss = self._tree.measure()
-        self._at = at
-        cpu_util = 100 * cpu_seconds / elapsed
-        self._cpu[self._warmup].add(cpu_util, elapsed)
-        self._util[self._warmup].add(gpu["util"], elapsed)
+        self._at, self._energy_j = at, self._counter_j()
         self._rss_peak = max(self._rss_peak, rss)
         self._gpu_used_peak = _largest([self._gpu_used_peak, gpu["memory_bytes"]])
-        if self._gpu is not None:
-            self._energy.add(at, self._gpu.energy_j(), gpu["power_w"])
-            self._shared = _either([self._shared, self._gpu.shared()])
         if self._samples % self._stride == 0:
             own = {
                 "warmup": self._warmup,
-                "cpu_util": cpu_util if elapsed >= _SHORTEST_S else None,
+                "cpu_util": 100 * cpu_seconds / elapsed if elapsed >= _SHORTEST_S else None,
                 "rss_bytes": rss,
             }
             self._rows.append({**self._fixed, "at": now(), **gpu, **own})
@@ -205,13 +204,15 @@ class Telemetry:
         self._samples += 1
 
 
-def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None) -> dict[str, Any]:
     """Return the columns of ``trials`` from the summaries of all workers; None where unknown.
 
     Peaks are the maximum over the workers. Energy and power are summed over the GPUs and
-    utilization is averaged over them; a GPU shared by several workers counts once.
+    utilization is averaged over them; a GPU shared by several workers counts once. The energy per
+    sample is the mean power over the samples per second, both without the warm-up: the start of a
+    training, its compilation and its end count in ``energy_j`` alone.
     """
-    by_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_gpu: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for summary in summaries:
         if summary["gpu_uuid"] is not None:
             by_gpu[summary["gpu_uuid"]].append(summary)
@@ -225,6 +226,7 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
 
+    power = total("steady_power_w")
     return {
         "device": ", ".join(sorted(set(of("device")))) or None,
         "gpu_util_mean": _mean(
@@ -232,48 +234,65 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ),
         "gpu_memory_used_peak_bytes": _largest(of("gpu_memory_used_peak_bytes")),
         "gpu_peak_bytes": _largest(of("gpu_peak_bytes")),
-        "gpu_shared": _either(of("gpu_shared")),
         "energy_j": total("energy_j"),
-        "steady_power_w": total("steady_power_w"),
+        "energy_j_per_sample": power / samples_per_s if power and samples_per_s else None,
         "cpu_util_mean": _mean(of("cpu_util_mean")),
         "host_peak_bytes": _largest(of("host_peak_bytes")),
     }
 
 
-def with_energy_per_sample(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of ``trials``, with the energy per sample instead of the power.
+NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None}
 
-    It is the mean power over the samples per second, both without the warm-up: the start of a
-    training, its compilation and its end count in ``energy_j`` alone.
+
+class NvmlGpu:
+    """NVML readings of one GPU; what it does not report is None.
+
+    Args:
+        entry: its UUID, with or without prefix, or its number as in ``CUDA_VISIBLE_DEVICES``. torch
+            numbers GPUs differently, and does not report whether a UUID is that of a MIG slice.
+        name: its name, if known.
+
     """
-    known, speed = dict(columns), columns["samples_per_s"]
-    power = known.pop("steady_power_w")
-    return {**known, "energy_j_per_sample": power / speed if power is not None and speed else None}
 
+    def __init__(self, entry: str, name: str | None = None) -> None:
+        bare = entry.removeprefix("GPU-").removeprefix("MIG-")
+        self.uuid = f"GPU-{bare}"
+        self._open = _ask(lambda: pynvml.nvmlInit() or True) is not None
+        self._handle: Any | None = None
+        if self._open and entry.isdigit():
+            self._handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry))
+            self.uuid = self._read(pynvml.nvmlDeviceGetUUID) or self.uuid
+        elif self._open:
+            for uuid in (self.uuid, f"MIG-{bare}"):
+                if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None:
+                    self.uuid, self._handle = uuid, handle
+                    break
+        self.name = name or self._read(pynvml.nvmlDeviceGetName) or "GPU"
 
-class _Energy:
-    """Joules since the first reading: the card's counter, or power integrated over time."""
+    def values(self) -> dict[str, Any]:
+        """Return the columns of the GPU in the table ``gpu_samples``."""
+        util = self._read(pynvml.nvmlDeviceGetUtilizationRates)
+        used = self._read(pynvml.nvmlDeviceGetMemoryInfo)
+        power = self._read(pynvml.nvmlDeviceGetPowerUsage)
+        return {
+            "gpu_uuid": self.uuid,
+            "util": None if util is None else float(util.gpu),
+            "memory_bytes": None if used is None else int(used.used),
+            "power_w": None if power is None else power / 1000,
+        }
 
-    def __init__(self) -> None:
-        self._counter: tuple[float, float] | None = None
-        self._power: tuple[float, float] | None = None
-        self._integral: float | None = None
+    def energy_j(self) -> float | None:
+        """Return the joules since the driver was loaded; only cards since Volta count them."""
+        energy = self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if energy is None else energy / 1000
 
-    def add(self, at: float, counted_j: float | None, power_w: float | None) -> None:
-        if counted_j is not None:
-            self._counter = (self._counter[0] if self._counter else counted_j, counted_j)
-        if power_w is not None:
-            if self._power is not None:  # the trapezoid rule
-                before, watts = self._power
-                area = (at - before) * (watts + power_w) / 2
-                self._integral = (self._integral or 0.0) + area
-            self._power = (at, power_w)
+    def close(self) -> None:
+        """Close NVML."""
+        if self._open:
+            _ask(pynvml.nvmlShutdown)
 
-    @property
-    def joules(self) -> float | None:
-        if self._counter is None:
-            return self._integral
-        return self._counter[1] - self._counter[0]
+    def _read(self, function: Callable[[Any], Any]) -> Any | None:
+        return None if self._handle is None else _ask(function, self._handle)
 
 
 class _ProcessTree:
@@ -282,10 +301,9 @@ class _ProcessTree:
     With a ``pid``, those of its descendants alone.
     """
 
-    def __init__(self, pid: int | None = None) -> None:
+    def __init__(self, pid: int | None) -> None:
         self._root = psutil.Process(pid)
         self._own = [self._root] if pid is None else []
-        self._share = _SEARCH_SHARE if pid is None else _PROGRAM_SEARCH_SHARE
         self._children: list[psutil.Process] = []
         self._next_search = 0.0
         self._seconds = 0.0
@@ -295,11 +313,10 @@ class _ProcessTree:
         """Return the CPU seconds since the last call, and the resident bytes."""
         started = perf_counter()
         if started >= self._next_search:
-            # the search reads every process of the machine: limit its share of the time
             with suppress(psutil.Error):  # if /proc hides others' processes, count only itself
                 self._children = self._root.children(recursive=True)
             ended = perf_counter()
-            self._next_search = ended + (ended - started) / self._share
+            self._next_search = ended + (ended - started) / _SEARCH_SHARE
         seconds, resident = 0.0, 0
         for process in [*self._children, *self._own]:
             try:
@@ -314,25 +331,8 @@ class _ProcessTree:
         return used, resident
 
 
-@dataclass
-class _Mean:
-    """Mean of the known values, weighted by seconds."""
-
-    total: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, value: float | None, seconds: float) -> None:
-        if value is not None:
-            self.total += value * seconds
-            self.seconds += seconds
-
-
-def _preferred(means: tuple[_Mean, _Mean]) -> float | None:
-    """Return the mean after the warm-up; if that is too short, the mean of everything."""
-    total, seconds = means[0].total, means[0].seconds
-    if seconds < _SHORTEST_S:
-        total, seconds = total + means[1].total, seconds + means[1].seconds
-    return total / seconds if seconds else None
+def _difference(value: float | None, before: float | None) -> float | None:
+    return None if value is None or before is None else value - before
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -344,6 +344,8 @@ def _largest(values: Iterable[Any]) -> Any | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _either(values: Iterable[bool | None]) -> bool | None:
-    known = [value for value in values if value is not None]
-    return any(known) if known else None
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return None

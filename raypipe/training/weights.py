@@ -1,25 +1,37 @@
-"""Trained weights as safetensors files with a SHA-256 checksum in the metadata."""
+"""Trained weights: safetensors files with a SHA-256 checksum in the metadata.
+
+A training may start from the weights of another run. They are identified by the checksum in their
+file, not by where they are. The command finds them without torch, which takes seconds to import.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load, save
-from torch import Tensor
+import pyarrow as pa
 
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 
-_SHA256 = "sha256"
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_SHA256, _METADATA, _SUFFIX = "sha256", "__metadata__", ".safetensors"
+_MOST_SHOWN = 5
+#: a header is some hundred bytes per tensor
+_LONGEST_HEADER = 100 * 2**20
 
 
 def write_weights(
     run: RunDirectory, path: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write weights atomically; the tensors must be on the CPU and must not share memory."""
+    from safetensors.torch import save
+
     kept = dict(tensors)
     digest = _digest(*_split(save(kept)), dict(metadata))
     run.write(path, save(kept, metadata={**metadata, _SHA256: digest}))
@@ -50,36 +62,34 @@ def _verified(
 ) -> tuple[bytes, tuple[dict[str, Tensor], dict[str, str]]]:
     try:
         content = run.read(path)
-        return content, parse_weights(content, own=True)
-    except (OSError, ValueError) as error:
+        parsed = parse_weights(content)
+        metadata_of(content)[_SHA256]
+    except (OSError, ValueError, KeyError) as error:
+        problem = "its checksum is missing" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"{path}: a training's weights are missing or damaged ({error}); train them in another "
-            "run directory"
+            f"{path}: a training's weights are missing or damaged ({problem}); train them in "
+            "another run directory"
         ) from error
+    return content, parsed
 
 
-def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the weights and metadata of a safetensors file.
-
-    Args:
-        content: the content of the file.
-        own: whether :func:`write_weights` wrote the file; foreign files have no checksum.
+def parse_weights(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the weights and metadata of a safetensors file; foreign ones have no checksum.
 
     Raises:
         ValueError: the content is damaged.
 
     """
+    from safetensors.torch import load
+
     try:
         tensors: dict[str, Tensor] = load(content)
         header, values = _split(content)
-        metadata: dict[str, str] = header.pop("__metadata__", {})
+        metadata: dict[str, str] = header.pop(_METADATA, {})
         digest = metadata.pop(_SHA256, None)
     except Exception as error:  # the parser raises arbitrary errors on foreign bytes
         raise ValueError(f"no safetensors file: {type(error).__name__}: {error}") from error
-    if digest is None:
-        if own:
-            raise ValueError("its checksum is missing")
-    elif digest != _digest(header, values, metadata):
+    if digest not in (None, _digest(header, values, metadata)):
         raise ValueError("its content has another checksum")
     return tensors, metadata
 
@@ -91,8 +101,133 @@ def metadata_of(content: bytes) -> dict[str, str]:
         ValueError: it is not a safetensors file.
 
     """
-    metadata: dict[str, str] = _split(content)[0].get("__metadata__", {})
+    metadata: dict[str, str] = _split(content)[0].get(_METADATA, {})
     return metadata
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """A model in a run directory, from which a training starts.
+
+    Args:
+        key: the configuration key that asked for it, for messages.
+        run: the run directory.
+        name: the training run, which is a stage or one of its variants.
+        sha256: the checksum of the weights.
+        shapes: the shape of each tensor.
+
+    """
+
+    key: str
+    run: RunDirectory
+    name: str
+    sha256: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def shown(self) -> str:
+        """The run directory and the training, without credentials."""
+        return f"{self.run.shown}/{self.name}"
+
+    def check(self, expected: Mapping[str, Sequence[int]]) -> None:
+        """Raise ConfigError, with the names, if a model has other weights than these."""
+        mistakes = {
+            "missing in the file": [name for name in expected if name not in self.shapes],
+            "unknown to the model": [name for name in self.shapes if name not in expected],
+            "of another shape": [
+                f"{name} ({list(self.shapes[name])} instead of {list(shape)})"
+                for name, shape in expected.items()
+                if name in self.shapes and self.shapes[name] != tuple(shape)
+            ],
+        }
+        lines = [f"  {what}: {_some(names)}" for what, names in mistakes.items() if names]
+        if lines:
+            raise ConfigError(
+                f"{self.key} = {self.shown}: its weights do not fit the model; give a model of "
+                "the same settings:\n" + "\n".join(lines)
+            )
+
+    def load_into(self, model: nn.Module) -> None:
+        """Give a model these weights.
+
+        Raises:
+            ConfigError: they are missing, damaged or not those that were found before, or do not
+                fit.
+
+        """
+        content, (weights, _) = _verified(self.run, self.run.model(self.name))
+        if metadata_of(content)[_SHA256] != self.sha256:
+            raise ConfigError(f"{self.key} = {self.shown}: changed since the command started")
+        self.check({name: tensor.shape for name, tensor in model.state_dict().items()})
+        model.load_state_dict(weights)
+
+
+def find(location: str, stage: str, key: str) -> InitialWeights:
+    """Return the weights at ``RUN_DIR`` or ``RUN_DIR/STAGE``; only the head of the file is read.
+
+    Args:
+        location: the run directory, a path or URI; a stage, or a variant of one, may follow.
+        stage: the stage if none follows.
+        key: the configuration key, for messages.
+
+    Raises:
+        ConfigError: there is no such model; the message has the models that exist.
+
+    """
+    try:
+        run, name = _place(location, stage)
+        models = _models(run)
+        header = _header(run, run.model(name)) if name in models else None
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--run-dir", f"{key} =")) from error
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:
+        raise ConfigError(f"{key}: the model cannot be read: {error}") from error
+    shown = f"{key} = {run.shown}"
+    if header is None:
+        having = f"it has {', '.join(models)}" if models else "it has none"
+        raise ConfigError(
+            f"{shown}: there is no trained model {name!r} in this run directory ({having}); give "
+            "RUN_DIR or RUN_DIR/STAGE of a finished training"
+        )
+    digest = header.pop(_METADATA, {}).get(_SHA256)
+    if digest is None:
+        raise ConfigError(f"{shown}: {name}: its checksum is missing; train it again")
+    shapes = {tensor: tuple(about["shape"]) for tensor, about in header.items()}
+    return InitialWeights(key, run, name, digest, shapes)
+
+
+def _place(location: str, stage: str) -> tuple[RunDirectory, str]:
+    """Return the run directory and the stage that a location names."""
+    run = RunDirectory.at(location)
+    if _models(run):
+        return run, stage
+    folder, _, last = run.location.rpartition("/")
+    above = RunDirectory.at(folder)
+    is_above = bool(_models(above)) or above.exists(above.ledger)
+    return (above, last) if is_above else (run, stage)
+
+
+def _models(run: RunDirectory) -> list[str]:
+    """Return the names of the trained models in a run directory."""
+    names = run.list(run.path("models"))
+    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
+
+
+def _header(run: RunDirectory, path: str) -> dict[str, Any]:
+    """Return the header of a safetensors file: 8 bytes with its length, then JSON."""
+    with run.fs.open_input_stream(path) as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _LONGEST_HEADER:
+            raise ValueError("it is not a safetensors file")
+        header = json.loads(bytes(stream.read(size)))
+    if not isinstance(header, dict):
+        raise TypeError("its header is damaged")
+    return header
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:

@@ -305,9 +305,8 @@ def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = 
     run = _run(folder)
     files = {**files, name: content}
     if forged:
-        digests = {n: hashlib.sha256(c).hexdigest() for n, c in files.items() if n[0] != "m"}
-        digests["model.safetensors"] = hashlib.sha256(files["model.safetensors"]).hexdigest()
-        files["manifest.json"] = json.dumps({"step": 5, "sha256": digests}).encode()
+        digest = hashlib.sha256(files["state.pt"]).hexdigest()
+        files["manifest.json"] = json.dumps({"step": 5, "sha256": digest}).encode()
     for file, kept in files.items():
         run.write(f"{run.checkpoints('t')}/step_00000005/{file}", kept)
     told: list[str] = []

@@ -97,16 +97,13 @@ def test_a_ledger_with_other_lines_has_no_finished_units(content: bytes, tmp_pat
     READERS["ledger"].check(content, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scaler.pt", "model.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"\x80\x02.", b"PK\x03\x04", b"{" * 10**5])
-def test_a_checkpoint_that_its_manifest_vouches_for(
-    name: str, content: bytes, tmp_path: Path
-) -> None:
-    assert not READERS[f"forged/{name}"].check(content, tmp_path)
+def test_a_checkpoint_that_its_manifest_vouches_for(content: bytes, tmp_path: Path) -> None:
+    assert not READERS["forged/state.pt"].check(content, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 10**5, b"[]", b'{"step": "5", "sha256": {}}', b'{"step": 5, "sha256": {}}']
+    "content", [b"[" * 10**5, b"[]", b'{"step": "5", "sha256": ""}', b'{"step": 5, "sha256": ""}']
 )
 def test_a_manifest_of_another_form(content: bytes, tmp_path: Path) -> None:
     assert not READERS["checkpoint/manifest.json"].check(content, tmp_path)

@@ -67,22 +67,3 @@ def test_half_precision_keeps_no_copies_of_recomputed_blocks(rig: Rig) -> None:
     assert found["bf16"]["peak"] <= 1.01 * found["fp32"]["peak"]  # one block's copies
     assert found["copies"]["peak"] > found["plain"]["peak"]
     assert found["plain"]["expandable"]
-
-
-FULL = """
-import json
-from tests.gpu.trainings import Case, language_model, run
-from raypipe.training.oom import DoesNotFit
-found = {}
-for micro_batch in (1, 64):
-    try:
-        run({"full": Case(language_model(), (micro_batch, 2, 2 * micro_batch, 1))})
-    except DoesNotFit as error:
-        found[micro_batch] = error.limit.bf16_helps
-print(json.dumps(found))
-"""
-
-
-def test_a_full_card_says_whether_half_precision_helps(rig: Rig) -> None:
-    """Micro-batch 1 has no room next to the state of the optimizer, which a first pass has not."""
-    assert rig.run(FULL, memory=1240 * 2**20) == {"1": False, "64": True}

@@ -87,7 +87,7 @@ from raypipe.training import precision
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
-from raypipe.training.update import Update
+from raypipe.training.optimizer import Update
 settings, device = mt5_1_2b(), torch.device("cuda")
 training = TrainingSettings(optimizer="adafactor", precision="bf16", weights="bf16", clip_norm=1.0)
 data = RandomPairs(settings.vocabulary, 512, 64, 1)
@@ -97,7 +97,7 @@ with device:
 precision.store(model, training.weights)
 torch.cuda.empty_cache()
 torch.cuda.reset_peak_memory_stats()
-update = Update(model, task, training, device)
+update = Update(model, task.optimizer(model, training), training, device)
 batch = type(pad([data[0]]))(*(each.to(device) for each in pad([data[0]])))
 for step in range(2):
     for _ in range(2):

@@ -23,10 +23,10 @@ from raypipe.training.history import History
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import expandable_segments
+from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
-from raypipe.training.update import Update
 from tests.gpu.rig.counters import counters
 from tests.gpu.rig.objects import exchange_by_store
 

@@ -117,9 +117,9 @@ def test_a_checkpoint_with_a_payload_does_not_run_it(run: RunDirectory, marker: 
     store.save(Checkpoint(2, {"w": torch.ones(2)}, {}, {}))
     folder = Path(run.checkpoints("t"), "step_00000002")
     manifest = json.loads((folder / "manifest.json").read_text())
-    torch.save({"state": Payload(marker)}, folder / "optimizer.pt")
-    digest = hashlib.sha256((folder / "optimizer.pt").read_bytes()).hexdigest()
-    manifest["sha256"]["optimizer.pt"] = digest  # whoever writes there can vouch for it
+    torch.save({"optimizer": {"state": Payload(marker)}}, folder / "state.pt")
+    # whoever writes there can vouch for it
+    manifest["sha256"] = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     told: list[str] = []
     found = store.newest(told.append)

@@ -26,8 +26,8 @@ from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
 from raypipe.errors import UnitError
 from raypipe.training import loader
-from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan
+from raypipe.training.evaluation import refuse_means
 from raypipe.training.parallel import ModelCall, Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings

@@ -17,7 +17,6 @@ from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model, summarize
 from experiments.summarization.figures import sections
 from experiments.summarization.model import next_token_logits
-from experiments.summarization.presets import PRESETS
 from experiments.summarization.rouge import score
 from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import documents_path, pairs_path, tokenizer_of
@@ -316,16 +315,23 @@ def test_each_profile_has_its_sizes(gib, profile, batches, precision):
 
 
 def test_the_profiles_are_the_published_presets():
+    """Accumulation is 1 where the published table does not give it."""
+    published = {
+        "mt5_16gb": (1, 4, 2, 2),
+        "gpu_16gb": (4, 2, 4, 8),
+        "mt5_40gb": (4, 2, 8, 8),
+        "gpu_40gb": (8, 2, 8, 16),
+        "mt5_10gb": (1, 8, 1, 1),
+        "gpu_10gb": (2, 1, 4, 4),
+    }
     profiles = yaml.safe_load(PLAIN.read_text())["profiles"]
-    for preset in PRESETS:
-        kind = "gpu" if preset.model == "T5 220M" else "mt5"
-        own = profiles[f"{kind}_{preset.gpu_memory_gb:g}gb"]
+    for name, sizes in published.items():
+        own = profiles[name]
         training = own["train"]["training"]
-        assert (preset.micro_batch, preset.accumulation, preset.eval_batch) == tuple(
-            training[key] for key in ("micro_batch", "accumulation", "eval_batch")
-        )
-        assert own["generation"]["batch"] == preset.inference_batch
-        assert kind == "mt5" or own["min_gpu_memory_gb"] == preset.gpu_memory_gb
+        keys = ("micro_batch", "accumulation", "eval_batch")
+        assert (*(training[key] for key in keys), own["generation"]["batch"]) == sizes
+        kind, _, memory = name.partition("_")
+        assert kind == "mt5" or own["min_gpu_memory_gb"] == int(memory.removesuffix("gb"))
 
 
 @pytest.mark.parametrize("gib", [None, *CARDS])

@@ -15,8 +15,7 @@ from raypipe.store.tables import Column
 from raypipe.study.objective import Objective, declared_columns, direction, with_metric
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
-from raypipe.training.monitor import MonitorSettings
-from raypipe.training.settings import TrainingSettings
+from raypipe.training.settings import MonitorSettings, TrainingSettings
 from raypipe.training.task import TrainTask
 
 DECLARED = (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", "."))

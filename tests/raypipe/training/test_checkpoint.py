@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import json
 import logging
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
 from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from example_tasks import Regression, job
+from safetensors.torch import load
 from torch import nn
 
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.checkpoint import (
-    Checkpoint,
-    CheckpointPart,
-    CheckpointStore,
-    Joined,
-    _Hashing,
-)
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Saver, _Hashing, gathered
+from raypipe.training.loop import train
+from raypipe.training.parallel import Worker
+from raypipe.training.task import Loss, StepContext
+
+WORKER = Worker(0, torch.device("cpu"))
+LONG_S = 300
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -98,9 +100,7 @@ def test_the_newest_few_are_kept(store: CheckpointStore) -> None:
     assert same(store.newest(), checkpoint(100))
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "optimizer.pt", "scaler.pt", "manifest.json"]
-)
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
 def test_a_damaged_one_is_passed_over_with_a_warning(
     local: CheckpointStore, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +126,7 @@ def test_an_altered_manifest_is_never_believed(local: CheckpointStore) -> None:
     path = folder(local, 2) / "manifest.json"
     content = path.read_bytes()
     for other in (b"null", b"[]", b"5", b'{"step": 2}', b'{"step": 2, "sha256": []}',
-                  b'{"step": 2, "sha256": {}}', b'{"step": "2", "sha256": {}}'):  # fmt: skip
+                  b'{"step": 2, "sha256": ""}', b'{"step": "2", "sha256": ""}'):  # fmt: skip
         path.write_bytes(other)
         assert same(local.newest(), checkpoint(1))
     for place in range(0, len(content), 3):
@@ -183,76 +183,12 @@ def test_damaged_later_ones_do_not_push_out_whole_ones(run: RunDirectory, keep: 
     for step in (10, 20, 30):
         store.save(checkpoint(step))
     for step in (20, 30):
-        (folder(store, step) / "model.safetensors").write_bytes(b"")
+        (folder(store, step) / "state.pt").write_bytes(b"")
     store = CheckpointStore(run, "sweep/0", keep=keep)
     assert same(store.newest(), checkpoint(10))
     store.save(checkpoint(15))  # the run resumed at 10 and saves more often
     assert same(store.newest(), checkpoint(15))
     assert "step_00000030" not in names(store)
-
-
-def parts(number: int, step: int) -> list[Checkpoint]:
-    """The rows of a weight and of its state, shared by workers; one rank has none."""
-    rows = torch.arange(4.0 * step, 4.0 * step + 6).view(3, 2)
-    found = []
-    for rank, mine in enumerate([*rows.split([2, 1]), rows[3:]][:number]):
-        state = {"exp_avg": 10 * mine, **({"step": torch.tensor(3.0)} if rank == 0 else {})}
-        model = {"weight": mine, **({"mean": torch.ones(2)} if rank == 0 else {})}
-        found.append(Checkpoint(step, model, {"state": {"weight": state}}, {}, f"trace {step}"))
-    return found
-
-
-def of_rank(rank: int, attempt: str = "0123abcd", *, is_ended: bool = False) -> CheckpointPart:
-    return CheckpointPart(rank, 3, attempt, lambda: is_ended)
-
-
-def test_the_parts_of_all_workers_are_one_checkpoint(store: CheckpointStore) -> None:
-    first, *others = parts(3, step=5)
-    with ThreadPoolExecutor(1) as threads:  # it waits for the others
-        complete = threads.submit(store.save, first, of_rank(0))
-        for rank, each in enumerate(others, start=1):
-            assert store.newest() is None
-            store.save(each, of_rank(rank))
-        complete.result()
-    found = store.newest()
-    assert found is not None
-    assert (found.step, found.trace) == (5, "trace 5")
-    weight, state = found.model["weight"], found.optimizer["state"]["weight"]
-    assert isinstance(weight, Joined)
-    assert torch.equal(weight.whole(), torch.arange(20.0, 26.0).view(3, 2))
-    assert torch.equal(state["exp_avg"].whole(), 10 * weight.whole())
-    assert torch.equal(found.model["mean"], torch.ones(2))
-    assert state["step"] == 3
-
-
-def test_a_checkpoint_without_the_part_of_a_lost_worker_is_passed_over(
-    local: CheckpointStore,
-) -> None:
-    local.save(checkpoint(1))
-    first, second, _ = parts(3, step=2)
-    local.save(second, of_rank(1))
-    with pytest.raises(RuntimeError, match="the part 0123abcd-00002 of another worker is missing"):
-        local.save(first, of_rank(0, is_ended=True))
-    assert same(local.newest(), checkpoint(1))
-    # the next attempt writes parts of its own
-    for rank, part in reversed([*enumerate(parts(3, step=2))]):
-        local.save(part, of_rank(rank, "ffff0000"))
-    found = local.newest()
-    assert found is not None
-    assert found.step == 2
-
-
-def test_a_worker_that_is_ahead_keeps_its_part(local: CheckpointStore) -> None:
-    store = CheckpointStore(local.run, local.trial_id, keep=1)
-    for step in (1, 2):
-        for rank, part in reversed([*enumerate(parts(3, step))]):
-            if (step, rank) == (1, 0):
-                store.save(parts(3, step=2)[2], of_rank(2))
-            store.save(part, of_rank(rank))
-    found = store.newest()
-    assert found is not None
-    assert found.step == 2
-    assert names(store) == ["step_00000002"]
 
 
 def test_the_manifest_is_written_last(
@@ -267,7 +203,90 @@ def test_the_manifest_is_written_last(
 
     monkeypatch.setattr(RunDirectory, "writing", note)
     local.save(checkpoint(1))
-    assert sorted(written[:-1]) == ["model.safetensors", "optimizer.pt", "scaler.pt"]
-    assert written[-1] == "manifest.json"
-    manifest = json.loads((folder(local, 1) / "manifest.json").read_text())
-    assert set(manifest["sha256"]) == set(written[:-1])
+    assert written == ["state.pt", "manifest.json"]
+
+
+class Stepping(Regression):
+    """Says when it is in a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step, self.reached = step, threading.Event()
+
+    def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
+        if context.step == self.step:
+            self.reached.set()
+        return super().loss(model, batch, context)
+
+
+def test_the_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one waits for step 4, and still holds the weights after step 2."""
+    task, real, reached = Stepping(3), CheckpointStore.save, []
+
+    def save(store: CheckpointStore, checkpoint: Checkpoint) -> None:
+        reached.append(task.reached.wait(LONG_S))
+        real(store, checkpoint)
+
+    monkeypatch.setattr(CheckpointStore, "save", save)
+    given: dict[str, Any] = {"checkpoint_every": 2, "keep_checkpoints": 9, "schedule": "constant"}
+    asked = job(task, tmp_path / "whole", **given)
+    train(asked, WORKER)
+    assert all(reached)
+    store = CheckpointStore(asked.run_dir, "fit")
+    short = job(Regression(), tmp_path / "short", steps=2, **given)
+    train(short, WORKER)
+    expected = load(short.run_dir.read(short.run_dir.model("fit")))
+    found = store.read("step_00000002").model
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(store: CheckpointStore, checkpoint: Checkpoint) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CheckpointStore, "save", save)
+    asked = job(Regression(), tmp_path)  # one checkpoint, at the end
+    with pytest.raises(OSError, match="No space left"):
+        train(asked, WORKER)
+    assert not asked.run_dir.exists(asked.run_dir.model("fit"))
+
+
+def test_one_is_written_at_a_time_and_an_error_is_raised_once() -> None:
+    saver, busy, most = Saver(), [0], []
+    assert saver.expected_s(1.0) == 0
+
+    def write(fail: bool) -> None:
+        busy[0] += 1
+        most.append(busy[0])
+        time.sleep(0.01)
+        busy[0] -= 1
+        if fail:
+            raise OSError("full")
+
+    for fail in (False, False, True):
+        saver.start(write, fail)
+    with pytest.raises(OSError, match="full"):
+        saver.start(write, False)
+    saver.start(write, False)
+    saver.wait()
+    assert most == [1, 1, 1, 1]
+    assert saver.expected_s(1.0) >= 1.01
+    saver.start(write, True)
+    saver.close()  # it is logged: the training ends by another error
+
+
+def test_a_state_that_is_written_does_not_follow_the_training() -> None:
+    """Optimizers keep numbers of steps on the CPU, also those of a model on a GPU."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for steps in (1, 2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if steps == 1:
+            _, kept = gathered(model, optimizer, Worker(0, torch.device("cuda", 0)))
+    assert optimizer.state[model.weight]["step"] == 2
+    assert kept["state"]["weight"]["step"] == 1

@@ -177,7 +177,7 @@ def test_a_compiled_caller_has_one_graph_for_all_chunks(
         return linear_cross_entropy(hidden, weight, targets, ignore_index=3, chunk=20 * CLASSES)
 
     compiled = torch.compile(loss, backend="eager")
-    for rows, expected_graphs in ((48, 1), (50, 2), (47, 2), (45, 2)):  # of one size, and of any
+    for rows, expected_graphs in ((40, 1), (50, 2), (47, 2), (45, 2)):  # of one size, and of any
         hidden, targets = whole[:rows], every[:rows]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found, expected = (
@@ -186,11 +186,6 @@ def test_a_compiled_caller_has_one_graph_for_all_chunks(
             )
         assert_close(found, expected, 1e-2 if autocast else 1e-6)
         assert graphs.frame_count == expected_graphs
-
-
-@pytest.mark.parametrize(("number", "rows"), [(0, 0), (20, 20), (48, 16), (50, 10), (47, 20)])
-def test_chunks_are_equal_if_there_are_less_than_twice_as_many(number: int, rows: int) -> None:
-    assert cross_entropy._rows(number, 20) == rows
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")

@@ -106,11 +106,11 @@ def test_a_peak_in_fp8_makes_no_predicted_precision(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cards: {Mine: {power_w: 5}}", "cards.Mine: a new card needs memory_mib, bandwidth, tfl"),
+        ("cards: {Mine: {power_w: 5}}", "cards.Mine.memory_mib: Field required; cards.Mine.b"),
         ("cards: {L4: {power: 5}}", "cards.L4.power: "),
         ("cards: {L4: {power_w: -5}}", "cards.L4.power_w: "),
         ("cards: [", "not valid YAML"),
-        ("[]", "the file: "),
+        ("[]", "has no `cards:`"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

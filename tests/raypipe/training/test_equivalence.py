@@ -27,9 +27,9 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.training import precision
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
+from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.task import TrainTask
-from raypipe.training.update import Update
 
 LM = LmSettings(
     vocabulary=31, width=16, heads=2, layers=2, feed_forward=24, context=9, tied=True, dropout=0.0

@@ -19,10 +19,10 @@ from torch.utils.data import default_collate
 from raypipe.store import tables as results
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
-from raypipe.training.monitor import MonitorSettings, is_scheduled
+from raypipe.training.loop import is_scheduled, train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
+from raypipe.training.settings import MonitorSettings
 from raypipe.training.task import StepContext
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
     given: dict[str, Any] = {"checkpoint_every": steps, "keep_checkpoints": 100}
     asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, **given)
     train(asked, Worker(0, CPU))
-    found = CheckpointStore(asked.run_dir, "fit", 100)._read(f"step_{steps:08d}")
+    found = CheckpointStore(asked.run_dir, "fit", 100).read(f"step_{steps:08d}")
     return found.model
 
 
@@ -71,7 +71,6 @@ def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
         ({}, 16, 14),
         ({"patience": 2}, 12, 8),  # after 2.9 come 3.5 and 3.4
         ({"patience": 3}, 16, 14),
-        ({"patience": 2, "min_delta": 0.5}, 8, 4),  # 2.9 is not 0.5 below 3.0
         ({"patience": 1}, 6, 4),
         ({"metric": "negative", "mode": "max", "patience": 2}, 12, 8),
         ({"mode": "max", "patience": 4}, 10, 2),

@@ -24,8 +24,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training import state, telemetry
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+from raypipe.training import telemetry
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import forget_peaks, host_peak_bytes
@@ -183,7 +183,7 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> Non
     asked = job(Regression(fail_at=6), tmp_path / "cut", checkpoint_every=2)
     with pytest.raises(ConnectionError):
         run(asked)
-    newest = f"{asked.run_dir.checkpoints('fit')}/step_00000006/model.safetensors"
+    newest = f"{asked.run_dir.checkpoints('fit')}/step_00000006/state.pt"
     Path(newest).write_bytes(Path(newest).read_bytes()[:-1])
     found, stored, _ = run(job(Regression(fail_at=3), tmp_path / "cut", checkpoint_every=2))
     assert found == expected
@@ -306,9 +306,6 @@ class Meter:
 
     def values(self) -> dict[str, Any]:
         return {"gpu_uuid": self.uuid, "util": 50.0, "memory_bytes": 1, "power_w": 100.0}
-
-    def shared(self) -> bool:
-        return False
 
     def close(self) -> None:
         pass
@@ -617,7 +614,7 @@ def resumed_memory(run: RunDirectory, rank: int, *, sharded: bool) -> int:
     model, optimizer = build()
     model(torch.randn(2, 1024)).sum().backward()
     optimizer.step()
-    contents = state.gathered(model, optimizer, worker)
+    contents = gathered(model, optimizer, worker)
     if rank == 0:
         store.save(Checkpoint(1, *contents, {}))
     dist.barrier()
@@ -627,7 +624,7 @@ def resumed_memory(run: RunDirectory, rank: int, *, sharded: bool) -> int:
     before = psutil.Process().memory_info().rss
     found = store.newest() if rank == 0 else None
     stored = (found.model, found.optimizer) if found else ({}, {})
-    state.load_state(model, optimizer, *stored, worker)
+    load_state(model, optimizer, *stored, worker)
     return host_peak_bytes() - before
 
 

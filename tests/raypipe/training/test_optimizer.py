@@ -16,8 +16,7 @@ from raypipe.hardware import Hardware
 from raypipe.store import tables as results
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.muon import Muon
-from raypipe.training.optimizer import build
+from raypipe.training.optimizer import Muon, build
 from raypipe.training.parallel import Worker
 from raypipe.training.requirements import obstacles
 from raypipe.training.schedule import Phase

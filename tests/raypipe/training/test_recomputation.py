@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings
-from raypipe.training.recomputation import recompute_blocks
+from raypipe.training.replica import recompute_blocks
 
 SETTINGS = LmSettings(
     vocabulary=20, width=32, heads=2, layers=2, feed_forward=48, context=16, dropout=0.1
@@ -44,13 +44,13 @@ def step(
     for layer in layers:
         layer.attention.dropout = 0.0  # on a CPU, attention with dropout is not fused
     if what is not None:
-        recompute_blocks(model, layers, what)
+        recompute_blocks(layers, what)
     with Counted() as counted:
         with cast():
             loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
     gradients = {
-        name.replace("_checkpoint_wrapped_module.", ""): parameter.grad
+        name: parameter.grad
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
@@ -58,10 +58,9 @@ def step(
 
 
 def small_step(block: nn.Sequential, *shape: int) -> Counter[str]:
-    model = nn.Sequential(block)
-    recompute_blocks(model, [block], "cheap")
+    recompute_blocks([block], "cheap")
     with Counted() as counted:
-        model(torch.randn(*shape, requires_grad=True)).sum().backward()
+        block(torch.randn(*shape, requires_grad=True)).sum().backward()
     return counted.calls
 
 

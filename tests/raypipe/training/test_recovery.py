@@ -12,7 +12,13 @@ from torch import nn
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.oom import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
+from raypipe.training.oom import (
+    LOADER_DIED,
+    failure_kind,
+    gpu_peak_bytes,
+    host_peak_bytes,
+    unit_error,
+)
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
@@ -123,32 +129,6 @@ def test_further_steps_follow_at_micro_batch_one_in_their_order() -> None:
     assert done.settings.training.precision == "bf16"
     with pytest.raises(UnitError):
         train_to_the_end(replace(asked, settings=settings), Tight(0).launch, ignore)
-
-
-def test_bf16_is_not_tried_where_it_needs_more_memory() -> None:
-    """Its copies of the weights are larger than the half of the activations that it saves."""
-    asked = job(Regression(), Path("no"), (1, 1, 1, 1))
-    settings = asked.settings.model_copy(update={"on_oom": ("bf16", "gradient_checkpointing")})
-    told: list[str] = []
-
-    def launch(job: TrainingJob) -> dict[str, Any]:
-        training = job.settings.training
-        tried.append((training.precision, training.gradient_checkpointing))
-        limit = BatchLimit("training", 1, bf16_helps=training.gradient_checkpointing)
-        if training.precision == "bf16":
-            return {}
-        raise UnitError(job.trial_id, "out_of_memory", "full", limit)
-
-    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-        told.append(outcome)
-
-    tried: list[tuple[str, bool]] = []
-    train_to_the_end(replace(asked, settings=settings), launch, on_failure)
-    assert tried == [("fp32", False), ("fp32", True), ("bf16", True)]
-    settings = asked.settings.model_copy(update={"on_oom": ("bf16",)})
-    with pytest.raises(UnitError):
-        train_to_the_end(replace(asked, settings=settings), launch, on_failure)
-    assert told[-1].startswith("gave up; bf16 was not tried: its copies of the weights")
 
 
 def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
@@ -273,8 +253,7 @@ def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
         (MemoryError(), "host_out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
          "host_out_of_memory"),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
-         "host_out_of_memory"),
+        (RuntimeError(LOADER_DIED), "worker_died"),
         (FloatingPointError("the loss is nan"), "invalid_value"),
         (RuntimeError("device-side assert"), "error"),
         (ValueError("bad"), "error"),

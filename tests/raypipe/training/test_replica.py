@@ -16,7 +16,6 @@ from torch.multiprocessing.spawn import spawn
 from raypipe.training import replica
 from raypipe.training.oom import expandable_segments
 from raypipe.training.parallel import Worker
-from raypipe.training.replica import Undrawn
 
 
 class Drawn(Regression):
@@ -74,15 +73,6 @@ def test_all_workers_have_the_weights_and_random_numbers_of_one(tmp_path: Path) 
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], value) for name, value in expected.items())
             assert torch.equal(after, torch.rand(1))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_not_drawn_unless_the_model_is_built_with_them(kind: str) -> None:
-    before = torch.get_rng_state()
-    with Undrawn() as undrawn:
-        Drawn(kind).build_model()
-    others = undrawn.were_used or not torch.equal(torch.get_rng_state(), before)
-    assert others == (kind != "weights")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

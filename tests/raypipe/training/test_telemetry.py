@@ -19,7 +19,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.telemetry import Program, Telemetry, combine, with_energy_per_sample
+from raypipe.training.telemetry import Program, Telemetry, combine
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 UUID = "GPU-aaaa0000"
@@ -32,8 +32,6 @@ class Card:
         self.at = 100.0
         self.util = self.watts = self.memory = 0
         self.counter: int | None = 5_000
-        self.processes = [SimpleNamespace(pid=4711)]
-        self.held = 2**20
         self.open = 0
         self.missing: set[str] = set()
 
@@ -64,7 +62,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=card.memory),
         "nvmlDeviceGetPowerUsage": lambda _: 1000 * card.watts,
         "nvmlDeviceGetTotalEnergyConsumption": lambda _: card.counter,
-        "nvmlDeviceGetComputeRunningProcesses": lambda _: card.processes,
     }
 
     def supported(name: str) -> Callable[..., Any]:
@@ -79,7 +76,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         monkeypatch.setattr(pynvml, name, supported(name))
     properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID.removeprefix("GPU-"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: card.held)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 77)
     monkeypatch.setattr(module, "perf_counter", lambda: card.at)
     monkeypatch.setattr(module, "_PERIOD_S", 1e6)
@@ -131,34 +127,17 @@ def test_the_energy_of_a_sample_is_that_of_the_steady_training(card: Card) -> No
         telemetry.steady()
         card.watts = 200
         card.pass_time(2.0)
-        columns = combine([telemetry.summary()]) | {"samples_per_s": 50.0}
-    found = with_energy_per_sample(columns)
+        summary = telemetry.summary()
+    found = combine([summary], 50.0)
     assert found["energy_j_per_sample"] == pytest.approx(200 * 2.0 / 100)
     assert found["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
-    assert found.keys() - columns.keys() == {"energy_j_per_sample"}
-    assert with_energy_per_sample(columns | {"samples_per_s": None})["energy_j_per_sample"] is None
-
-
-def test_without_a_counter_power_is_integrated(card: Card) -> None:
-    card.missing = {"nvmlDeviceGetTotalEnergyConsumption"}
-    card.watts = 100
-    with Telemetry("small", CUDA) as telemetry:
-        card.watts = 200
-        card.pass_time(3.0)
-        telemetry.steady()
-        card.missing.add("nvmlDeviceGetPowerUsage")  # a gap is bridged
-        card.pass_time(1.0)
-        telemetry.summary()
-        card.missing.remove("nvmlDeviceGetPowerUsage")
-        card.watts = 400
-        card.pass_time(1.0)
-    assert telemetry.summary()["energy_j"] == pytest.approx(3 * 150 + 2 * 300)
+    assert combine([summary], None)["energy_j_per_sample"] is None
 
 
 def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) -> None:
     card.missing = {
         "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetTotalEnergyConsumption",
     }  # fmt: skip
     card.memory = 12
     with Telemetry("small", CUDA) as telemetry:
@@ -169,7 +148,7 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) 
     )  # fmt: skip
     summary = telemetry.summary()
     unknown = {name for name, value in summary.items() if value is None}
-    assert unknown == {"gpu_util_mean", "energy_j", "gpu_shared", "steady_power_w"}
+    assert unknown == {"gpu_util_mean", "energy_j", "steady_power_w"}
     assert summary["gpu_memory_used_peak_bytes"] == 12
     assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
 
@@ -179,7 +158,7 @@ def test_the_gpu_of_another_program_is_that_of_its_environment(
     card: Card, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ["handle"][index - 3])
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA H200")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda _: UUID)
     card.watts = 100
     with Telemetry("small", CPU, program=Program(os.getpid(), entry)) as telemetry:
@@ -191,7 +170,6 @@ def test_the_gpu_of_another_program_is_that_of_its_environment(
     assert (summary["device"], summary["gpu_uuid"]) == ("NVIDIA H200", UUID)
     assert summary["gpu_peak_bytes"] == summary["gpu_memory_used_peak_bytes"] == 5 * 10**9
     assert summary["energy_j"] == pytest.approx(200)
-    assert summary["gpu_shared"] is None
     assert card.open == 0
 
 
@@ -227,7 +205,7 @@ def test_without_nvml_the_gpu_is_still_told_apart(card: Card, lost: str) -> None
     assert telemetry.summary()["energy_j"] is None
 
 
-def test_means_leave_the_warm_up_out_and_count_time(card: Card) -> None:
+def test_means_leave_the_warm_up_out(card: Card) -> None:
     with Telemetry("small", CUDA) as telemetry:
         card.pass_time(10.0, util=10)
         assert telemetry.summary()["gpu_util_mean"] == 10
@@ -235,12 +213,12 @@ def test_means_leave_the_warm_up_out_and_count_time(card: Card) -> None:
         assert telemetry.summary()["gpu_util_mean"] == 10  # there is nothing else yet
         card.pass_time(1.0, util=60)
         telemetry.summary()
-        card.pass_time(3.0, util=100)
-    assert telemetry.summary()["gpu_util_mean"] == pytest.approx((60 + 3 * 100) / 4)
+        card.pass_time(1.0, util=100)
+    assert telemetry.summary()["gpu_util_mean"] == pytest.approx((60 + 100) / 2)
     assert [row["warmup"] for row in telemetry.rows()] == [True, False, False]
 
 
-def test_a_long_run_is_thinned_and_its_figures_are_not(
+def test_a_long_run_is_thinned_and_its_peaks_are_not(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_ROWS", 8)
@@ -253,40 +231,8 @@ def test_a_long_run_is_thinned_and_its_figures_are_not(
     rows = telemetry.rows()
     assert [row["util"] for row in rows] == [0, 16, 32, 48, 64, 80, 96]
     summary = telemetry.summary()
-    assert summary["gpu_util_mean"] == pytest.approx(49.5)
+    assert summary["gpu_util_mean"] == pytest.approx(48)  # of the rows
     assert summary["gpu_memory_used_peak_bytes"] == 10**6
-
-
-def processes(*pids: int) -> list[SimpleNamespace]:
-    return [SimpleNamespace(pid=pid) for pid in pids]
-
-
-@pytest.mark.parametrize(
-    ("held", "pids", "shared"),
-    [
-        (1, (7,), False),  # this process, whatever its number is out there
-        (1, (7, 7), False),
-        (1, (7, 8), True),
-        (1, (), None),  # this process is missing, so the list tells nothing
-        (0, (7,), None),  # this process is not there yet
-    ],
-)
-def test_a_gpu_shared_with_others_is_flagged(
-    card: Card, held: int, pids: tuple[int, ...], shared: bool | None
-) -> None:
-    card.held, card.processes = held, processes(*pids)
-    with Telemetry("small", CUDA) as telemetry:
-        card.pass_time(1.0)
-    assert telemetry.summary()["gpu_shared"] is shared
-
-
-def test_once_shared_is_shared(card: Card) -> None:
-    with Telemetry("small", CUDA) as telemetry:
-        for pids in [(7,), (7, 8), (7,), ()]:
-            card.processes = processes(*pids)
-            card.pass_time(1.0)
-            telemetry.summary()
-    assert telemetry.summary()["gpu_shared"] is True
 
 
 def test_a_sample_that_fails_costs_neither_the_training_nor_the_next(
@@ -353,8 +299,8 @@ def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.Mo
     assert summary["cpu_util_mean"] > 0
     assert summary["device"] == "cpu"
     assert {name for name, value in summary.items() if value is None} == {
-        "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared",
-        "energy_j", "steady_power_w",
+        "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
+        "steady_power_w",
     }  # fmt: skip
 
 
@@ -398,7 +344,7 @@ def test_where_others_processes_are_hidden_the_worker_itself_is_measured(
 
 def worker(uuid: str | None, **values: Any) -> dict[str, Any]:
     unknown = dict.fromkeys([
-        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
+        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
         "cpu_util_mean", "steady_power_w",
     ])  # fmt: skip
     return {"device": "cpu", "gpu_uuid": uuid, "host_peak_bytes": 5, **unknown, **values}
@@ -408,25 +354,23 @@ def test_combine_counts_a_gpu_once() -> None:
     summaries = [
         worker("a", device="H200", gpu_util_mean=90.0, energy_j=100.0, gpu_peak_bytes=3,
                steady_power_w=300.0,
-               host_peak_bytes=8, cpu_util_mean=100.0, gpu_shared=True),
+               host_peak_bytes=8, cpu_util_mean=100.0),
         worker("a", device="H200", gpu_util_mean=80.0, energy_j=101.0, gpu_peak_bytes=4,
                steady_power_w=301.0,
                cpu_util_mean=50.0),
-        worker("b", device="A100", gpu_util_mean=45.0, energy_j=10.0, gpu_shared=False,
+        worker("b", device="A100", gpu_util_mean=45.0, energy_j=10.0,
                gpu_memory_used_peak_bytes=6, steady_power_w=99.0),
     ]  # fmt: skip
-    assert combine(summaries) == {
+    assert combine(summaries, 50.0) == {
         "device": "A100, H200",
         "gpu_util_mean": (85 + 45) / 2,
         "gpu_memory_used_peak_bytes": 6,
         "gpu_peak_bytes": 4,
-        "gpu_shared": True,
         "energy_j": 111.0,
-        "steady_power_w": 400.0,
+        "energy_j_per_sample": 8.0,
         "cpu_util_mean": 75.0,
         "host_peak_bytes": 8,
     }
-    assert combine(summaries[2:])["gpu_shared"] is False
 
 
 def test_combine_of_what_nobody_knows_is_none(card: Card) -> None:
@@ -435,9 +379,9 @@ def test_combine_of_what_nobody_knows_is_none(card: Card) -> None:
     real = telemetry.summary()
     assert pickle.loads(pickle.dumps(real)) == real
     assert set(real) == set(worker(None))
-    combined = combine([real, worker(None)])
+    combined = combine([real, worker(None)], 50.0)
     assert {name for name, value in combined.items() if value is None} == {
-        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
-        "steady_power_w",
+        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
+        "energy_j_per_sample",
     }  # fmt: skip
     assert combined["device"] == "cpu"
