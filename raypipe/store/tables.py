@@ -190,20 +190,15 @@ def write_tables(
 
 def conform(run_dir: RunDirectory, table: Table) -> None:
     """Give all files of a table the same columns, where a training run wrote undeclared ones."""
-    folder = run_dir.table(table.name)
-    files = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
-    schemas = [pq.read_schema(run_dir.fs.open_input_file(f"{folder}/{name}")) for name in files]
+    paths = _files(run_dir, table.name)
+    schemas = [pq.read_schema(run_dir.fs.open_input_file(path)) for path in paths]
     if all(schema.equals(schemas[0]) for schema in schemas):
         return
-    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
     unified = pa.unify_schemas(schemas, promote_options="permissive")
-    for name, part in parts.items():
-        missing = [column for column in unified if column.name not in part.column_names]
-        for column in missing:
-            part = part.append_column(column, pa.nulls(len(part), column.type))
-        run_dir.write(
-            f"{folder}/{name}", parquet.to_bytes(part.select(unified.names).cast(unified))
-        )
+    parts = {path: _read_file(path, run_dir) for path in paths}
+    for path, part in parts.items():
+        whole = pa.concat_tables([unified.empty_table(), part], promote_options="permissive")
+        run_dir.write(path, parquet.to_bytes(whole.cast(unified)))
 
 
 def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
@@ -240,11 +235,7 @@ def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
         ConfigError: a file is damaged.
 
     """
-    parts: list[pd.DataFrame] = []
-    for name in run_dir.list(run_dir.table(table)):
-        if not name.endswith(".parquet"):
-            continue
-        parts.append(_read_frame(f"{run_dir.table(table)}/{name}", run_dir))
+    parts = [_read_frame(path, run_dir) for path in _files(run_dir, table)]
     parts = [part for part in parts if len(part)] or parts[:1]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
 
@@ -258,12 +249,11 @@ def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
         ConfigError: a file is damaged.
 
     """
-    folder = run_dir.table(table)
-    names = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
-    if not names:
+    paths = _files(run_dir, table)
+    if not paths:
         return pa.table({RUN_ID.name: pa.array([], pa.string())})
-    parts = [_read_file(f"{folder}/{name}", run_dir) for name in names]
-    with _reading(f"{folder}/{names[0]}"):
+    parts = [_read_file(path, run_dir) for path in paths]
+    with _reading(paths[0]):
         return pa.concat_tables(parts, promote_options="permissive")
 
 
@@ -285,8 +275,8 @@ def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
         ConfigError: it is damaged.
 
     """
-    path = _first_file(run_dir, table)
-    return {} if path is None else better(_read_file(path, run_dir).schema)
+    paths = _files(run_dir, table)
+    return better(_read_file(paths[0], run_dir).schema) if paths else {}
 
 
 def declarations(run_dir: RunDirectory) -> list[Table]:
@@ -315,17 +305,16 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
 
 def _schema(run_dir: RunDirectory, table: str) -> pa.Schema:
     """Return the schema of a table's first file. Raises ConfigError."""
-    path = _first_file(run_dir, table)
-    if path is None:
-        return pa.schema([])
-    with _reading(path), run_dir.fs.open_input_file(path) as file:
-        return pq.read_schema(file)
+    for path in _files(run_dir, table):
+        with _reading(path), run_dir.fs.open_input_file(path) as file:
+            return pq.read_schema(file)
+    return pa.schema([])
 
 
-def _first_file(run_dir: RunDirectory, table: str) -> str | None:
+def _files(run_dir: RunDirectory, table: str) -> list[str]:
+    """Return the paths of the files of a table."""
     folder = run_dir.table(table)
-    names = (name for name in run_dir.list(folder) if name.endswith(".parquet"))
-    return next((f"{folder}/{name}" for name in names), None)
+    return [f"{folder}/{name}" for name in run_dir.list(folder) if name.endswith(".parquet")]
 
 
 def better(schema: pa.Schema) -> dict[str, str]:
