@@ -61,21 +61,6 @@ def test_the_means_of_half_precision_weights_are_loaded_exactly() -> None:
     torch.testing.assert_close(second.state_dict()["state"], expected, rtol=0, atol=0)
 
 
-def test_it_goes_on_from_a_state_of_torchs() -> None:
-    own, torchs = weights(), weights()
-    earlier, later = torch.optim.Adafactor(torchs), Adafactor(own)
-    give_gradients(torchs, 0)
-    earlier.step()
-    later.load_state_dict(deepcopy(earlier.state_dict()))
-    for mine, theirs in zip(own, torchs, strict=True):
-        mine.data.copy_(theirs)
-    for parameters, optimizer in ((own, later), (torchs, earlier)):
-        give_gradients(parameters, 2)
-        optimizer.step()
-    for found, expected in zip(own, torchs, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
-
-
 def test_small_updates_of_half_precision_weights_add_up() -> None:
     """Each is far below the spacing of bf16 at 1, which is 2^-8."""
     drawn = torch.rand(64, 500, generator=torch.Generator().manual_seed(2)).bfloat16()

@@ -83,16 +83,6 @@ def test_a_checkpoint_comes_back_bit_for_bit(store: CheckpointStore) -> None:
     assert str(found.optimizer) == str(optimizer)
 
 
-def test_weights_that_share_memory(store: CheckpointStore) -> None:
-    embed, head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
-    head.weight = embed.weight
-    model = nn.ModuleDict({"embed": embed, "head": head})
-    store.save(Checkpoint(1, model.state_dict(), {}, {}))
-    found = store.newest()
-    assert found is not None
-    assert torch.equal(found.model["head.weight"], embed.weight)
-
-
 def test_the_newest_few_are_kept(store: CheckpointStore) -> None:
     for step in (1, 2, 9, 10, 100):
         store.save(checkpoint(step))
@@ -189,21 +179,6 @@ def test_damaged_later_ones_do_not_push_out_whole_ones(run: RunDirectory, keep: 
     store.save(checkpoint(15))  # the run resumed at 10 and saves more often
     assert same(store.newest(), checkpoint(15))
     assert "step_00000030" not in names(store)
-
-
-def test_the_manifest_is_written_last(
-    local: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[str] = []
-    real = RunDirectory.writing
-
-    def note(run: RunDirectory, path: str, **options: Any) -> Any:
-        written.append(Path(path).name)
-        return real(run, path, **options)
-
-    monkeypatch.setattr(RunDirectory, "writing", note)
-    local.save(checkpoint(1))
-    assert written == ["state.pt", "manifest.json"]
 
 
 class Stepping(Regression):

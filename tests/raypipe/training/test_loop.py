@@ -557,13 +557,6 @@ def test_samples_of_each_worker_and_attempt_are_kept(tmp_path: Path) -> None:
     assert (samples["rss_bytes"] > 2**26).all()
 
 
-def test_out_of_memory_on_purpose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
-    with pytest.raises(torch.OutOfMemoryError):
-        run(job(Regression(), tmp_path / "a", (8, 2, 16, 1)))
-    run(job(Regression(), tmp_path / "b", (4, 4, 16, 1)))
-
-
 def test_steps_from_epochs(tmp_path: Path) -> None:
     found, _, outcome = run(job(Regression(), tmp_path, steps=None, epochs=3))
     assert outcome["steps"] == len(found) == math.ceil(3 * 50 / 16)

@@ -315,21 +315,6 @@ def test_the_time_of_a_child_that_ended_is_counted(card: Card) -> None:
     )  # percent of the second that passed
 
 
-def test_a_process_that_ends_between_finding_and_reading_is_left_out(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: object, **__: object) -> list[psutil.Process]:
-        child = subprocess.Popen([sys.executable, "-c", ""])
-        found = psutil.Process(child.pid)
-        child.wait()
-        return [found]
-
-    monkeypatch.setattr(psutil.Process, "children", gone)
-    with Telemetry("small", CPU) as telemetry:
-        card.pass_time(1.0)
-    assert telemetry.rows()[0]["rss_bytes"] > 0
-
-
 def test_where_others_processes_are_hidden_the_worker_itself_is_measured(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
