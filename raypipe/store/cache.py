@@ -10,7 +10,8 @@ import json
 import logging
 import sqlite3
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -40,13 +41,11 @@ class Cache:
         self._database: sqlite3.Connection | None = None
         if not enabled:
             return
-        try:
+        with self._giving_up():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(_SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            self._give_up(error)
 
     def __enter__(self) -> Self:
         return self
@@ -63,17 +62,14 @@ class Cache:
     def get(self, keys: Iterable[str]) -> dict[str, Row]:
         """Return the cached rows among these keys."""
         found: dict[str, Row] = {}
-        for key in keys:
-            if self._database is None:
-                break
-            try:
-                select = "SELECT row, crc FROM rows WHERE key = ?"
+        if self._database is None:
+            return found
+        select = "SELECT row, crc FROM rows WHERE key = ?"
+        with self._giving_up():
+            for key in keys:
                 stored = self._database.execute(select, (key,)).fetchone()
-            except sqlite3.Error as error:
-                self._give_up(error)
-                break
-            if stored is not None and (row := _row(key, *stored)) is not None:
-                found[key] = row
+                if stored is not None and (row := _row(key, *stored)) is not None:
+                    found[key] = row
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
@@ -81,21 +77,22 @@ class Cache:
         if self._database is None or not rows:
             return
         texts = {key: json.dumps(row) for key, row in rows.items()}
-        try:
+        entries = [(key, text, _checksum(key, text)) for key, text in texts.items()]
+        with self._giving_up():
             self._database.execute("BEGIN IMMEDIATE")
             with self._database:
-                self._database.executemany(
-                    "INSERT OR REPLACE INTO rows VALUES (?, ?, ?)",
-                    [(key, text, _checksum(key, text)) for key, text in texts.items()],
-                )
-        except sqlite3.Error as error:
-            self._give_up(error)
+                self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", entries)
 
-    def _give_up(self, error: Exception) -> None:
-        log.warning("%s: not used, delete it if it is damaged: %s", self._path, error)
-        if self._database is not None:
-            self._database.close()
-        self._database = None
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Disable the cache after an error."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            log.warning("%s: not used, delete it if it is damaged: %s", self._path, error)
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
 
 def _row(key: str, text: object, checksum: object) -> Row | None:
