@@ -30,7 +30,7 @@ from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome
 from raypipe.study.metric import Metric, metric_of, mode_of
 from raypipe.study.placement import BuiltPoint, PointBuilder
-from raypipe.study.space import distribution, draw, rounded, sampler_for, study_of
+from raypipe.study.space import distribution, draw, optuna_study, rounded, sampler_for
 
 #: points at which a value of an axis is tried before it counts as impossible
 _TRIES = 8
@@ -190,7 +190,7 @@ class Search:
         """Return the values of a new point, and the attributes of its trial."""
         settings = self._settings
         sampler = sampler_for(settings.sampler, settings.seed, number, settings.trials)
-        study = study_of(
+        study = optuna_study(
             ["maximize" if mode == "max" else "minimize" for _, mode in self._objectives], sampler
         )
         if settings.sampler == "qmc":  # the sequence does not depend on the metrics

@@ -57,7 +57,7 @@ def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
     for key, axis in axes.items():
         entropy = int.from_bytes(sha256(key.encode()).digest()[:8])
         own = int(np.random.SeedSequence([seed, number, entropy]).generate_state(1)[0])
-        study = study_of(["minimize"], optuna.samplers.RandomSampler(seed=own))
+        study = optuna_study(["minimize"], optuna.samplers.RandomSampler(seed=own))
         found[key] = rounded(axis, study.ask({key: distribution(axis)}).params[key])
     return found
 
@@ -71,7 +71,9 @@ def rounded(axis: AxisSettings, value: Any) -> Any:
     return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
 
 
-def study_of(directions: Sequence[Literal["minimize", "maximize"]], sampler: BaseSampler) -> Study:
+def optuna_study(
+    directions: Sequence[Literal["minimize", "maximize"]], sampler: BaseSampler
+) -> Study:
     """Return a new study in memory, which prints nothing."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna.create_study(directions=list(directions), sampler=sampler)

@@ -13,7 +13,6 @@ from zipfile import ZipFile
 
 import pyarrow.fs as arrow_fs
 import pytest
-from tests.raypipe.graph.test_search import HILL, SEARCH
 
 import raypipe as rp
 from raypipe.commands import replay as command
@@ -22,6 +21,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.provenance import environment_row
 from raypipe.store.ledger import Ledger
 from tests.command import Ended, in_process, start
+from tests.raypipe.study.test_search import HILL, SEARCH
 
 MODULE = """
 import random

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 import pytest
+from ray.tune.search import create_searcher
 
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import matrix_or_sweep
@@ -24,6 +25,7 @@ from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table, write_table
 from raypipe.study.fit import fit_stage, fitting
+from raypipe.study.sweep_settings import Searcher
 from raypipe.study.trials import TrialMaker
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
@@ -363,6 +365,23 @@ def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
     assert [is_done(ledger, unit) for unit in [*done, *more]] == [True, False]
     with pytest.raises(ConfigError, match=r"sweep\.samples: stored 9, now 3"):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
+
+
+def test_optuna_optimizes_several_metrics(tmp_path):
+    """The front has a trial with the best value of each metric."""
+    several = ("sweep.further_metrics={loss_final: max}", "sweep.samples=5")
+    assert run(tmp_path, *SEARCH, *several) is None
+    table = sweeping.with_points(RunDirectory.at(tmp_path)).query("stage == 'sweep'")
+    front = set(read_table(RunDirectory.at(tmp_path), "pareto")["trial_id"])
+    by_trial = table.set_index("trial_id")
+    assert len(by_trial) == 5
+    assert {by_trial["eval_loss"].idxmin(), by_trial["loss_final"].idxmax()} <= front
+
+
+def test_the_searchers_are_those_of_tune():
+    with pytest.raises(ValueError, match="must be one of") as error:
+        create_searcher("none")
+    assert all(f"'{name}'" in str(error.value) for name in get_args(Searcher))
 
 
 def test_a_failed_point_of_a_search_is_tried_again(tmp_path):
