@@ -14,7 +14,7 @@ from raypipe.graph.runner import run_stages
 from raypipe.graph.scheduler import Outcomes
 from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
-from raypipe.report.build import build
+from raypipe.report.page import build
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 

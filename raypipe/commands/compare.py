@@ -24,7 +24,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
 
 if TYPE_CHECKING:
-    from raypipe.report.headlines import Headline
+    from raypipe.report.best import Headline
 
 #: columns of the environment that differ between any two runs
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")

@@ -27,7 +27,7 @@ def report(location: str, variant: str | None = None) -> str:
     The experiment that the run names is imported from the search path, but never from the run
     directory, which may be someone else's. Raises ConfigError.
     """
-    from raypipe.report.build import build
+    from raypipe.report.page import build
 
     run_dir = existing(location)
     shown = run_dir.shown

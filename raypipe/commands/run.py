@@ -188,7 +188,7 @@ def execute(request: Request) -> Ended:
                 except UnitError as error:  # a search without its metric; what there is, is shown
                     failed = str(error)
             if ledger.rows("stages"):
-                from raypipe.report.build import build  # matplotlib is slow to import
+                from raypipe.report.page import build  # matplotlib is slow to import
 
                 experiment = configuration.experiment
                 build(run_dir, name, experiment.report, again, None, of_report(experiment))
@@ -234,10 +234,8 @@ def _result(run_dir: RunDirectory, experiment: Experiment) -> tuple[KeyResult | 
 
     The warnings name numbers that are not finite, and results that a baseline of the run beats.
     """
-    from raypipe.report.summary import beaten  # pandas and matplotlib are slow to import
-
     found = about(run_dir, experiment)
-    lost = beaten(found)
+    lost = found.beaten
     rest = len(lost) - _MOST_WARNINGS
     more = [f"{rest} more are in the report"] if rest > 0 else []
     return found.key_result, [*found.not_finite, *lost[:_MOST_WARNINGS], *more]

@@ -1,43 +1,31 @@
-"""Read a run for its report: the tables with their declarations, the request, the versions."""
+"""Read a run: its tables with their declarations, and the best results that every view names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
-from raypipe.report.comparison import variants_of
-from raypipe.report.evaluations import EvaluationCurve, evaluations
-from raypipe.report.headlines import Headline, headlines, is_baseline
+from raypipe.report.best import Headline, Results, as_numbers, joined, plain, point_label
+from raypipe.report.formatting import counted, listed, number
 from raypipe.report.measures import monitors_of, training_measures
-from raypipe.report.search import search_headlines
 from raypipe.report.sections import Section
-from raypipe.report.sweep_summary import sweep_headlines
-from raypipe.report.sweep_trials import SWEEP, SweepResults, sweeps
-from raypipe.report.table_shape import (
-    MATRIX_SEED,
-    Shape,
-    as_numbers,
-    plain,
-    point_label,
-    shape_of,
-)
+from raypipe.report.studies import Swept, search_headlines, sweeps
+from raypipe.report.trainings import SWEEP, EvaluationCurve, evaluations
+from raypipe.report.variants import Tables, variants_of, varied
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult
 from raypipe.store.tables import VARIANT, Column, Table, null_cells
 
 #: rows of a number that is not finite that are named
 _MOST_NAMED = 3
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -61,40 +49,11 @@ class Declarations:
 
 
 @dataclass(frozen=True)
-class Results:
-    """A table of the experiment with its rows, joined with the values of the matrix."""
-
-    table: Table
-    rows: pd.DataFrame
-    axes: Sequence[str] | None
-
-    @cached_property
-    def shape(self) -> Shape:
-        """The roles of its columns."""
-        return shape_of(self.table, self.rows, self.axes)
-
-    @property
-    def own(self) -> pd.DataFrame:
-        """The rows that are not of a baseline."""
-        return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
-
-    @cached_property
-    def headlines(self) -> list[Headline]:
-        """The best point by each number that can be better."""
-        return headlines(self.table, self.rows, self.shape)
-
-
-@dataclass(frozen=True)
 class Calls:
     """The number of calls that the newest command asked for, and of those that are stored."""
 
     done: int
     total: int
-
-    @property
-    def missing(self) -> int:
-        """The number of calls that are not stored."""
-        return self.total - self.done
 
 
 @dataclass(frozen=True)
@@ -114,19 +73,89 @@ class About:
     directory: RunDirectory | None = None
 
     @cached_property
-    def asked_command(self) -> str:
-        """The newest command as it was given, or empty."""
-        environment = self.tables.get("environment")
-        if environment is None or not {"command", "started_at"} <= {*environment.columns}:
-            return ""
-        known = environment[environment["command"].notna() & environment["started_at"].notna()]
-        ordered = known.sort_values("started_at", kind="stable")
-        return str(ordered["command"].iloc[-1]) if len(ordered) else ""
+    def bests(self) -> list[Headline]:
+        """The best results, the most important first: all views of a run name these.
+
+        They are those of :attr:`headlines`; without any, of its trainings, then of its sweeps.
+        """
+        return self.headlines or self._trained() or self.recommended
+
+    @property
+    def key_result(self) -> KeyResult | None:
+        """The first of the best results, which stands for the run; None without any."""
+        return self.bests[0].key_result if self.bests else None
 
     @cached_property
-    def sweeps(self) -> list[SweepResults]:
+    def headlines(self) -> list[Headline]:
+        """The best points of a search and of all tables of the experiment, else of trainings."""
+        sought = search_headlines(self.tables)
+        named = {best.metric for best in sought}
+        own = [best for results in self.results for best in results.headlines]
+        own = [best for best in own if best.metric not in named]
+        return [*sought, *own] or list(self.training_headlines.values())
+
+    @cached_property
+    def results(self) -> list[Results]:
+        """The tables of the experiment that have rows."""
+        declared = list(self.declared.tables)
+        if self.declared.core is not None:
+            known = {table.name for table in declared} | self.declared.core
+            declared += [Table(name, "") for name in self.tables if name not in known]
+        return [
+            joined(table, self.tables[table.name], self.tables)
+            for table in declared
+            if table.name in self.tables and len(self.tables[table.name])
+        ]
+
+    @cached_property
+    def trained(self) -> dict[str, Results]:
+        """The trainings of each stage of a matrix, with the number that stands for them."""
+        trials = self.tables.get("trials")
+        if trials is None or trials.empty or not self.varied:
+            return {}
+        known = trials["variant"].isin(list(variants_of(self.tables)))
+        done = trials[known & (trials["status"] == "succeeded")]
+        found = {}
+        for stage, rows in done.groupby("stage", sort=False):
+            if columns := self._measures(rows):
+                table = Table(f"trials-{stage}", "a training", tuple(columns))
+                own = rows[[VARIANT.name, *(column.name for column in columns)]]
+                found[str(stage)] = joined(table, own, self.tables)
+        return found
+
+    @cached_property
+    def training_headlines(self) -> dict[str, Headline]:
+        """The best point of a matrix by each of its training stages, a mean over seeds."""
+        return {
+            stage: replace(best, table="trials")
+            for stage, each in self.trained.items()
+            for best in each.headlines
+        }
+
+    def _trained(self) -> list[Headline]:
+        """Return the best training by the number that stands for trainings."""
+        trials = self.tables.get("trials")
+        if trials is None or not {"trial_id", "stage", "status"} <= {*trials.columns}:
+            return []
+        rows = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
+        columns = self._measures(rows)
+        own = plain(rows[["trial_id", *(column.name for column in columns)]])
+        return Results(Table("trials", "a training", tuple(columns)), own, ["trial_id"]).headlines
+
+    def _measures(self, trials: pd.DataFrame) -> list[Column]:
+        """Return the first number that stands for trainings, if there is any."""
+        known = [str(name) for name in trials.columns if trials[name].notna().any()]
+        return training_measures(known, self.declared.step_metrics, self.monitors)[:1]
+
+    @cached_property
+    def sweeps(self) -> list[Swept]:
         """The swept stages with their trials."""
-        return list(sweeps(self.tables))
+        return sweeps(self.tables)
+
+    @property
+    def recommended(self) -> list[Headline]:
+        """The recommended point of each swept stage."""
+        return [best for sweep in self.sweeps if (best := sweep.headline) is not None]
 
     @property
     def only_swept(self) -> bool:
@@ -134,17 +163,126 @@ class About:
         return bool(self.sweeps) and not self.headlines and not self.evaluations
 
     @cached_property
-    def bests(self) -> list[Headline]:
-        """The best results, the most important first: all views of a run name these.
+    def not_finite(self) -> list[str]:
+        """How many results are NaN or infinite, and where; they are in no mean and never best."""
+        return [text for results in self.results for text in self._not_finite(results)]
 
-        They are those of :attr:`headlines`; without any, of its trainings, then of its sweeps.
-        """
-        return self.headlines or self._trained() or list(sweep_headlines(self.sweeps))
+    def _not_finite(self, results: Results) -> Iterator[str]:
+        table, rows, shape = results.table, results.rows, results.shape
+        named = [column.name for column in table.columns if column.better]
+        if table.open and not named:
+            named = [column.name for column in shape.numbers]
+        where = [name for name in (*shape.groups, *shape.axes, *shape.seeds)
+                 if rows[name].nunique(dropna=False) > 1]  # fmt: skip
+        for name in (name for name in named if name in rows):
+            values = as_numbers(rows[name])
+            bad = ~np.isfinite(values)
+            if bad.any() and self.directory is not None:
+                bad &= ~null_cells(self.directory, table.name, name)
+            if not bad.any():
+                continue
+            texts = []
+            for kind, own in values[bad].groupby(values[bad].map(str), sort=False):
+                labels = [without_credentials(point_label(dict(rows.loc[at, where])))
+                          or f"row {at + 1}" for at in own.index[:_MOST_NAMED]]  # fmt: skip
+                more = len(own) - len(labels)
+                labels += [f"{more} more"] * (more > 0)
+                texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed(labels)}")
+            count = "any" if bad.all() else str(bad.sum())
+            where_text = f"{count} of {counted(len(rows), 'row')}"
+            yield f"{table.name}.{name} is not finite in {where_text}: {'; '.join(texts)}."
 
     @property
-    def key_result(self) -> KeyResult | None:
-        """The first of the best results, which stands for the run; None without any."""
-        return self.bests[0].key_result if self.bests else None
+    def beaten(self) -> list[str]:
+        """A sentence for each result that is not better than a baseline of the same run.
+
+        The end of a command warns of them; in the report the headline numbers have the distance.
+        """
+        lost: dict[tuple[str, str], list[str]] = {}
+        for best in self.headlines:
+            if best.baseline is not None and best.baseline.gain <= 0:
+                subject = f"{best.leaders or 'The best row'} {'are' if best.ties > 1 else 'is'}"
+                lost.setdefault((subject, best.baseline.label), []).append(best.name)
+        texts = [
+            f"{subject} not better than the baseline {baseline} in {listed(names)}."
+            for (subject, baseline), names in lost.items()
+        ]
+        trials: dict[str, str] = {}
+        for each in self.evaluations:
+            if each.column.better and not each.beats_baseline(each.best):
+                own, rival = (
+                    number(float(v[each.best])) for v in (each.values, each.baseline_values)
+                )
+                trials.setdefault(
+                    each.trial,
+                    f"{each.trial} is not better than its baseline: {each.name} {own}, "
+                    f"{each.baseline} {rival}.",
+                )
+        return [*texts, *trials.values()]
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """The rows of the newest command in ``environment``, one per node; maybe none."""
+        found = self.tables.get("environment", pd.DataFrame())
+        if not {"started_at", "command_id"} <= {*found.columns}:
+            return found
+        known = found.dropna(subset="started_at").sort_values("started_at", kind="stable")
+        newest = known["command_id"].iloc[-1:]
+        return found[found["command_id"].isin(newest)].drop_duplicates("hostname")
+
+    @property
+    def asked_command(self) -> str:
+        """The newest command as it was given, or empty."""
+        given = self.nodes.get("command", pd.Series(dtype=object)).dropna()
+        return str(given.iloc[0]) if len(given) else ""
+
+    @cached_property
+    def evaluations(self) -> list[EvaluationCurve]:
+        """The held-out metrics of its trainings."""
+        return evaluations(self.tables, self.declared.step_metrics, self.monitors)
+
+    @cached_property
+    def chosen_steps(self) -> dict[str, tuple[float, bool]]:
+        """The step of the model that held-out data chose, and whether the training stopped early.
+
+        By trial; a training that is left out kept the model of its last step.
+        """
+        trials = self.tables.get("trials", pd.DataFrame())
+        if "best_step" not in trials:
+            return {}
+        known = trials.dropna(subset=["best_step"])
+        values = zip(known["trial_id"], known["best_step"], known["stopped_early"], strict=True)
+        return {str(trial): (float(step), bool(stopped)) for trial, step, stopped in values}
+
+    @property
+    def tested(self) -> list[str]:
+        """The outcome of the experiment's own tests, in words.
+
+        They are of one point, so there are none in a matrix, whose points have intervals over
+        seeds.
+        """
+        return [] if self.varied else [text for each in self.sections for text in each.certainty]
+
+    @cached_property
+    def calls(self) -> Calls | None:
+        """The calls of a function; None of another experiment, or of a matrix."""
+        table = next((table for table in self.declared.tables if table.open), None)
+        if table is None or self.declared.asked is None or self.varied:
+            return None
+        asked, rows = set(self.declared.asked()), self.tables.get(table.name)
+        names = pd.Series(dtype=str) if rows is None else rows[table.columns[0].name]
+        keys = [f"{table.name}/{name}" for name in names]
+        return Calls(len(asked.intersection(keys)), len(asked))
+
+    @cached_property
+    def varied(self) -> dict[str, list[str]]:
+        """The values of each varied key of the matrix, as text; seeds are among them."""
+        return varied(self.tables)
+
+    @cached_property
+    def monitors(self) -> dict[str, str]:
+        """The monitored columns of its trainings and its sweep's metric, each with its mode."""
+        return monitors_of(self.settings)
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -161,226 +299,3 @@ class About:
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
-
-    @cached_property
-    def seeds(self) -> dict[str, Any]:
-        """The settings named ``seed``, by dotted key."""
-        return {
-            key: value
-            for key, value in _seeds(self.settings, "")
-            if not key.startswith(("matrix.", "sweep."))
-        }
-
-    @cached_property
-    def results(self) -> list[Results]:
-        """The tables of the experiment that have rows."""
-        return [
-            joined(table, with_nulls(table, self.tables[table.name]), self.tables)
-            for table in self._own_tables()
-            if table.name in self.tables and len(self.tables[table.name])
-        ]
-
-    @cached_property
-    def headlines(self) -> list[Headline]:
-        """The best points of a search and of all tables of the experiment, else of trainings."""
-        sought = search_headlines(self.tables)
-        said = {best.metric for best in sought}
-        own = [best for results in self.results for best in results.headlines]
-        own = [best for best in own if best.metric not in said]
-        return [*sought, *own] or list(self.training_headlines.values())
-
-    @cached_property
-    def not_finite(self) -> list[str]:
-        """How many results are NaN or infinite, and where; they are in no mean and never best."""
-        return [text for results in self.results for text in self._not_finite(results)]
-
-    def _not_finite(self, results: Results) -> Iterator[str]:
-        table, rows, shape = results.table, results.rows, results.shape
-        named = [column.name for column in table.columns if column.better]
-        if table.open and not named:
-            named = [column.name for column in shape.numbers]
-        where = [name for name in (*shape.groups, *shape.axes, *shape.seeds)
-                 if rows[name].nunique(dropna=False) > 1]  # fmt: skip
-        for name in named:
-            values = as_numbers(rows[name]) if name in rows else pd.Series(dtype=float)
-            bad = ~np.isfinite(values)
-            if bad.any() and self.directory is not None:
-                bad &= ~null_cells(self.directory, table.name, name)
-            if not bad.any():
-                continue
-            texts = []
-            for kind, own in values[bad].groupby(values[bad].map(str), sort=False):
-                labels = [without_credentials(point_label(dict(rows.loc[at, where])))
-                          or f"row {at + 1}" for at in own.index[:_MOST_NAMED]]  # fmt: skip
-                more = len(own) - len(labels)
-                labels += [f"{more} more"] * (more > 0)
-                listed = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
-                texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed}")
-            count = f"any of {len(rows)}" if bad.all() else f"{bad.sum()} of {len(rows)}"
-            rest = "row" if len(rows) == 1 else "rows"
-            yield f"{table.name}.{name} is not finite in {count} {rest}: {'; '.join(texts)}."
-
-    @cached_property
-    def training_headlines(self) -> dict[str, Headline]:
-        """The best point of a matrix by each of its training stages."""
-        return training_headlines(self.tables, self.declared.step_metrics, self.monitors)
-
-    @cached_property
-    def calls(self) -> Calls | None:
-        """The calls of a function; None of another experiment, or of a matrix."""
-        table = next((table for table in self.declared.tables if table.open), None)
-        if table is None or self.declared.asked is None or variants_of(self.tables):
-            return None
-        asked, rows = set(self.declared.asked()), self.tables.get(table.name)
-        keys = (
-            [] if rows is None else [f"{table.name}/{name}" for name in rows[table.columns[0].name]]
-        )
-        return Calls(len(asked.intersection(keys)), len(asked))
-
-    @property
-    def losing(self) -> list[Headline]:
-        """The best points that are not better than the strongest baseline."""
-        return [best for best in self.headlines if best.baseline and best.gain <= 0]
-
-    @property
-    def tested(self) -> list[str]:
-        """The outcome of the experiment's own tests, in words.
-
-        They are of one point, so there are none in a matrix, whose points have intervals over
-        seeds.
-        """
-        return [] if self.varied else [text for each in self.sections for text in each.certainty]
-
-    @cached_property
-    def evaluations(self) -> list[EvaluationCurve]:
-        """The held-out metrics of its trainings."""
-        return evaluations(self.tables, self.declared.step_metrics, SWEEP, self.monitors)
-
-    @cached_property
-    def chosen_steps(self) -> dict[str, tuple[float, bool]]:
-        """The step of the model that held-out data chose, and whether the training stopped early.
-
-        By trial; a training that is left out kept the model of its last step.
-        """
-        trials = self.tables.get("trials", pd.DataFrame())
-        if "best_step" not in trials:
-            return {}
-        known = trials.dropna(subset=["best_step"])
-        values = zip(known["trial_id"], known["best_step"], known["stopped_early"], strict=True)
-        return {str(trial): (float(step), bool(stopped)) for trial, step, stopped in values}
-
-    @cached_property
-    def monitors(self) -> dict[str, str]:
-        """The monitored columns of its trainings and its sweep's metric, each with its mode."""
-        return monitors_of(self.settings)
-
-    @cached_property
-    def varied(self) -> dict[str, list[str]]:
-        """The values of each varied key of the matrix, as text; seeds are among them."""
-        found: dict[str, dict[str, None]] = {}
-        for values in variants_of(self.tables).values():
-            for key, value in values.items():
-                found.setdefault(key, {})[value] = None
-        return {key: list(values) for key, values in found.items()}
-
-    def _trained(self) -> list[Headline]:
-        """Return the best training by the number that stands for trainings."""
-        trials = self.tables.get("trials")
-        if trials is None or not {"trial_id", "stage", "status"} <= {*trials.columns}:
-            return []
-        rows = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
-        known = [str(name) for name in rows.columns if rows[name].notna().any()]
-        found = training_measures(known, self.declared.step_metrics, self.monitors)[:1]
-        table = Table("trials", "a training", tuple(found))
-        own = plain(rows[["trial_id", *(column.name for column in found)]])
-        return Results(table, own, ["trial_id"]).headlines
-
-    def _own_tables(self) -> Iterator[Table]:
-        yield from self.declared.tables
-        if self.declared.core is not None:
-            known = {table.name for table in self.declared.tables} | self.declared.core
-            yield from (Table(name, "") for name in self.tables if name not in known)
-
-
-def training_headlines(
-    tables: Tables, declared: Sequence[Column], monitors: Mapping[str, str]
-) -> dict[str, Headline]:
-    """Return the best point of each training stage that a matrix varies, by stage.
-
-    It is that of the first number of :func:`training_measures`, a mean over seeds.
-    """
-    trials = tables.get("trials")
-    variants = list(variants_of(tables))
-    if trials is None or trials.empty or not variants:
-        return {}
-    found = {}
-    varied = trials[trials[VARIANT.name].isin(variants)]
-    for stage, rows in varied[varied["status"] == "succeeded"].groupby("stage", sort=False):
-        known = [str(name) for name in rows.columns if rows[name].notna().any()]
-        for column in training_measures(known, declared, monitors)[:1]:
-            table = Table("trials", "a training", (column,))
-            own = rows[[VARIANT.name, column.name]]
-            for best in joined(table, own, tables).headlines:
-                found[str(stage)] = best
-    return found
-
-
-def with_nulls(table: Table, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows in which null is a value of an axis like others, if the axes are arguments.
-
-    The axes of a table of calls are arguments of a function, of which null may be one. In other
-    tables a missing value says that the axis does not apply.
-    """
-    if not table.open:
-        return rows
-    columns = {}
-    for name in table.axes:
-        if name in rows.columns and rows[name].isna().any() and rows[name].notna().any():
-            values = rows[name].astype(object)
-            columns[name] = values.where(values.notna(), "null")
-    return rows.assign(**columns)
-
-
-def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
-    """Return rows with a column for each key of the matrix that they depend on; keys are axes."""
-    variants = variants_of(tables)
-    if VARIANT.name not in rows.columns or not variants:
-        return Results(table, plain(rows), None)
-    names = rows[VARIANT.name].astype(str)
-    own: tuple[str, ...] = table.axes
-    if not own:
-        own = shape_of(table, plain(rows[names == names.iloc[0]])).axes
-    keys = list(dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})))
-    if table.open:  # its axes are the arguments that the keys vary
-        keys = [key for key in keys if key.removeprefix("arguments.") not in table.axes]
-    columns = {
-        MATRIX_SEED if key == SEED else key: _column(names, variants, key)
-        for key in keys
-        if key not in rows.columns or key == SEED
-    }
-    rows = rows.assign(**columns)
-    compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
-    return Results(table, plain(rows), [*own, *compared])
-
-
-def _column(
-    names: pd.Series[str], variants: Mapping[str, Mapping[str, str]], key: str
-) -> list[Any]:
-    """Return the value of a key for each row: numbers if all values are, otherwise texts."""
-    texts = {name: values.get(key) for name, values in variants.items()}
-    values = {name: None if text is None else text_value(text) for name, text in texts.items()}
-    are_numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool)
-        for value in values.values()
-        if value is not None
-    )
-    chosen: Mapping[str, Any] = values if are_numbers else texts
-    return [chosen.get(name) for name in names]
-
-
-def _seeds(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _seeds(value, f"{prefix}{name}.")
-        elif name == SEED:
-            yield f"{prefix}{name}", value

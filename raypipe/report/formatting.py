@@ -77,6 +77,25 @@ def plus_minus(mean: float, deviation: float) -> str:
     return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
 
 
+def with_interval(column: str, mean: float, half: float) -> str:
+    """Return ``0.91 ± 0.02`` as a cell of a column, or the mean alone."""
+    text = cell(column, mean)
+    if not math.isfinite(half):
+        return text
+    return plus_minus(mean, half) if text == number(mean) else f"{text} ± {cell(column, half)}"
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return texts as a list in words: ``a, b and c``."""
+    *first, last = texts or [""]
+    return " and ".join(filter(None, [", ".join(first), last]))
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 stage``, ``3 stages``."""
+    return f"{number(count)} {noun}{'s' * (count != 1)}"
+
+
 def aligned(values: Sequence[float], deviations: Sequence[float] = ()) -> list[str]:
     """Return numbers of a column, with their deviations, to the same decimal place.
 

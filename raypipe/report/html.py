@@ -18,8 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raypipe.report.formatting import cell, heading
-from raypipe.report.marks import LINE, TIP
-from raypipe.report.plots import GRID, INK, MUTED, PAPER, Plot, encode, slug
+from raypipe.report.plots import GRID, INK, LINE, MUTED, PAPER, TIP, Plot, encode, slug
 from raypipe.report.sections import (
     Answers,
     Bar,

@@ -9,17 +9,21 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from urllib.parse import quote
 
 import matplotlib as mpl
+import matplotlib.style
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.style import context
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
@@ -34,19 +38,15 @@ WIDTH, HEIGHT = 5.2, 3.5  # inches: readable on a phone, two side by side on a d
 # 0.08. Every color has a contrast of at least 2.6 on white and on the page's dark ground. The line
 # style is the second cue.
 _COLORS = (
-    "#e28f00",
-    "#9a2c8f",
-    "#4e94f5",
-    "#2856cf",
-    "#e8265e",
-    "#9ca2ac",
-    "#00907e",
-    "#7b7303",
-    "#c063c0",
+    *("#e28f00", "#9a2c8f", "#4e94f5", "#2856cf", "#e8265e"),
+    *("#9ca2ac", "#00907e", "#7b7303", "#c063c0"),
 )
 #: smallest text, in points: a phone shows a figure at nine tenths of its size
 _SMALLEST = 10.0
 _MAX_NAME = 100  # characters of a file name
+#: beginnings of the ids of artists that the page makes interactive
+TIP, LINE = "tip:", "line:"
+_ROOM = 0.13  # of the height of axes, for a line of text
 _Line = str | tuple[int, tuple[float, ...]]
 _DASHED: _Line = (0, (4, 1.5))
 _DASH_DOT: _Line = (0, (6, 1.5, 1.5, 1.5))
@@ -54,41 +54,7 @@ _LINES: tuple[_Line, ...] = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED,
 #: line styles of a second round of the colors
 _OTHER_LINES: tuple[_Line, ...] = (_DASHED, _DASHED, _DASHED, _DASHED, _DASHED, "-", "-", "-", "-")
 
-_RC: dict[Any, Any] = {
-    "font.family": ["DejaVu Sans"],
-    "font.size": 10,
-    "text.color": INK,
-    "figure.facecolor": PAPER,
-    "figure.dpi": 100,
-    "savefig.facecolor": PAPER,
-    "axes.facecolor": "none",
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 10,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-}
+_STYLE = "raypipe.report.templates.plots"  # a style sheet
 
 
 @dataclass(frozen=True)
@@ -119,8 +85,7 @@ def strokes(names: Sequence[str]) -> dict[str, Stroke]:
 @contextmanager
 def style() -> Iterator[None]:
     """Apply the style of all plots; drawing and saving both happen inside."""
-    with mpl.rc_context({}):
-        mpl.rcParams.update(_RC)
+    with context(_STYLE):
         yield
 
 
@@ -182,10 +147,14 @@ def write_numbers(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
 
 
-def frame_steps(axes: Axes, last: float) -> None:
-    """Let the x axis be the optimizer steps up to the last."""
-    axes.set_xlabel("optimizer step")
-    axes.set_xlim(0, max(1.0, last))
+def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0) -> None:
+    """Write the x axis as numbers, logarithmic if the values span more than ``ratio``."""
+    known = finite(values)
+    if needs_log(known, ratio):
+        set_log(axes.xaxis, float(known.min()), float(known.max()))
+        return
+    whole = bool((known == np.round(known)).all()) and known.size > 1
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
     write_numbers(axes.xaxis)
 
 
@@ -266,3 +235,35 @@ def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     placed = np.empty_like(positions)
     placed[order] = np.clip(level, 0, max(0.0, 1 - offsets[-1])) + offsets
     return placed
+
+
+def tip(artist: Artist, text: str) -> None:
+    """Show a text where the pointer is on an artist, in the page."""
+    artist.set_gid(TIP + quote(text, safe=""))
+
+
+def toggle(artist: Artist, name: str) -> None:
+    """Let the reader of the page hide an artist, with all others of this name in the figure."""
+    artist.set_gid(LINE + quote(name, safe=""))
+
+
+def mark_best(axes: Axes, x: float, y: float, text: str, *, below: bool) -> None:
+    """Mark the best point of a curve with a ring, and write a text below or above it.
+
+    It is on the other side where it has no room.
+    """
+    axes.plot(
+        [x], [y], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK,
+        markeredgewidth=1.4, clip_on=False, zorder=5, label="_best",
+    )  # fmt: skip
+    if not text:
+        return
+    across, up = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+    if not _ROOM < up < 1 - _ROOM:
+        below = up > 0.5
+    axes.annotate(
+        text, (x, y), (0, -8 if below else 8), textcoords="offset points",
+        ha="left" if across < 0.3 else "right" if across > 0.7 else "center",
+        va="top" if below else "bottom", zorder=6,
+        bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.8},
+    )  # fmt: skip

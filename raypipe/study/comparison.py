@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
-from raypipe.report.comparison import COSTS, Observations, best, summary, tests
+from raypipe.report.comparison import COSTS, compared
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Row
 from raypipe.store.run_directory import BASE
@@ -53,15 +53,8 @@ def compare(context: StageContext) -> None:
         *(("trials", c) for c in columns.get("trials", ()) if c.name in COSTS),
     ]
     better = {(name, column.name): column.better for name, column in measured if column.better}
-    observed = Observations.of(frames)
-    axes: list[str | None] = [*observed.axes]
-    derived = {
-        "variant_metrics": [summary(observed, axis) for axis in axes or [None]],
-        "variant_tests": [tests(observed, axis) for axis in observed.axes],
-        "best_variants": [best(observed, better)],
-    }
-    for table, parts in derived.items():
-        rows = _rows(part for part in parts if len(part))
+    for table, found in compared(frames, better).items():
+        rows = _rows(found)
         ledger.remove(table, {key for key, _ in ledger.items(table)} - rows.keys())
         ledger.put(table, rows)
 
@@ -74,11 +67,7 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     return frame
 
 
-def _rows(parts: Iterable[pd.DataFrame]) -> dict[str, Row]:
-    """Return the rows of tables by their place, without missing values."""
-    rows = [
-        {str(name): value for name, value in row.items()}
-        for part in parts
-        for row in part.astype(object).where(part.notna(), None).to_dict("records")
-    ]
-    return {f"{place:06}": row for place, row in enumerate(rows)}
+def _rows(found: pd.DataFrame) -> dict[str, Row]:
+    """Return the rows of a table by their place, without missing values."""
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    return {f"{place:06}": {str(n): v for n, v in row.items()} for place, row in enumerate(rows)}

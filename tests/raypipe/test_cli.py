@@ -120,7 +120,7 @@ def test_a_command_that_ended_before_its_report_is_continued(work, capsys, monke
     page = work / "out/report/index.html"
     before = page.stat().st_mtime_ns
     with monkeypatch.context() as patch:
-        patch.setattr("raypipe.report.build.build", ended)
+        patch.setattr("raypipe.report.page.build", ended)
         assert raypipe(*more) == 130
     assert page.stat().st_mtime_ns == before
     assert raypipe(*more) == 0
@@ -461,6 +461,6 @@ def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
     run.__dict__["_opened"] = remote.fs, remote.path()
     run.write(run.config, (work / "toy.yaml").read_bytes())
     monkeypatch.setattr(inspection, "existing", lambda run_dir: run)
-    monkeypatch.setattr("raypipe.report.build.build", lambda *arguments: arguments[3])
+    monkeypatch.setattr("raypipe.report.page.build", lambda *arguments: arguments[3])
     command = inspection.report(run.location)
     assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

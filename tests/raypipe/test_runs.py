@@ -473,7 +473,7 @@ def test_a_killed_run_is_told_from_one_that_goes_on(run):
 def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
     """What a command writes while it runs is what a watcher sees."""
     seen: list[RunStatus] = []
-    build = "raypipe.report.build.build"
+    build = "raypipe.report.page.build"
 
     def look(run_dir: RunDirectory, *more: object) -> str:
         (found,) = runs(run_dir.location)

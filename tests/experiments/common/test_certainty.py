@@ -20,7 +20,7 @@ Tables = Mapping[str, pd.DataFrame]
 CONFIGURATION = "train: {training: {steps: 100, seed: 0}}\n"
 UNTESTED = [
     ["One run, no interval over seeds."],
-    ["Repeat with 6 seeds to find out what is chance:"],
+    ["Repeat with 6 seeds to find out what is chance, with:"],
 ]
 
 

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments.pabbo_lda.figures.report_sections import sections
-from raypipe.report.page import report_files
-from tests.raypipe.report.page_reader import HOSTILE, Page
+from tests.raypipe.report.page_reader import HOSTILE, Page, report_files
 
 
 def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:

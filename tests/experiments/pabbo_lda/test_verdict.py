@@ -16,14 +16,13 @@ from experiments.pabbo_lda.figures.verdict import details, verdicts
 from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.tables import TABLES
 from raypipe.report.about import About, Declarations
-from raypipe.report.page import report_files
 from raypipe.report.plots import encode
 from raypipe.report.sections import Answers, Part, Tiles
 from raypipe.report.summary import summary_section
 from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_aggregation import Values, history
 from tests.experiments.pabbo_lda.test_landscape import fits
-from tests.raypipe.report.page_reader import Page
+from tests.raypipe.report.page_reader import Page, report_files
 
 Tables = dict[str, pd.DataFrame]
 VALLEY = {2: 30.0, 5: 12.0, 8: 10.1, 11: 10.0, 16: 10.2, 30: 40.0, 60: 90.0}

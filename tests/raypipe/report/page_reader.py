@@ -1,12 +1,17 @@
-"""A strict reader of the report's page."""
+"""A strict reader of the report's page, and the page of tables alone."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 from raypipe import report
+from raypipe.report.about import About, Declarations
+from raypipe.report.page import page_files
+from raypipe.report.sections import Section
+from raypipe.report.variants import Tables
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}
@@ -58,3 +63,17 @@ class Page(HTMLParser):
     @property
     def headings(self) -> list[str]:
         return [str(attrs["id"]) for attrs in self.all("section")]
+
+
+def report_files(
+    tables: Tables,
+    sections: Sequence[Section],
+    title: str,
+    facts: Mapping[str, str],
+    command: str = "",
+    configuration: str = "",
+    declared: Declarations | None = None,
+) -> dict[str, bytes]:
+    """Return the files of a report of tables that are in no run directory."""
+    about = About(tables, title, command, configuration, declared or Declarations(), sections)
+    return page_files(about, facts)

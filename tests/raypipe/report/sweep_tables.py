@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable
 from itertools import product
 
 import pandas as pd
-from matplotlib.axes import Axes
 
-from raypipe.report.plots import Plot, encode
-from raypipe.report.sweep_section import sweep_plots
-from raypipe.report.sweep_trials import sweeps
 from raypipe.study.sweep_tables import PARETO, RECOMMENDATIONS
 from raypipe.training.tables import TRIALS
 
@@ -21,7 +16,6 @@ GIB = 2**30
 CAPACITY = 100 * GIB
 STATIC, SLOPE = 2 * GIB, {"fp32": 1.5 * GIB, "bf16": 0.75 * GIB}
 SPEED = {"fp32": 90.0, "bf16": 400.0}
-KINDS = ("speed", "pareto", "curves")
 
 Tables = dict[str, pd.DataFrame]
 
@@ -117,24 +111,3 @@ def stored(tables: Tables) -> Tables:
             null = pd.Series(None, table.index, dtype=object)
             tables[declared.name] = table.assign(**dict.fromkeys(sorted(missing), null))
     return tables
-
-
-def plots_of(tables: Tables) -> list[Plot]:
-    """The plots of all sweeps."""
-    tables = stored(tables)
-    return [plot for sweep in sweeps(tables) for plot in sweep_plots(sweep, tables)]
-
-
-def plots_by_kind(tables: Tables) -> dict[str, Plot]:
-    """The plots by kind; each must also be saved without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plots = plots_of(tables)
-        for plot in plots:
-            encode(plot)
-    names = {f"sweep-{kind}-{STAGE}": kind for kind in KINDS}
-    return {names[plot.name]: plot for plot in plots}
-
-
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]

@@ -32,10 +32,10 @@ from experiments.teleclass.figures import sections as teleclass_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.about import Declarations
-from raypipe.report.page import report_files
 from raypipe.report.sections import Section
 from raypipe.store.tables import Table
 from tests.experiments.pabbo_lda.test_verdict import FITS, studies, tables_of
+from tests.raypipe.report.page_reader import report_files
 from tests.raypipe.report.sweep_tables import stored, systems_tables
 from tests.raypipe.toy import raypipe
 
@@ -82,8 +82,8 @@ def _fails(x: int) -> dict[str, float]:
             {"x": range(3)},
             {},
             {"What to do next": [
-                "Say which number is better, such as minimize='loss' (or maximize='NAME'); stored "
-                "calls are not computed again:"
+                "Say which number is better; stored calls are not computed again. Add to the "
+                "command:"
             ]},
         ),
         (lambda x: {"y": 1.0}, {"x": range(9)}, {"maximize": "y"}, EQUAL),

@@ -1,3 +1,5 @@
+"""Style and charts: what figures draw, and that labels and axes fit."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,20 +18,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from raypipe.report import charts
+from raypipe.report.best import Results
+from raypipe.report.charts import Line
 from raypipe.report.formatting import short_labels
 from raypipe.report.plots import (
     Plot,
     encode,
     frame_y,
     label_lines,
-    rows,
     slug,
     spread,
     strokes,
     style,
 )
-from raypipe.report.table_plots import number_plot
-from raypipe.report.table_shape import shape_of
+from raypipe.report.tables import number_plots
 from raypipe.store.tables import Column, Table
 
 
@@ -40,7 +43,7 @@ def _figure(name: str = "curve") -> Plot:
     return Plot(name, "A curve", "It bends.", canvas)
 
 
-def test_a_figure_is_a_png_of_150_dpi_and_an_svg() -> None:
+def test_a_figure_is_a_png_of_150_dpi_and_an_svg_and_the_same_each_time() -> None:
     files = encode(_figure())
     assert list(files) == ["png", "svg"]
     image = imread(io.BytesIO(files["png"]))
@@ -48,10 +51,7 @@ def test_a_figure_is_a_png_of_150_dpi_and_an_svg() -> None:
     assert image[..., :3].std() > 0.01
     assert ET.fromstring(files["svg"]).tag.endswith("svg")
     assert b"#e8265e" in files["svg"]
-
-
-def test_equal_figures_give_equal_bytes() -> None:
-    assert encode(_figure()) == encode(_figure())
+    assert encode(_figure()) == files
 
 
 @given(st.text(), st.text())
@@ -62,19 +62,12 @@ def test_a_slug_is_a_plain_file_name_and_tells_texts_apart(first: str, second: s
     assert (slug(first) == slug(second)) == (first == second)
 
 
-def test_a_name_keeps_its_stroke_when_names_are_added() -> None:
+def test_a_name_keeps_its_stroke_when_names_are_added_and_eighteen_differ() -> None:
     few, many = strokes(["ga", "es"]), strokes(["ga", "es", "tpe"])
     assert {name: many[name] for name in few} == few
-    assert len({stroke.color for stroke in strokes([str(i) for i in range(9)]).values()}) == 9
-    assert (
-        len(
-            {
-                (stroke.color, str(stroke.line))
-                for stroke in strokes([str(i) for i in range(18)]).values()
-            }
-        )
-        == 18
-    )
+    all_strokes = list(strokes([str(i) for i in range(18)]).values())
+    assert len({stroke.color for stroke in all_strokes[:9]}) == 9
+    assert len({(stroke.color, str(stroke.line)) for stroke in all_strokes}) == 18
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -87,37 +80,26 @@ def test_spread_keeps_order_and_distance(positions: list[float]) -> None:
     assert placed.max() <= 1 + 1e-9
 
 
-def test_the_perplexity_of_a_diverged_model_is_drawn() -> None:
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([1500, 2600, np.nan], "linear"),
+        ([-1, 1e6], "linear"),
+        ([1500, 1e44, np.inf], "log"),
+        ([1e-5, 1e305], "log"),  # the perplexity of a diverged model; ticks beyond 1e150 overflow
+    ],
+)
+def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it(values, scale) -> None:
     with style():
         canvas = Figure(figsize=(4, 3))
         axes = canvas.add_subplot()
-        axes.plot([1e-5, 1e305])
-        frame_y(axes, np.array([1e-5, 1e305]))
-        low, high = axes.get_ylim()
-        assert encode(Plot("perplexity", "", "", canvas))
-    assert 0 < low < 1e-5
-    assert high == pytest.approx(1e150)  # ticks beyond overflow
-
-
-def test_spread_leaves_positions_that_do_not_collide() -> None:
-    positions = np.array([0.9, 0.1, 0.5])
-    np.testing.assert_allclose(spread(positions, 0.1), positions)
-
-
-def _axes() -> Axes:
-    return Figure().add_subplot()
-
-
-def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it() -> None:
-    narrow, wide, signed = _axes(), _axes(), _axes()
-    frame_y(narrow, [1500, 2600, np.nan])
-    frame_y(wide, [1500, 1e44, np.inf])
-    frame_y(signed, [-1, 1e6])
-    assert narrow.get_yscale() == signed.get_yscale() == "linear"
-    assert wide.get_yscale() == "log"
-    low, high = wide.get_ylim()
-    assert 0 < low < 1500
-    assert 1e44 < high < np.inf
+        axes.plot(values)
+        frame_y(axes, values)
+        assert encode(Plot("y", "", "", canvas))
+    low, high = axes.get_ylim()
+    assert axes.get_yscale() == scale
+    assert low < min(values)
+    assert min(1e150, max(value for value in values if value < np.inf)) <= high < np.inf
 
 
 def test_labels_at_the_lines_do_not_overlap() -> None:
@@ -133,13 +115,6 @@ def test_labels_at_the_lines_do_not_overlap() -> None:
     assert all(below[1] <= above[0] + 1 for below, above in pairwise(boxes))
 
 
-def test_a_table_is_none_when_missing_or_empty() -> None:
-    table = pd.DataFrame({"stage": ["lda"]})
-    assert rows({}, "stages") is None
-    assert rows({"stages": table.iloc[:0]}, "stages") is None
-    assert rows({"stages": table}, "stages") is table
-
-
 def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
     figure = _figure()
     with style():
@@ -148,21 +123,37 @@ def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
     assert "$x_{&lt;b&gt;" in svg
 
 
+def _lines(count: int, **options: str) -> Axes:
+    x = np.arange(10.0)
+    drawn = [Line(f"run {n}", x, x + n) for n in range(count)]
+    with style():
+        return charts.lines(drawn, "step", "loss", **options).axes[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "named"),
+    [
+        (8, {}, [f"run {n}" for n in range(8)]),
+        (12, {"better": "lower"}, ["0 at step 0", "run 0"]),
+        (12, {"better": "higher"}, ["20 at step 9", "run 11"]),
+        (12, {"better": "lower", "chosen": "run 3"}, ["run 3"]),
+    ],
+)
+def test_few_lines_are_named_and_of_many_only_the_chosen_or_the_best(count, options, named):
+    assert [text.get_text() for text in _lines(count, **options).texts] == named
+
+
 def test_a_line_has_a_gap_where_a_result_is_not_finite():
     table = Table("calls", "a call", (Column("acc", "real", "", better="higher"),), axes=("x",))
-    values = [0.1, 0.2, math.nan, 0.4, math.inf, 0.6]
-    rows = pd.DataFrame({"x": range(6), "acc": values})
-    plot = number_plot(table, table.columns[0], rows, shape_of(table, rows))
-    assert plot is not None
+    rows = pd.DataFrame({"x": range(6), "acc": [0.1, 0.2, math.nan, 0.4, math.inf, 0.6]})
+    (plot,) = number_plots(Results(table, rows), table.columns[0])
     line = plot.figure.axes[0].lines[0]
     np.testing.assert_array_equal(line.get_xdata(), range(6))
     np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.2, math.nan, 0.4, math.nan, 0.6])
     low, high = plot.figure.axes[0].get_xlim()
     assert low < 0
     assert high > 5
-    assert (
-        "The line has a gap, and a cross, where a value is missing or not finite." in plot.caption
-    )
+    assert "has a gap, and a cross, where a value is missing or not finite." in plot.caption
 
 
 def test_labels_that_are_cut_stay_different():

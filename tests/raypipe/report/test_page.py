@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 
 from raypipe import report
 from raypipe.report.html import render
-from raypipe.report.page import report_files
 from raypipe.report.plots import Plot, style
 from raypipe.report.sections import Bar, Code, Fold, Heading, Part, Pill, Section, TableView
-from tests.raypipe.report.page_reader import HOSTILE, Page
+from tests.raypipe.report.page_reader import HOSTILE, Page, report_files
 
 
 def _plot(name: str = "curve", caption: str = "It bends.", group: str = "") -> Plot:

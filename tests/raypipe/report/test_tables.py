@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from raypipe.report.headlines import headlines, tile
+from raypipe.report.best import Results, headlines, means, plain, point_label, shape_of
 from raypipe.report.html import render
 from raypipe.report.plots import Plot
 from raypipe.report.sections import Code, Fold, Section, TableView, Tiles
-from raypipe.report.table_section import table_section
-from raypipe.report.table_shape import means, plain, point_label, shape_of
+from raypipe.report.tables import table_section, tile
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
@@ -56,6 +55,12 @@ def _grid() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _section(
+    table: Table, rows: pd.DataFrame, axes: list[str] | None = None, seed: str | None = None
+) -> Section:
+    return table_section(Results(table, plain(rows), axes, seed))
+
+
 def _all(parts: object, kind: type) -> list:
     found = []
     for part in parts:  # type: ignore[attr-defined]
@@ -91,11 +96,11 @@ def test_the_headline_is_the_best_mean_of_pandas_with_students_interval() -> Non
     assert best.mean == pytest.approx(row["mean"])
     assert best.half == pytest.approx(scipy.stats.t.ppf(0.975, 4) * row["sem"])
     assert best.runs == 5
-    assert best.runner_up_mean == pytest.approx(table["mean"].nlargest(2).iloc[1])
+    assert best.second.mean == pytest.approx(table["mean"].nlargest(2).iloc[1])
 
 
 def test_two_axes_give_a_heat_map_of_the_means() -> None:
-    section = table_section(SCORES, _grid(), ["C", "kernel"], "seed")
+    section = _section(SCORES, _grid(), ["C", "kernel"], "seed")
     plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
     grid = np.asarray(plot.figure.axes[0].get_images()[0].get_array())
     expected = _grid().pivot_table(index="C", columns="kernel", values="accuracy")
@@ -104,7 +109,7 @@ def test_two_axes_give_a_heat_map_of_the_means() -> None:
 
 def test_a_numeric_axis_gives_a_curve_with_the_best_point_marked() -> None:
     rows = _grid().query("kernel == 'rbf'")
-    section = table_section(SCORES, rows, ["C"], "seed")
+    section = _section(SCORES, rows, ["C"], "seed")
     plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
     axes = plot.figure.axes[0]
     expected = rows.groupby("C")["accuracy"].mean()
@@ -116,7 +121,7 @@ def test_a_numeric_axis_gives_a_curve_with_the_best_point_marked() -> None:
 
 def test_an_axis_of_names_gives_a_dot_for_each() -> None:
     rows = pd.DataFrame({"method": ["ours", "theirs", "random"], "loss": [1.0, 2.0, 3.0]})
-    (plot,) = _all(table_section(METHODS, rows).parts, Plot)
+    (plot,) = _all(_section(METHODS, rows).parts, Plot)
     axes = plot.figure.axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["ours", "theirs", "random"]
     assert [float(line.get_xdata()[0]) for line in axes.lines] == [1.0, 2.0, 3.0]
@@ -135,7 +140,7 @@ def test_a_headline_tells_the_distance_to_the_strongest_baseline(losses, note, t
     rows = pd.DataFrame({"method": ["ours", "constant", "random"], "loss": losses})
     (best,) = headlines(METHODS, rows, shape_of(METHODS, rows))
     assert (tile(best).note, tile(best).tone) == (note, tone)
-    assert best.gain == pytest.approx(min(losses[1:]) - losses[0])
+    assert best.baseline.gain == pytest.approx(min(losses[1:]) - losses[0])
 
 
 def test_a_reference_is_not_a_contender() -> None:
@@ -155,7 +160,7 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
          "level": ["all"] * 4 + ["1"] * 4, "loss": [1.0, 2, 30, 20, 0, 0, 0, 0]}
     )  # fmt: skip
     found = headlines(table, rows, shape_of(table, rows))
-    assert [(best.group, best.point, best.mean) for best in found] == [
+    assert [(best.group, best.leaders, best.mean) for best in found] == [
         ("x", "a", 1.0),
         ("y", "b", 20.0),
     ]
@@ -163,17 +168,17 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
 
 def test_long_tables_show_their_first_rows_and_their_number() -> None:
     rows = pd.DataFrame({"n": np.arange(100_000), "value": np.sin(np.arange(100_000))})
-    section = table_section(Table("waves", "a sample"), rows)
+    section = _section(Table("waves", "a sample"), rows)
     (view,) = _all(section.parts, TableView)
     assert list(view.rows["n"]) == list(range(50))
     (fold,) = (part for part in section.parts if isinstance(part, Fold))
     assert fold.title == f"First 50 of {100_000:,} rows".replace(",", "\u202f")
-    assert any(plot.title == "Distribution of value" for plot in _all(section.parts, Plot))
+    assert not _all(section.parts, Plot)
 
 
 def test_long_texts_are_shown_in_full_and_cut_in_the_table() -> None:
     text = "A long text. " * 30
-    section = table_section(Table("samples", "a sample"), pd.DataFrame({"text": [text], "n": 3}))
+    section = _section(Table("samples", "a sample"), pd.DataFrame({"text": [text], "n": 3}))
     assert [code.text for code in _all(section.parts, Code)] == [text]
     assert not _all(section.parts, Tiles)
     (view,) = _all(section.parts, TableView)
@@ -181,9 +186,9 @@ def test_long_texts_are_shown_in_full_and_cut_in_the_table() -> None:
 
 
 def test_one_row_and_no_rows() -> None:
-    one = table_section(Table("results", ""), pd.DataFrame({"score": [0.5]}))
+    one = _section(Table("results", ""), pd.DataFrame({"score": [0.5]}))
     assert [tile.value for tile in _all(one.parts, Tiles)[0].tiles] == ["0.5"]
-    assert list(table_section(METHODS, pd.DataFrame({"loss": []})).parts) == []
+    assert list(_section(METHODS, pd.DataFrame({"loss": []})).parts) == []
 
 
 CELLS = {
@@ -215,7 +220,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
 @given(frames(), st.booleans())
 def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool) -> None:
     columns = tuple(Column(name, "real", "m", better="lower") for name in rows.columns[:2])
-    section = table_section(Table("any", "a row", columns if declared else ()), rows)
+    section = _section(Table("any", "a row", columns if declared else ()), rows)
     page = _page(section)
     assert page.only_own_script
     assert f"{len(rows)} row" in page.words or "One row" in page.words
@@ -247,7 +252,7 @@ def test_means_are_those_of_pandas(values: list[tuple[int, int, float | None]]) 
 def test_sixty_columns_and_repeated_names() -> None:
     rows = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 60)))
     rows.columns = [f"c{place % 50}" for place in range(60)]
-    page = _page(table_section(Table("wide", "a row"), rows))
+    page = _page(_section(Table("wide", "a row"), rows))
     assert "c49" in page.words
 
 
@@ -260,7 +265,7 @@ def test_points_are_named_for_readers() -> None:
 
 def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
     rows = pd.DataFrame({"n": np.arange(50_000.0), "value": np.arange(50_000.0) ** 2})
-    section = table_section(Table("waves", "a sample"), rows, ["n"])
+    section = _section(Table("waves", "a sample"), rows, ["n"])
     (plot,) = _all(section.parts, Plot)
     x, y = plot.figure.axes[0].lines[0].get_data()
     assert len(x) == 1000
@@ -273,7 +278,7 @@ def test_texts_are_not_compared_by_the_numbers_about_them() -> None:
         {"document": ["word " * 40] * 30, "short": ["a", "b", "c"] * 10,
          "rouge_1": np.linspace(0, 1, 30)}
     )  # fmt: skip
-    section = table_section(Table("summaries", "a document"), rows)
+    section = _section(Table("summaries", "a document"), rows)
     assert not _all(section.parts, Plot)
     assert section.parts[-1].parts[0].caption == "30 rows, each a document."
 
@@ -287,7 +292,7 @@ def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_besid
             for seed in range(3)
         ]
     )
-    section = table_section(SCORES, rows, ["C", "depth"], "seed")
+    section = _section(SCORES, rows, ["C", "depth"], "seed")
     (plot,) = _all(section.parts, Plot)
     axes = plot.figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8", "none"]
@@ -308,37 +313,36 @@ def _crowded() -> pd.DataFrame:
     )
 
 
-def test_a_heat_map_separates_crowded_numbers_by_rank_and_frames_the_best() -> None:
-    (plot,) = _all(table_section(SCORES, _crowded(), ["C", "depth"], "seed").parts, Plot)
+def test_a_heat_map_says_its_range_and_frames_the_best() -> None:
+    (plot,) = _all(_section(SCORES, _crowded(), ["C", "depth"], "seed").parts, Plot)
     axes = plot.figure.axes[0]
-    norm = axes.get_images()[0].norm
-    assert_allclose(norm([0.1, 0.2, 0.95, 0.985, 0.99]), np.array([0, 1, 2, 7, 8]) / 8)
-    assert plot.caption.endswith(
-        "Dark is 0.10, bright 0.99; colors between them follow the ranks. A frame marks the best. "
+    assert plot.caption == (
+        "Mean over repetitions. Dark is 0.10, bright 0.99. A frame marks the best. "
         "Higher is better."
     )
     (frame,) = axes.patches
     assert np.allclose(frame.get_center(), [2, 2])
     assert [text.get_text() for text in axes.texts][:3] == ["0.100", "0.200", "0.950"]
-    (even,) = _all(
-        table_section(SCORES, _crowded().assign(accuracy=range(27)), ["C", "depth"], "seed").parts,
-        Plot,
-    )
-    assert "Dark is 1, bright 25. A frame" in even.caption
-    assert_allclose(even.figure.axes[0].get_images()[0].norm([1.0, 13.0, 25.0]), [0, 0.5, 1])
+
+
+def test_a_further_axis_has_a_chart_of_its_own() -> None:
+    more = pd.concat([_crowded().assign(width=width) for width in (1, 2, 4)])
+    plots = _all(_section(SCORES, more, ["C", "depth", "width"], "seed").parts, Plot)
+    assert [plot.title for plot in plots] == ["accuracy by C and depth", "accuracy by width"]
+    assert "Mean over repetitions and width." in plots[0].caption
 
 
 def test_the_best_points_have_their_further_numbers_and_say_how_many_there_are() -> None:
-    section = table_section(SCORES, _crowded(), ["C", "depth"], "seed")
+    section = _section(SCORES, _crowded(), ["C", "depth"], "seed")
     view = next(part for part in section.parts if isinstance(part, TableView))
     assert list(view.rows) == ["C", "depth", "accuracy", "fit seconds"]
     assert list(view.rows["fit seconds"])[:2] == ["31", "31"]
     assert (len(view.rows), view.caption) == (9, "")
-    fewer = table_section(SCORES, _crowded().iloc[1:], ["C", "depth"], "seed")
+    fewer = _section(SCORES, _crowded().iloc[1:], ["C", "depth"], "seed")
     view = next(part for part in fewer.parts if isinstance(part, TableView))
     assert list(view.rows["repetitions"]) == [3] * 8 + [2]
     many = pd.concat([_crowded().assign(C=_crowded()["C"] + 3 * more) for more in range(3)])
-    section = table_section(SCORES, many, ["C", "depth"], "seed")
+    section = _section(SCORES, many, ["C", "depth"], "seed")
     view = next(part for part in section.parts if isinstance(part, TableView))
     assert (len(view.rows), view.caption) == (16, "The best 16 of 27 points.")
     assert "The best 16 of 27 points." in _page(section).words

@@ -12,7 +12,8 @@ import yaml
 from scipy import stats
 
 from raypipe.config.matrix import value_text
-from raypipe.report import comparison, variants
+from raypipe.report import studies, variants
+from raypipe.report.comparison import compared
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import TableView
 from raypipe.store.tables import Column
@@ -40,6 +41,21 @@ def tables() -> dict[str, pd.DataFrame]:
     return {"variants": pd.DataFrame(listed), "measures": pd.DataFrame(measured)}
 
 
+def summary(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
+    found = compared(tables, {})["variant_metrics"]
+    return found[found["axis"] == axis].set_index("value")
+
+
+def paired(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
+    found = compared(tables, {})["variant_tests"]
+    return found[found["axis"] == axis].set_index(["first", "second"])
+
+
+def best(tables: dict[str, pd.DataFrame], table: str, column: str, better: str) -> dict:
+    (row,) = compared(tables, {(table, column): better})["best_variants"].to_dict("records")
+    return row
+
+
 def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Return seeds x rates, averaged over the sizes."""
     ours = tables["measures"].query("method == 'ours'")
@@ -62,19 +78,18 @@ def seeded(rates: tuple[str, ...], **columns: list[float]) -> dict[str, pd.DataF
 
 def test_any_seed_is_averaged_over_and_not_compared():
     tables = seeded(("0.1", "0.2"), eval_accuracy=[0.9, 0.5, 0.8, 0.8])
-    observed = comparison.Observations.of(tables)
-    assert observed.axes == ["fit.rate"]
-    means = comparison.summary(observed, "fit.rate").set_index("value")
+    means = summary(tables, "fit.rate")
+    assert set(compared(tables, {})["variant_metrics"]["axis"]) == {"fit.rate"}
     assert list(means["mean"]) == [pytest.approx(0.7), pytest.approx(0.8)]
     assert list(means["seeds"]) == [2, 2]
-    (row,) = comparison.best(observed, {("trials", "eval_accuracy"): "higher"}).to_dict("records")
+    row = best(tables, "trials", "eval_accuracy", "higher")
     assert (json.loads(row["point"]), row["seeds"], row["points"]) == ({"fit.rate": "0.2"}, 2, 2)
-    text = variants.variants_section(tables, None).parts[0]
+    text = studies.variants_section(tables, None).parts[0]
     assert text == "2 points over fit.rate (2 values), with 2 seeds."
 
 
 def test_seeds_alone_are_one_point_with_its_mean():
-    section = variants.variants_section(seeded(("0.1",), eval_accuracy=[0.9, 0.5]), None)
+    section = studies.variants_section(seeded(("0.1",), eval_accuracy=[0.9, 0.5]), None)
     assert section.parts[0] == "1 point, with 2 seeds."
     (view,) = (part for part in section.parts if isinstance(part, TableView))
     (row,) = view.rows.to_dict("records")
@@ -83,7 +98,7 @@ def test_seeds_alone_are_one_point_with_its_mean():
 
 def test_the_interval_of_a_speed_has_no_negative_end():
     tables = seeded(("0.1", "0.2"), samples_per_s=[10.0, 900.0, 800.0, 810.0])
-    found = comparison.summary(comparison.Observations.of(tables), "fit.rate").set_index("value")
+    found = summary(tables, "fit.rate")
     assert found.loc["0.1", "low"] == 0
     assert 0 < found.loc["0.2", "low"] < 805 < found.loc["0.2", "high"]
 
@@ -106,7 +121,7 @@ def test_held_out_metrics_stand_for_a_training_before_its_loss():
 
 
 def test_means_and_intervals_are_those_over_seeds(tables):
-    found = comparison.summary(comparison.Observations.of(tables), "rate").set_index("value")
+    found = summary(tables, "rate")
     assert set(found["metric"]) == {"measures.value (ours)"}
     for rate, values in by_rate(tables).items():
         row = found.loc[rate]
@@ -120,9 +135,7 @@ def test_means_and_intervals_are_those_over_seeds(tables):
 
 
 def test_the_tests_are_paired_by_seed_and_corrected(tables):
-    found = comparison.tests(comparison.Observations.of(tables), "rate").set_index(
-        ["first", "second"]
-    )
+    found = paired(tables, "rate")
     wide = by_rate(tables)
     pairs = [("0.1", "0.2"), ("0.1", "0.3"), ("0.2", "0.3")]
     p_values = [stats.wilcoxon(wide[a], wide[b]).pvalue for a, b in pairs]
@@ -136,7 +149,7 @@ def test_the_tests_are_paired_by_seed_and_corrected(tables):
 def test_too_few_seeds_give_no_winner(tables):
     few = tables["measures"]["variant"].str.contains("seed=[01]")
     tables["measures"] = tables["measures"][few]
-    found = comparison.tests(comparison.Observations.of(tables), "rate")
+    found = paired(tables, "rate")
     assert (found["n"] == 2).all()
     assert not found["conclusion"].str.contains("is lower").any()
 
@@ -151,8 +164,7 @@ def test_values_are_tested_at_the_points_that_both_have(tables):
     """The size changes the value more than the rate; a missing size must not look like a rate."""
     tables["measures"]["value"] += tables["measures"]["variant"].str.contains("size=8") * 5.0
     partial = without(tables, "rate=0.3,seed=.,size=8|rate=0.2,seed=[12],size=4")
-    observed = comparison.Observations.of(partial)
-    found = comparison.tests(observed, "rate").set_index(["first", "second"])
+    found = paired(partial, "rate")
     ours = tables["measures"].query("method == 'ours'").set_index("variant")["value"]
 
     def of(rate: str, seed: str, *sizes: str) -> float:
@@ -172,12 +184,12 @@ def test_values_are_tested_at_the_points_that_both_have(tables):
         assert (row["n"], row["dropped"]) == (len(known), len(SEEDS) - len(known))
         assert row["effect"] == -1  # the lower rate is lower at equal sizes
 
-    means = comparison.summary(observed, "rate").set_index("value")
+    means = summary(partial, "rate")
     assert list(means["unmatched"]) == [8 + 2, 8, 2]
     assert means.loc["0.3", "mean"] < means.loc["0.1", "mean"]  # over other points, and said to be:
-    texts = " ".join(map(str, variants.variants_section(partial, None).parts))
-    assert "the means by rate are not over the same points" in texts
-    complete = " ".join(map(str, variants.variants_section(tables, None).parts))
+    texts = " ".join(map(str, studies.variants_section(partial, None).parts))
+    assert "the means of two values are not over the same points" in texts
+    complete = " ".join(map(str, studies.variants_section(tables, None).parts))
     assert "not over the same points" not in complete
 
 
@@ -185,61 +197,44 @@ def test_a_point_without_its_worst_seeds_is_not_the_best(tables):
     partial = without(tables, "rate=0.3,seed=[1-7],size=4")
     easy = partial["measures"]["variant"].str.contains("seed=0")
     partial["measures"].loc[easy, "value"] -= 10.0
-    observed = comparison.Observations.of(partial)
-    (row,) = comparison.best(observed, {("measures", "value"): "lower"}).to_dict("records")
+    row = best(partial, "measures", "value", "lower")
     assert json.loads(row["point"]) == {"rate": "0.1", "size": "4"}
     assert (row["seeds"], row["points"]) == (8, 6)
 
 
 def test_the_best_point_has_the_best_mean_over_seeds(tables):
-    observed = comparison.Observations.of(tables)
     ours = tables["measures"].query("method == 'ours'")
     means = ours.groupby(ours["variant"].str.replace(r",seed=\d+", "", regex=True))["value"].mean()
     for better, name in (("lower", means.idxmin()), ("higher", means.idxmax())):
-        (row,) = comparison.best(observed, {("measures", "value"): better}).to_dict("records")
+        row = best(tables, "measures", "value", better)
         assert (row["metric"], row["better"]) == ("measures.value (ours)", better)
         assert row["mean"] == pytest.approx(means[name])
         assert (row["seeds"], row["points"]) == (len(SEEDS), len(RATES) * len(SIZES))
         point = dict(part.split("=") for part in name.split(","))
         assert json.loads(row["point"]) == point
-    assert comparison.best(observed, {}).empty
+    assert compared(tables, {})["best_variants"].empty
 
 
 def test_the_yaml_of_a_point_has_its_values():
     values = {"a.rate": 0.1, "a.name": "yes", "b": [1, "2"], "a.c.d": None, "e": "x, y", "f": "1"}
     point = json.dumps({key: value_text(value) for key, value in values.items()})
     nested = {"a": {"rate": 0.1, "name": "yes", "c": {"d": None}}, "b": [1, "2"]}
-    assert yaml.safe_load(variants.best_yaml(point)) == {**nested, "e": "x, y", "f": "1"}
-
-
-def test_figures_show_every_point(tables):
-    (means,) = (
-        each for each in comparison.Observations.of(tables).by_point() if each.metric.of == "ours"
-    )
-    assert means.axes == ["rate", "size"]
-    (heat,) = variants.heat_maps(means)
-    (image,) = heat.figure.axes[0].get_images()
-    grid = np.asarray(image.get_array())
-    by_point = {(r, s): m for (r, s), m in zip(means.points.to_numpy(), means.means, strict=True)}
-    expected = [[by_point[rate, size] for size in SIZES] for rate in RATES]
-    assert grid == pytest.approx(np.array(expected))
-    lines = variants.parallel_coordinates(means).figure.axes[0].get_lines()
-    assert sum(len(line.get_xdata()) == 3 for line in lines) == len(RATES) * len(SIZES)
+    assert yaml.safe_load(studies.best_yaml(point)) == {**nested, "e": "x, y", "f": "1"}
 
 
 def test_rows_belong_to_the_points_that_have_their_values(tables):
-    found = comparison.points(tables)
+    found = variants.points(tables)
     assert len(found) == 48
     point = {"rate": "0.2", "size": "8", "seed": "3"}
-    rows = comparison.of_point(tables, point)["measures"]
+    rows = variants.of_point(tables, point)["measures"]
     assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
 
 
 @pytest.mark.parametrize("key", ["value", "metric", "variant", "mean", "axis"])
 def test_a_varied_key_may_have_any_name(tables, key):
-    plain = variants.variants_section(tables, None)
+    plain = studies.variants_section(tables, None)
     tables["variants"] = tables["variants"].replace({"key": {"rate": key}})
-    renamed = variants.variants_section(tables, None)
+    renamed = studies.variants_section(tables, None)
     for one, other in zip(plain.parts, renamed.parts, strict=True):
         if isinstance(one, TableView):
             assert one.rows.drop(columns="axis").equals(other.rows.drop(columns="axis"))
@@ -260,9 +255,9 @@ def test_points_are_the_variants_that_no_other_contains():
         ]
         expected = [one for one in found if not any(one.items() < other.items() for other in found)]
         columns = ["variant", "key", "value"]
-        assert comparison.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
+        assert variants.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
 
 
 def test_a_run_without_a_matrix_has_no_comparison():
-    assert variants.variants_section({}, None).parts == []
-    assert comparison.points({}) == []
+    assert studies.variants_section({}, None).parts == []
+    assert variants.points({}) == []
