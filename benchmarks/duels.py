@@ -30,26 +30,22 @@ from rich import print as show
 
 from benchmarks.pabbo import train_ours
 from experiments.pabbo_lda.pabbo.evaluation import (
+    STARTS,
+    EvaluationSettings,
+    HeldOut,
     Scorer,
+    Searches,
+    by_function,
+    held_out_functions,
+    measure_rows,
     policy_scorer,
     random_scorer,
     simple_regret,
 )
-from experiments.pabbo_lda.pabbo.held_out_functions import (
-    EvaluationSettings,
-    HeldOut,
-    held_out_functions,
-)
+from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.model import PabboModel, restore_model
 from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
-from experiments.pabbo_lda.pabbo.search_measures import (
-    STARTS,
-    by_function,
-    measure_rows,
-)
-from experiments.pabbo_lda.pabbo.searches import Searches
-from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training import PabboSettings
 from experiments.pabbo_lda.settings import training_recipe
 from raypipe.stats import half_width, paired_comparisons
 from raypipe.training.weights import parse_weights

@@ -19,8 +19,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective, load_objectives
-from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import MainSettings
+from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
 from raypipe.report.plots import finite, set_log, single_stroke, style
 

@@ -41,22 +41,24 @@ from safetensors.torch import save
 
 from benchmarks.pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 from experiments.pabbo_lda.pabbo.evaluation import (
-    Scorer,
-    policy_scorer,
-    random_scorer,
-    regret_curve,
-    simple_regret,
-)
-from experiments.pabbo_lda.pabbo.held_out_functions import (
+    HELD_OUT,
     EvaluationSettings,
     HeldOut,
+    Scorer,
     held_out_functions,
-    published_functions,
+    policy_scorer,
+    random_scorer,
+    regret_rows,
+    simple_regret,
+)
+from experiments.pabbo_lda.pabbo.functions import (
+    Candidates,
+    SyntheticFunctionSettings,
+    bowl,
+    draw_pairs,
 )
 from experiments.pabbo_lda.pabbo.model import PabboModel
-from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 from experiments.pabbo_lda.settings import training_recipe
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
@@ -76,6 +78,8 @@ EQUAL = PabboSettings(
 BURN_IN = Phase("burn_in", 1, 16, 1e-3)
 POLICY = Phase("policy", 1, 8, 3e-5)
 MODES = {"best score": False, "drawn": True}
+#: stream of the keyed draws of the published functions' pairs
+_STREAM_PAIRS = 20
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,8 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
     for mode, sampled in MODES.items():
         chosen = settings.model_copy(update={"sampled": sampled})
         regret = simple_regret(score, held_out, chosen)
-        curve = regret_curve(regret)
-        final, low, high = (float(c[-1]) for c in (curve.mean, curve.low, curve.high))
+        last = regret_rows({method: regret})[-1]
+        final, low, high = last["mean"], last["low"], last["high"]
         single = {
             "final": regret[..., -1].mean(1).double().numpy(),
             "all_steps": regret.mean((1, 2)).double().numpy(),
@@ -204,6 +208,30 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
         points.append(Point(method, mode, step, cpu_s, final, low, high, mean, single))
         typer.echo(points[-1])
     return points
+
+
+def published_functions(path: Path, settings: EvaluationSettings) -> HeldOut:
+    """Return PABBO's published set of 1-D functions (``gp1d_tasks.npz``) with its starting duels.
+
+    The candidates are random pairs of the 100 points stored with each function.
+    """
+    with np.load(path) as stored:
+        arrays = {name: torch.from_numpy(stored[name]).float() for name in (
+            "train_X", "train_y", "x_opt", "y_opt", "f_offset", "initial_pairs", "initial_pairs_y",
+        )}  # fmt: skip
+    points = arrays["train_X"]
+    utility = bowl(arrays["train_y"], points, arrays["x_opt"], arrays["f_offset"])
+    samples = HELD_OUT + torch.arange(len(points))
+    n = points.shape[1]
+    count = min(settings.candidate_pairs, n * (n - 1) // 2)
+    pairs = draw_pairs(settings.seed, _STREAM_PAIRS, samples, n, count)
+    return HeldOut(
+        Candidates.of(points, utility, pairs),
+        arrays["y_opt"],
+        arrays["x_opt"],
+        arrays["initial_pairs"].transpose(0, 1)[:, :, None],
+        arrays["initial_pairs_y"].transpose(0, 1)[:, :, None],
+    )
 
 
 def summarize(points: list[Point]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from experiments.pabbo_lda.pabbo.duels import Candidates
 from experiments.pabbo_lda.pabbo.evaluation import Scorer
+from experiments.pabbo_lda.pabbo.functions import Candidates
 
 MODEL = {
     "d_x": 1, "d_f": 1, "d_model": 32, "nhead": 2, "dropout": 0.0, "n_layers": 3,

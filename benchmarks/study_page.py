@@ -20,11 +20,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.pabbo_lda.figures.optimizer_styles import by_optimizer
-from experiments.pabbo_lda.figures.report_figures import figures
-from experiments.pabbo_lda.figures.report_sections import findings
-from experiments.pabbo_lda.study.aggregation import MEASURES
-from experiments.pabbo_lda.study.convergence import NOISE, quartiles
+from experiments.pabbo_lda.figures import by_optimizer, figures
+from experiments.pabbo_lda.report_sections import findings
+from experiments.pabbo_lda.study.comparison import MEASURES, NOISE, best_so_far
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
 from raypipe.report.plots import encode, slug
 from raypipe.stats import ALPHA, paired_comparisons
@@ -34,11 +32,9 @@ from raypipe.store.tables import read_tables
 Tables = Mapping[str, pd.DataFrame]
 
 PROJECT = Path(__file__).resolve().parents[1]
-KINDS = ("excess_by_evaluation", "solved", "final_boxes")
-#: figure of an objective without a positive optimum, which has no excess in percent
-BEST = "best_by_evaluation"
+KINDS = ("best_by_evaluation", "final_boxes")
 #: figures that a study of recorded values does not have
-OF_TIME = ("excess_by_time",)
+OF_TIME = ("best_by_time",)
 SETTINGS = (
     *("objective", "runs", "seed", "seeds", "final_seeds", "t_min", "t_max", "alpha", "eta"),
     *("evaluations", "iterations", "max_iter", "batch_size", "precision"),
@@ -151,16 +147,19 @@ def confirmed_values(tables: Tables) -> str:
 
 def at_published_counts(tables: Tables, published: Published) -> str:
     """Return each published mean next to ours after the number of evaluations of its method."""
-    anytime = tables["anytime"]
-    datasets = corpora_of(anytime)
-    longest = int(anytime.groupby("dataset")["evaluation"].max().min())
+    history = tables["study_history"]
+    datasets = corpora_of(history)
+    best = {name: best_so_far(group, "best_value") for name, group in history.groupby("dataset")}
+    longest = min(len(curve) for curve in best.values())
     lines = []
     for method, used in published.evaluations.items():
         count = min(round(used), longest)
         found = [published.values.get(name, {}).get(method) for name in datasets]
         texts = [f"{v['mean']:.2f}" if v else MISSING for v in found]
         lines.append([f"**published {method}**", f"{used:.1f}", *texts])
-        ours = by_corpus(anytime[anytime["evaluation"] == count], "best_value_mean", "{:.2f}")
+        values = pd.concat([curve.loc[[count]].T for curve in best.values()])
+        mean = values.groupby(["dataset", "optimizer"]).mean().reset_index()
+        ours = by_corpus(mean.rename(columns={count: "mean"}), "mean", "{:.2f}")
         lines += lines_of({name: [str(count), *cells] for name, cells in ours.items()})
     return markdown_table(["optimizer", "evaluations", *datasets], lines)
 
@@ -184,8 +183,22 @@ def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = n
     return markdown_table(["optimizer", *corpora_of(table)], lines_of(by_corpus(table, "cell")))
 
 
+def quartiles(values: pd.DataFrame) -> pd.DataFrame:
+    """Return ``median``, ``q25`` and ``q75``, a row per column of ``values``.
+
+    They are interpolated linearly, without missing values. An infinite value ranks last, and a
+    quartile that depends on one is infinite: the median of partly censored times is infinite where
+    it cannot be known.
+    """
+    table = values.astype(np.float64)
+    highest = table.where(np.isfinite(table)).max().fillna(-np.inf)
+    # inf - inf is NaN, so infinite values are ranked as the largest float
+    found = table.replace(np.inf, np.finfo(np.float64).max).quantile([0.5, 0.25, 0.75])
+    return found.mask(found > highest, np.inf).set_axis(["median", "q25", "q75"]).T
+
+
 def ranking(tables: Tables, measure: str) -> str:
-    """Return average ranks by corpus and across corpora, and the outcomes of the tests."""
+    """Return average ranks by corpus, and the outcomes of the tests."""
     ranks = tables["rankings"][tables["rankings"]["measure"] == measure]
     datasets = corpora_of(ranks)
     cells = by_corpus(ranks, "average_rank", "{:.2f}")
@@ -197,22 +210,7 @@ def ranking(tables: Tables, measure: str) -> str:
         _tests(*(table[table["dataset"] == name] for table in (ranks, pairs, against)))
         for name in datasets
     ]
-    across = tables.get("across_corpora", pd.DataFrame())
-    if len(across):
-        across = across[across["measure"] == measure].set_index("optimizer")
-        header += ["mean rank over corpora", "corpora won"]
-        for name, row in across.iterrows():
-            cells[str(name)] += [f"{row['average_rank']:.2f}", f"{row['wins']:.0f}"]
-        notes.append(_agreement(across.iloc[0]))
     return f"{markdown_table(header, lines_of(cells))}\n\n" + "\n".join(notes)
-
-
-def _agreement(across: pd.Series) -> str:
-    """Return the agreement of the corpora; a p-value only if there are enough of them."""
-    text = f"- across corpora: Kendall's W = {number(across['kendalls_w'])}"
-    if pd.notna(across["p_value"]):
-        text += f", p {probability(float(across['p_value']))}"
-    return f"{text}; {across['conclusion']}."
 
 
 def against_baseline(tables: Tables) -> str:
@@ -352,10 +350,7 @@ def write_page(
     pictures = []
     kinds = KINDS if settings.get("objective") == "tabular" else (*KINDS, *OF_TIME)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    drawn = figures(tables)
-    if not any(figure.name.startswith(KINDS[0]) for figure in drawn):
-        kinds = (BEST, *kinds)
-    for figure in drawn:
+    for figure in figures(tables):
         if figure.name.startswith(kinds):
             name = slug(figure.name)
             for kind, content in encode(figure).items():

@@ -36,7 +36,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.svm import SVC, SVR
 from sklearn.tree import DecisionTreeClassifier
 
-from experiments.pabbo_lda.samplers.scale import Scale
+from experiments.pabbo_lda.space import Scale
 
 LOG_LOSS, ERROR, RMSE = "neg_log_loss", "accuracy", "neg_root_mean_squared_error"
 FOLDS, SEED = 5, 0

@@ -12,9 +12,8 @@ import torch
 
 from benchmarks import duels
 from docs import duel_tables
-from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, Searches
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel
-from experiments.pabbo_lda.pabbo.searches import Searches
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 

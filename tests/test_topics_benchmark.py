@@ -12,8 +12,8 @@ import pytest
 from benchmarks.topics import protocol
 from benchmarks.topics.leaderboard import against_control, leaderboard, medians
 from benchmarks.topics.protocol import BUDGET, STARTS, Corpus, start_of, study
-from experiments.pabbo_lda.objective.tabular import TabularObjective
-from experiments.pabbo_lda.optimizers import Point, Space
+from experiments.pabbo_lda.objective.objectives import TabularObjective
+from experiments.pabbo_lda.space import Point, Space
 
 SPACE = Space(2, 100)
 

@@ -11,8 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from benchmarks.gpu_parts.bench import Bench, Row, message
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 

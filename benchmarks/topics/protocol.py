@@ -14,20 +14,13 @@ import numpy as np
 
 from benchmarks.topics.record import RECORDED, T_MAX
 from experiments.pabbo_lda.experiment import TRAINED_BY
-from experiments.pabbo_lda.objective.tabular import TabularObjective
-from experiments.pabbo_lda.optimizers import (
-    IntegerRange,
-    Optimizer,
-    OptimizerName,
-    Scorer,
-    Space,
-    make_optimizer,
-    model_scorer,
-)
-from experiments.pabbo_lda.optimizers.prior_fitted import SurrogateImprovement
-from experiments.pabbo_lda.pabbo.model import restore_model
-from experiments.pabbo_lda.pabbo.shipped import shipped_weights
+from experiments.pabbo_lda.objective.objectives import TabularObjective
+from experiments.pabbo_lda.optimizers import Optimizer, OptimizerName, make_optimizer
+from experiments.pabbo_lda.optimizers.bayesian import SurrogateImprovement
+from experiments.pabbo_lda.optimizers.pabbo import PairScorer, model_scorer
+from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import START
+from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
 from experiments.pabbo_lda.surrogate.model import restore_surrogate
 from experiments.pabbo_lda.surrogate.posterior import Surrogate
@@ -75,8 +68,8 @@ class Corpus:
     @cached_property
     def lowest(self) -> float:
         """The smallest expected logarithm on a grid of 500 T."""
-        grid = IntegerRange(2, self.t_max).grid(500)
-        return min(self.expected(T) for T in grid.tolist())
+        grid = self.space.topics.grid(500)
+        return min(self.expected(int(T)) for T in grid)
 
     @property
     def space(self) -> Space:
@@ -104,7 +97,7 @@ def start_of(name: str, space: Space, run: int) -> list[int]:
     rng = np.random.default_rng([run, *map(ord, name)])
     found: dict[int, None] = {}
     while len(found) < count:
-        found[int(space.topics.integers(rng.uniform(low, high)))] = None
+        found[int(space.topics.values(rng.uniform(low, high)))] = None
     return list(found)
 
 
@@ -163,7 +156,7 @@ def _optimizer(name: str, space: Space, seed: int) -> Optimizer:
 
 
 @cache
-def _scorer(name: str, run_dir: str) -> Scorer:
+def _scorer(name: str, run_dir: str) -> PairScorer:
     """Return the model of a run directory, or without one the model that ships."""
     stage = TRAINED_BY[cast("OptimizerName", name)]
     weights = _trained(run_dir, stage) if run_dir else shipped_weights(stage)

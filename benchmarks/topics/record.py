@@ -25,9 +25,9 @@ import raypipe as rp
 from experiments.common.corpora.corpus import Corpus
 from experiments.common.corpora.docstrings import docstring_records
 from experiments.common.corpora.text import Tokenization, vectorize
-from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import fit
-from experiments.pabbo_lda.optimizers import IntegerRange, Point
+from experiments.pabbo_lda.space import Point, Space
 
 RECORDED = Path(__file__).parents[1] / "results" / "topics" / "recorded.csv.gz"
 #: packages whose docstrings are a corpus, by name; None is the standard library
@@ -71,7 +71,7 @@ def main(
     ),
 ) -> None:
     """Fit all topic models, in parallel, and write the table."""
-    grid = IntegerRange(T_MIN, T_MAX).grid(VALUES).tolist()
+    grid = Space(T_MIN, T_MAX).topics.grid(VALUES).astype(int).tolist()
     arguments = {"package": list(PACKAGES), "T": grid, "seed": list(SEEDS)}
     function = "benchmarks.topics.record:perplexities"
     calls = rp.map(function, arguments, run_dir=run_dir).table("calls")

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import sha256
+from importlib.util import find_spec
 from typing import Any
 
-from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import load_objectives
-from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer, release
-from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
-from experiments.pabbo_lda.pabbo.evaluation import regret_rows
-from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
-from experiments.pabbo_lda.pabbo.model import restore_model
-from experiments.pabbo_lda.pabbo.preferential_gp import need_botorch
-from experiments.pabbo_lda.pabbo.search_measures import measure_rows
-from experiments.pabbo_lda.pabbo.searches import Searches, search
-from experiments.pabbo_lda.pabbo.shipped import (
-    checked_weights,
-    shipped_weights,
-    trained_on,
+from experiments.pabbo_lda.optimizers import OptimizerName, release
+from experiments.pabbo_lda.optimizers.pabbo import PairScorer, model_scorer
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicyTask
+from experiments.pabbo_lda.pabbo.evaluation import (
+    EvaluationSettings,
+    measure_rows,
+    regret_rows,
+    search,
 )
-from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.pabbo.model import (
+    PabboModelSettings,
+    restore_model,
+    shipped_weights,
+)
+from experiments.pabbo_lda.pabbo.training import PabboTask, PreferenceTask
+from experiments.pabbo_lda.report_sections import sections
 from experiments.pabbo_lda.settings import (
     CurveStageSettings,
     MainSettings,
     PabboStageSettings,
 )
-from experiments.pabbo_lda.study.aggregation import aggregate
-from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies, study_specs
+from experiments.pabbo_lda.study.comparison import aggregate
+from experiments.pabbo_lda.study.runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
+from raypipe.errors import ConfigError
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.stages import hardware_stage, train_stage
 from raypipe.store.cache import Cache
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import read_verified
+from raypipe.training.weights import metadata_of, read_verified
 
 #: stages whose model an optimizer uses
 TRAINED_BY: dict[OptimizerName, str] = {
@@ -46,8 +48,6 @@ TRAINED_BY: dict[OptimizerName, str] = {
     "pabbo_large": "train_large",
     "pabbo_curves": "train_curves",
 }
-#: functions per task of an evaluation
-_PART = 25
 
 
 def stages(settings: MainSettings) -> list[Stage]:
@@ -67,7 +67,6 @@ def stages(settings: MainSettings) -> list[Stage]:
     ]
     if "pabbo_curves" in s.lda.optimizers:
         earlier.append(_training_stage("train_curves", s.train_curves, CurvePolicyTask))
-    earlier.append(_lda_stage(s))
     last = Stage(
         "aggregate",
         run_aggregate,
@@ -76,36 +75,37 @@ def stages(settings: MainSettings) -> list[Stage]:
         workload="statistics and figures",
         always_rerun=True,
     )
-    return [*earlier, last]
+    return [*earlier, _lda_stage(s), last]
 
 
 def _training_stage(
-    name: str,
-    settings: PabboStageSettings | CurveStageSettings,
-    kind: type[PabboTask | CurvePolicyTask],
+    name: str, settings: PabboStageSettings | CurveStageSettings, kind: type[PreferenceTask]
 ) -> Stage:
+    """Return the training of a model, or the stage that takes the one that ships."""
     if settings.weights == "shipped":
-        return _shipped_stage(name, settings)
-    return train_stage(
-        name,
-        settings,
-        partial(_build_task, kind, name),
-        reads=(name,),
-    )
+        weights = shipped_weights(name)
+        size = PabboModelSettings.model_validate_json(metadata_of(weights)["model"])
+        if size != settings.pabbo.model:
+            sizes = ", ".join(f"{key}: {value}" for key, value in size.model_dump().items())
+            raise ConfigError(
+                f"{name}.weights = shipped: the shipped model has another size than "
+                f"{name}.pabbo.model; set it to {{{sizes}}}, or leave {name}.weights out"
+            )
+        return Stage(
+            name,
+            partial(run_shipped, untrained=untrained_settings(name, settings)),
+            [Unit(name, {"weights": sha256(weights).hexdigest()})],
+            reads=(),
+            workload="the model that ships, no training",
+        )
+    return train_stage(name, settings, partial(_build_task, kind, name), reads=(name,))
 
 
-def _shipped_stage(name: str, settings: PabboStageSettings | CurveStageSettings) -> Stage:
-    weights = checked_weights(name, settings.pabbo.model)
+def untrained_settings(name: str, settings: PabboStageSettings | CurveStageSettings) -> list[str]:
+    """Return the keys of the samples' distribution for which the shipped model was not trained."""
+    known = json.loads(metadata_of(shipped_weights(name))["trained_on"])
     wanted = settings.pabbo.distribution.model_dump(mode="json")
-    known = trained_on(weights)
-    other = [key for key in wanted if wanted[key] != known.get(key)]
-    return Stage(
-        name,
-        partial(run_shipped, untrained=other),
-        [Unit(name, {"weights": sha256(weights).hexdigest()})],
-        reads=(),
-        workload="the model that ships, no training",
-    )
+    return [key for key in wanted if wanted[key] != known.get(key)]
 
 
 def run_shipped(context: StageContext, untrained: Sequence[str]) -> None:
@@ -120,8 +120,8 @@ def run_shipped(context: StageContext, untrained: Sequence[str]) -> None:
 
 
 def _build_task(
-    kind: type[PabboTask | CurvePolicyTask], name: str, settings: Any, run_dir: RunDirectory | None
-) -> PabboTask | CurvePolicyTask:
+    kind: type[PreferenceTask], name: str, settings: Any, run_dir: RunDirectory | None
+) -> PreferenceTask:
     del run_dir  # the samples are drawn
     return kind(getattr(settings, name).pabbo)
 
@@ -129,28 +129,24 @@ def _build_task(
 def _evaluation_stage(
     size: str, settings: EvaluationSettings, trained: PabboStageSettings
 ) -> Stage:
-    name, searches = f"evaluate_{size}", settings.functions * settings.starts
-    if settings.preferential_gp:
-        need_botorch(f"{name}.preferential_gp")
-    also = _also_measured(f"train_{size}", trained)
+    name, train = f"evaluate_{size}", f"train_{size}"
+    searches = settings.functions * settings.starts
+    if settings.preferential_gp and find_spec("botorch") is None:
+        raise ConfigError(
+            f"{name}.preferential_gp: needs BoTorch: pip install 'raypipe-runner[duels]'"
+        )
+    # the shipped model is measured too, unless the run uses it or trains for other functions
+    shipped = trained.weights == "trained" and not untrained_settings(train, trained)
+    weights = {"shipped": sha256(shipped_weights(train)).hexdigest()} if shipped else {}
     return Stage(
         name,
         run_evaluation,
-        [Unit(name, {method: sha256(weights).hexdigest() for method, weights in also.items()})],
-        needs=(f"train_{size}",),
-        reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
+        [Unit(name, weights)],
+        needs=(train,),
+        reads=(name, f"{train}.pabbo.functions"),
         workload=f"{searches} runs of {settings.steps} duels",
         on_gpu=True,
     )
-
-
-def _also_measured(train: str, settings: PabboStageSettings) -> dict[str, bytes]:
-    """Return the shipped model, unless the run uses it or trains for other functions."""
-    if settings.weights == "shipped":
-        return {}
-    weights = shipped_weights(train)
-    comparable = trained_on(weights) == settings.pabbo.distribution.model_dump(mode="json")
-    return {"shipped": weights} if comparable else {}
 
 
 def run_evaluation(context: StageContext) -> None:
@@ -162,7 +158,7 @@ def run_evaluation(context: StageContext) -> None:
     models = {"pabbo": read_verified(context.run_dir, context.run_dir.model(train))}
     if "shipped" in unit.literals:
         models["shipped"] = shipped_weights(train)
-    searches = Searches.of(_searches(context, models, settings, functions))
+    searches = context.call(name, search, models, settings, functions, on_gpu=True)
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
     curves, measures = regret_rows(searches.regret), measure_rows(searches, control="pabbo")
     context.finish(
@@ -172,24 +168,6 @@ def run_evaluation(context: StageContext) -> None:
             "measures": {f"{name}/{row['method']}/{row['start']}": about | row for row in measures},
         },
     )
-
-
-def _searches(
-    context: StageContext,
-    models: Mapping[str, bytes],
-    settings: EvaluationSettings,
-    functions: SyntheticFunctionSettings,
-) -> list[Searches]:
-    """Return the searches on parts of the functions: one part on a GPU, else a task for each."""
-    every, gpus = settings.functions, any(node.gpus for node in context.session.nodes)
-    size = every if gpus else _PART
-    name, arguments = context.stage.name, (search, models, settings, functions)
-    parts = [range(first, min(first + size, every)) for first in range(0, every, size)]
-    if len(parts) == 1:
-        return [context.call(name, *arguments, parts[0], on_gpu=True)]
-    with context.pool(PoolOptions()) as pool:
-        calls = ((f"{name} {part.start}", *arguments, part) for part in parts)
-        return [found for _, found in context.map(pool, calls)]
 
 
 def _lda_stage(settings: MainSettings) -> Stage:
@@ -235,11 +213,11 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
     objectives = load_objectives(data, lda)
     for note in (*warnings, *(note for each in objectives for note in each.notes())):
         context.say(note)
-    corpora = {each.dataset: dict(each.corpus) for each in objectives if each.corpus is not None}
-    context.ledger.put("corpora", corpora)
+    sizes = {each.dataset: each.size for each in objectives}
+    context.ledger.put("corpora", {name: size for name, size in sizes.items() if size})
 
     @cache
-    def scorer(name: OptimizerName) -> Scorer | None:
+    def scorer(name: OptimizerName) -> PairScorer | None:
         if (train := TRAINED_BY.get(name)) is None:
             return None
         weights = read_verified(context.run_dir, context.run_dir.model(train))

@@ -11,17 +11,17 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.common.corpora.load import Source
-from experiments.pabbo_lda.objective.fit_options import LdaPrecision
-from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
-from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings
-from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
+from experiments.pabbo_lda.objective import LdaPrecision, ObjectiveName
+from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName
+from experiments.pabbo_lda.optimizers.pabbo import PolicySettings
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import LARGE
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training import PabboSettings
+from experiments.pabbo_lda.space import Space
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import dig
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-
-ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]
 
 #: number of seeds of scikit-learn and Optuna
 _SEEDS = 2**32
@@ -83,9 +83,6 @@ def training_recipe(steps: int, effective_batch: int) -> TrainingSettings:
     )
 
 
-WeightsOrigin = Literal["trained", "shipped"]
-
-
 class StepsStageSettings(TrainStageSettings):
     """A training whose length is given in steps, since its samples are drawn without end."""
 
@@ -99,7 +96,7 @@ class StepsStageSettings(TrainStageSettings):
 class ModelStageSettings(StepsStageSettings):
     """A training, or the model that ships."""
 
-    weights: Operational[WeightsOrigin] = "trained"
+    weights: Operational[Literal["trained", "shipped"]] = "trained"
     """Whether this run trains the model, or takes the one that ships with raypipe, whose weights
     are then part of the identity.
     """

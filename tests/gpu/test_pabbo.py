@@ -10,10 +10,10 @@ pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
 import json, torch
-from experiments.pabbo_lda.pabbo import losses
-from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs
+from experiments.pabbo_lda.pabbo import training
+from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs
 from experiments.pabbo_lda.pabbo.model import LARGE, PabboModel
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training import PabboSettings
 from tests.gpu.rig.counters import counters
 
 settings = PabboSettings(model=LARGE, horizon=64, query_points=100)
@@ -32,8 +32,8 @@ def launches(trajectories):
     return kernels() - before
 
 print(json.dumps({
-    "per step": launches(losses._trajectories),
-    "at once": launches(losses._trajectories_at_once),
+    "per step": launches(training._trajectories),
+    "at once": launches(training._trajectories_at_once),
 }))
 """
 

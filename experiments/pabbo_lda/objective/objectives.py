@@ -1,24 +1,30 @@
-"""Objective of a study: a function of the topics and priors of one corpus, and its identity."""
+"""Objective of a study: a function of the topics and priors of one corpus, and its identity.
+
+It fits topic models, or looks up recorded perplexities.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
 from sklearn.model_selection import train_test_split
 
 from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
 from experiments.common.corpora.load import load_corpus
-from experiments.pabbo_lda.objective.fit_options import LdaFit
-from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.objective import LdaFit, ObjectiveName
+from experiments.pabbo_lda.space import FloatArray, IntArray, Point
 from raypipe.errors import ConfigError
 from raypipe.graph.identity import fingerprint
+from raypipe.store.ledger import Row
 
 if TYPE_CHECKING:  # torch comes with the settings of PABBO
-    from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings, ObjectiveName
+    from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings
 
 #: CPU seconds per pass and count: a constant, and a part per topic (measured on one core)
 _PASS_S, _TOPIC_S = 1.3e-7, 2e-9
@@ -47,8 +53,7 @@ class CorpusObjective:
         data: the first argument of its function, shared by all tasks.
         fit: the options of fitting; None where values are recorded.
         counts: nonzero counts of the documents times passes over them.
-        corpus: a row of the table ``corpora``; None where values are recorded.
-        letters: share of the letters of the documents that belong to no word.
+        corpus: the documents; None where values are recorded.
 
     """
 
@@ -58,8 +63,7 @@ class CorpusObjective:
     data: Any = field(repr=False)
     fit: LdaFit | None = None
     counts: int = 0
-    corpus: Mapping[str, Any] | None = None
-    letters: float = 0.0
+    corpus: Corpus | None = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -79,28 +83,34 @@ class CorpusObjective:
         }
         return functions[self.kind]
 
+    @property
+    def size(self) -> Row:
+        """The row of the table ``corpora``; empty where values are recorded."""
+        if self.corpus is None:
+            return {}
+        names = ("documents", "dropped_documents", "empty_documents", "words", "tokens")
+        return {"dataset": self.dataset} | {name: getattr(self.corpus, name) for name in names}
+
     def notes(self) -> list[str]:
         """Return the size of the corpus in words, and what of it the studies do not see."""
         if (corpus := self.corpus) is None:
             return []
-        size = ", ".join(f"{name} {corpus[name]}" for name in ("documents", "words", "tokens"))
-        notes = [f"corpus {self.dataset}: {size}"]
-        if dropped := corpus["dropped_documents"]:
-            notes.append(
-                f"WARNING: corpus {self.dataset}: {dropped} of {corpus['documents'] + dropped} "
-                "documents have no word of the vocabulary and are left out"
-            )
-        if empty := corpus["empty_documents"]:
-            notes.append(
-                f"WARNING: corpus {self.dataset}: {empty} of {corpus['documents']} documents have "
-                "no word; they are kept"
-            )
-        if self.letters > _MANY_SKIPPED:
-            notes.append(
-                f"WARNING: corpus {self.dataset}: {self.letters:.0%} of the letters are in no "
-                f"word: {_TOKENS}"
-            )
-        return notes
+        dropped, empty, kept = (
+            corpus.dropped_documents, corpus.empty_documents, corpus.documents
+        )  # fmt: skip
+        notes = [
+            f"corpus {self.dataset}: documents {kept}, words {corpus.words}, tokens {corpus.tokens}"
+        ]
+        warnings = {
+            f"{dropped} of {kept + dropped} documents have no word of the vocabulary and are left "
+            "out": dropped,
+            f"{empty} of {kept} documents have no word; they are kept": empty,
+            f"{corpus.skipped_letters:.0%} of the letters are in no word: {_TOKENS}":
+                corpus.skipped_letters > _MANY_SKIPPED,
+        }  # fmt: skip
+        return notes + [
+            f"WARNING: corpus {self.dataset}: {text}" for text, holds in warnings.items() if holds
+        ]
 
     def key(self, point: Point, seed: int) -> str:
         """Return the same key for equal evaluations, in every study and every run directory."""
@@ -154,15 +164,7 @@ def _of_corpus(name: str, data: CorporaSettings, lda: LdaSettings) -> CorpusObje
         (fitted, *held_out) if held_out else fitted,
         LdaFit(lda.max_iter, lda.batch_size, lda.precision),
         fitted.nnz * lda.max_iter,
-        {
-            "dataset": name,
-            "documents": corpus.documents,
-            "dropped_documents": corpus.dropped_documents,
-            "empty_documents": corpus.empty_documents,
-            "words": corpus.words,
-            "tokens": corpus.tokens,
-        },
-        corpus.skipped_letters,
+        corpus,
     )
 
 
@@ -204,3 +206,87 @@ def _tabular(path: Path, lda: LdaSettings) -> list[CorpusObjective]:
         CorpusObjective(name, "tabular", {"corpus": table.fingerprint(name)}, table)
         for name in lda.datasets
     ]
+
+
+class TabularObjective:
+    """Recorded values of the objective, looked up and interpolated.
+
+    Between recorded T the logarithm of the value is interpolated linearly in log T (values grow to
+    1e44); beyond the largest recorded T the value of that T holds.
+
+    Args:
+        table: columns dataset, seed, T and perplexity, one row for each recorded value.
+
+    Raises:
+        ValueError: a column is missing or not numeric, or a perplexity is not positive and finite.
+
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        missing = {"dataset", "seed", "T", "perplexity"} - set(table.columns)
+        if missing:
+            raise ValueError(f"the table of evaluations lacks the columns {sorted(missing)}")
+        for name in ("seed", "T", "perplexity"):
+            if not is_numeric_dtype(table[name]):
+                raise ValueError(f"the table of evaluations holds a {name} that is not a number")
+        if not table["perplexity"].between(0, np.inf, inclusive="neither").all():
+            raise ValueError("the table of evaluations holds perplexities that are not positive")
+        self._curves: dict[tuple[str, int], tuple[IntArray, FloatArray]] = {}
+        table = table.sort_values("T")
+        key: Any
+        for key, rows in table.groupby(["dataset", "seed"]):
+            dataset, seed = key
+            points, values = rows["T"].to_numpy(np.int64), rows["perplexity"].to_numpy(np.float64)
+            self._curves[str(dataset), int(seed)] = points, values
+
+    @classmethod
+    def read(cls, path: Path) -> TabularObjective:
+        """Return the objective recorded in a CSV file such as ``evaluations.csv.gz``."""
+        return cls(pd.read_csv(path))
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """The pairs (dataset, seed) that have values, ascending."""
+        return tuple(sorted(self._curves))
+
+    def fingerprint(self, dataset: str) -> str:
+        """Return the hash of all recorded values of a dataset."""
+        curves = [
+            (seed, points.tolist(), values.tolist())
+            for (name, seed), (points, values) in sorted(self._curves.items())
+            if name == dataset
+        ]
+        return fingerprint({"dataset": dataset, "curves": curves})
+
+    def value(self, dataset: str, seed: int, T: int) -> float:
+        """Return the recorded or interpolated perplexity.
+
+        Raises:
+            ValueError: a dataset and seed without values.
+
+        """
+        points, values = self._curve(dataset, seed)
+        at = int(np.searchsorted(points, T))
+        if at < len(points) and points[at] == T:  # exactly as recorded
+            return float(values[at])
+        return float(np.exp(np.interp(np.log(T), np.log(points), np.log(values))))
+
+    def best(self, dataset: str, seed: int) -> tuple[int, float]:
+        """Return the T of the smallest recorded value, and that value."""
+        points, values = self._curve(dataset, seed)
+        return int(points[values.argmin()]), float(values.min())
+
+    def _curve(self, dataset: str, seed: int) -> tuple[IntArray, FloatArray]:
+        try:
+            return self._curves[dataset, seed]
+        except KeyError:
+            raise ValueError(
+                f"dataset {dataset!r}, seed {seed}: no recorded values; recorded are {self.runs}"
+            ) from None
+
+
+def tabular_value(
+    table: TabularObjective, point: Sequence[float], seed: int, dataset: str
+) -> float:
+    """Return the recorded or interpolated value at a point, whose first coordinate is T."""
+    return table.value(dataset, seed, int(point[0]))

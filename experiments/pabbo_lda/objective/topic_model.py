@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,9 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.utils import check_random_state
 
-from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.variational_bayes import bound, e_step, m_step
-
-if TYPE_CHECKING:
-    from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.space import Point
 
 TOP_WORDS = 10
 

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
+import torch
 from pydantic import Field, PositiveInt
 
-from experiments.pabbo_lda.optimizers.space import (
-    FloatArray,
-    IntArray,
-    IntegerRange,
-    Point,
-    Scale,
-    as_losses,
-)
+from experiments.pabbo_lda.optimizers.sequential import TopicSearch
+from experiments.pabbo_lda.pabbo.model import PabboModel, score_pairs
+from experiments.pabbo_lda.space import FloatArray, IntArray, Space
 from raypipe.config.settings import Settings
 
-if TYPE_CHECKING:
-    from experiments.pabbo_lda.pabbo.model import PabboModel
-
-Scorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
+PairScorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]
 (1 where the second was preferred, else 0, or a degree between), points float[N] (positions), pairs
 int[P, 2] (indices into points) and the used fraction of the budget."""
 
 CANDIDATES = 256
+#: unit of differences of the log-perplexity; a duel is clear from ``DECIDED`` of them on
+UNIT = 0.01
+DECIDED = 1e4
 
 
 class PolicySettings(Settings):
     """Use of the trained transformer as an optimizer of T."""
 
-    scale: Scale = "log"
-    """Scale on which the positions of T in [-1, 1] are even: log T or T."""
     exploration: float = Field(0.3, ge=0, le=1)
     """Exploration rate: fraction of proposals drawn at random."""
     horizon: PositiveInt = 80
@@ -42,7 +35,12 @@ class PolicySettings(Settings):
     """Maximum number of duels in the context of the transformer."""
 
 
-class PABBO:
+#: use of the model that was trained on curves, as in its training: no budget, a context of at most
+#: the longest start and the steps, no exploration
+CURVE_POLICY = PolicySettings(exploration=0.0, horizon=1, context=30)
+
+
+class PABBO(TopicSearch):
     """Preferential amortized black-box optimization (arXiv 2503.00924) over integers.
 
     The context of the transformer is duels of the best T so far with the latest T. The candidates
@@ -57,37 +55,25 @@ class PABBO:
     """
 
     def __init__(
-        self, space: IntegerRange, seed: int, scorer: Scorer, settings: PolicySettings
+        self, space: Space, seed: int, scorer: PairScorer, settings: PolicySettings
     ) -> None:
-        self._space = space
-        self._rng = np.random.default_rng(seed)
-        self._scorer = scorer
-        self._settings = settings
-        self._losses: dict[int, float] = {}
-        self._grid = space.grid(CANDIDATES)
+        super().__init__(space, seed)
+        self._scorer, self._settings = scorer, settings
+        self._grid = self._topics.grid(CANDIDATES).astype(np.int64)
 
-    def ask(self) -> list[Point]:
+    def propose(self) -> list[int]:
         """Return the unknown T of the duel with the best score, or a random T to explore."""
         unknown = self._grid[~np.isin(self._grid, list(self._losses))]
         if not len(unknown):
             return []
         explore = self._rng.random() < self._settings.exploration
         if explore or len(self._losses) < 2:
-            return [Point(int(self._rng.choice(unknown)))]
-        return [Point(self._propose(unknown))]
-
-    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """Store the values; only their order is used."""
-        topics = (point.T for point in points)
-        self._losses.update(zip(topics, as_losses(values).tolist(), strict=True))
-
-    def _propose(self, unknown: IntArray) -> int:
-        best = min(self._losses, key=lambda T: (self._losses[T], T))
-        last = len(unknown)
+            return [int(self._rng.choice(unknown))]
+        best, last = self.best, len(unknown)
         sides = np.stack([np.full(last, last), np.arange(last)], axis=1)
         scores = self._scorer(
             *self._context(best),
-            self._space.positions(np.append(unknown, best)),
+            self._topics.positions(np.append(unknown, best)),
             np.concatenate([sides, sides[:, ::-1]]),
             min(1.0, len(self._losses) / self._settings.horizon),
         )
@@ -95,7 +81,11 @@ class PABBO:
             raise ValueError(
                 "the scorer of PABBO must return one finite score per pair; train its model again"
             )
-        return int(unknown[np.argmax(scores[:last] + scores[last:])])
+        return [int(unknown[np.argmax(scores[:last] + scores[last:])])]
+
+    def preferred(self, losses: FloatArray) -> FloatArray:
+        """Return 1 where the second of losses [D, 2] is lower, else 0."""
+        return (losses[:, 1] < losses[:, 0]).astype(np.float64)
 
     def _context(self, best: int) -> tuple[FloatArray, FloatArray]:
         """Return the latest duels with the best T: positions [D, 2] and preferences [D]."""
@@ -103,19 +93,31 @@ class PABBO:
         duels = np.stack([np.full(len(others), best), others], axis=1)
         duels[1::2] = duels[1::2, ::-1]
         losses = np.vectorize(self._losses.__getitem__, otypes=[np.float64])(duels)
-        return self._space.positions(duels), self._preferred(losses)
-
-    def _preferred(self, losses: FloatArray) -> FloatArray:
-        """Return 1 where the second of losses [D, 2] is lower, else 0."""
-        return (losses[:, 1] < losses[:, 0]).astype(np.float64)
+        return self._topics.positions(duels), self.preferred(losses)
 
 
-def model_scorer(model: PabboModel) -> Scorer:
+class CurvePABBO(PABBO):
+    """PABBO whose duels have a degree: the difference of the log-perplexities.
+
+    Its transformer was trained on perplexity curves. Unlike the other optimizers and the published
+    PABBO, it uses the values and not only their order. A duel with a value that is not positive or
+    not finite is clear.
+    """
+
+    def preferred(self, losses: FloatArray) -> FloatArray:
+        """Return the degree in [0, 1] to which the second of losses [D, 2] is preferred."""
+        won = losses[:, 1] < losses[:, 0]
+        best, other = losses.min(1), losses.max(1)
+        known = (best > 0) & np.isfinite(other)
+        with np.errstate(over="ignore"):  # infinitely far is clear as well
+            ratio = np.divide(other, best, out=np.full(len(best), np.inf), where=known)
+        certainty = np.minimum(1, np.log1p(np.log(ratio) / UNIT) / np.log1p(DECIDED))
+        degree: FloatArray = np.where(won, 1 + certainty, 1 - certainty) / 2
+        return degree
+
+
+def model_scorer(model: PabboModel) -> PairScorer:
     """Return the acquisition head of a trained model as a scorer, on the model's device."""
-    import torch
-
-    from experiments.pabbo_lda.pabbo.model import score_pairs
-
     device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -126,14 +128,12 @@ def model_scorer(model: PabboModel) -> Scorer:
         pairs: IntArray,
         budget_used: float,
     ) -> FloatArray:
-        scores = score_pairs(
-            model,
-            torch.as_tensor(duels, dtype=torch.float32, device=device),
-            torch.as_tensor(preferred, dtype=torch.float32, device=device),
-            torch.as_tensor(points, dtype=torch.float32, device=device),
-            torch.as_tensor(pairs, dtype=torch.int64, device=device),
-            budget_used,
+        known, won, places = (
+            torch.as_tensor(each, dtype=torch.float32, device=device)
+            for each in (duels, preferred, points)
         )
+        couples = torch.as_tensor(pairs, device=device)
+        scores = score_pairs(model, known, won, places, couples, budget_used)
         return scores.double().cpu().numpy()
 
     return score

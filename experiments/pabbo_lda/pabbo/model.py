@@ -8,6 +8,7 @@ function's targets, so that many prediction splits or trajectories are one forwa
 
 from __future__ import annotations
 
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 
@@ -235,3 +236,11 @@ def restore_model(content: bytes) -> PabboModel:
     model = PabboModel(PabboModelSettings.model_validate_json(metadata["model"]))
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def shipped_weights(stage: str) -> bytes:
+    """Return the safetensors file of the model that ships for a stage, such as train_small.
+
+    ``docs/pabbo.md`` has the model cards.
+    """
+    return resources.files(__package__).joinpath("weights", f"{stage}.safetensors").read_bytes()

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from raypipe.errors import ConfigError
-
-if TYPE_CHECKING:
-    from experiments.pabbo_lda.pabbo.duels import Candidates
-    from experiments.pabbo_lda.pabbo.evaluation import Scorer
+from experiments.pabbo_lda.pabbo.evaluation import Scorer
+from experiments.pabbo_lda.pabbo.functions import Candidates
 
 #: numbers of duels after which the hyperparameters are fitted, and steps of L-BFGS of a fit
 REFITS, FIT_STEPS = (2, 5, 10, 20), 10
@@ -27,12 +23,6 @@ DRAWS = 256
 _JITTER = 1e-5  # of the largest variance
 
 Acquisition = Literal["best_option", "improvement"]
-
-
-def need_botorch(key: str) -> None:
-    """Refuse the setting ``key`` if BoTorch is not installed. Raises ConfigError."""
-    if find_spec("botorch") is None:
-        raise ConfigError(f"{key}: needs BoTorch: pip install 'raypipe-runner[duels]'")
 
 
 def preferential_gp_scorer(acquisition: Acquisition = "improvement") -> Scorer:

@@ -1,7 +1,8 @@
 """Evaluations of the objective, each computed once: stored, from another run's cache, or a task.
 
 An evaluation is one fit: one point with one seed. The value of a point in a study is the mean over
-the fits of its seeds.
+the fits of its seeds. With racing, the further fits are left out where the first one is clearly
+worse.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import scipy
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.space import Point
 from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import TaskPool, TaskResult
 from raypipe.graph.unit_logs import Failure
+from raypipe.stats import CONFIDENCE
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Row
 
 #: columns of an evaluation that the cache shares with other run directories
 _SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
+#: points that the noise of a race is pooled over: those with the lowest means, as it grows with
+#: the value
+LOWEST = 5
 
 
 def lda_seeds(seed: int, count: int) -> tuple[int, ...]:
@@ -42,6 +48,35 @@ def mean_value(values: Sequence[float]) -> float:
     invalid = [value for value in values if not math.isfinite(value)]
     with np.errstate(over="ignore"):
         return invalid[0] if invalid else float(np.mean(values))
+
+
+def most_for_a_race(fits: Sequence[Sequence[float]]) -> float:
+    """Return the largest first value of a point that is not clearly worse than the best point.
+
+    A first value above it lies beyond the prediction interval (95 %, Student's t) of one fit around
+    the mean of the best point. The noise is the pooled sample variance of the fits of the five
+    lowest points: that of their logarithms where all values are positive.
+
+    Args:
+        fits: the values of each point with two fits or more, in any order.
+
+    Returns:
+        The limit; infinite where no noise is known.
+
+    """
+    known = [values for values in fits if len(values) > 1 and np.isfinite(values).all()]
+    if not known:
+        return math.inf
+    lowest = [np.array(values) for values in sorted(known, key=np.mean)[:LOWEST]]
+    in_logs = min(values.min() for values in lowest) > 0
+    if in_logs:
+        lowest = [np.log(values) for values in lowest]
+    freedom = sum(len(values) - 1 for values in lowest)
+    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in lowest) / freedom
+    quantile = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+    half = quantile * math.sqrt(variance * (1 + 1 / len(lowest[0])))
+    limit = float(lowest[0].mean()) + half
+    return math.exp(limit) if in_logs else limit
 
 
 @dataclass(frozen=True)
@@ -61,6 +96,10 @@ class EvaluationRequest:
     def name(self) -> str:
         """The name in messages, unique within a run."""
         return f"{self.objective.dataset}/seed {self.seed}/{self.point}"
+
+
+Fits = Mapping[Point, Sequence[EvaluationRequest]]
+"""The evaluations whose mean is the value of each point."""
 
 
 class Evaluations:
@@ -91,21 +130,19 @@ class Evaluations:
         self._functions = {o.dataset: (o.function(), pool.share(o.data)) for o in objectives}
         self._waiting: list[tuple[float, int, EvaluationRequest]] = []
         self._order = count()
-        self._open: dict[str, EvaluationRequest] = {}
         self._submitted: set[str] = set()
+        #: requested and not finished, by name
+        self.open: dict[str, EvaluationRequest] = {}
         self.computed = self.from_cache = 0
 
-    @property
-    def open(self) -> int:
-        """The number of evaluations that are requested and not finished."""
-        return len(self._open)
-
-    def known(self, fits: Mapping[Point, Sequence[EvaluationRequest]]) -> dict[Point, float]:
+    def known(self, fits: Fits) -> dict[Point, float]:
         """Return the value of each point whose fits are all stored.
 
         Those in the cache are stored first.
         """
-        missing = {each.key: each for fit in fits.values() for each in fit if not self.row(each)}
+        every = [each for fit in fits.values() for each in fit]
+        # those that are requested were not in the cache
+        missing = {e.key: e for e in every if e.name not in self.open and self.row(e) is None}
         cached = self._cache.get(missing)
         self._store({key: self._row(missing[key], row, cached=True) for key, row in cached.items()})
         self.from_cache += len(cached)
@@ -129,19 +166,14 @@ class Evaluations:
                 after the other; the longest path is served first.
 
         """
-        self._open.setdefault(request.name, request)
+        self.open.setdefault(request.name, request)
         heapq.heappush(self._waiting, (-path_s, next(self._order), request))
-
-    @property
-    def running(self) -> int:
-        """The number of evaluations that the pool computes, those that start next included."""
-        return len(self._submitted)
 
     def finished(self) -> list[tuple[EvaluationRequest, TaskResult]]:
         """Wait for evaluations, store them and return them; empty if none is open."""
         self.submit()
         results = [
-            (self._open.pop(result.key), result) for result in self._context.finished(self._pool)
+            (self.open.pop(result.key), result) for result in self._context.finished(self._pool)
         ]
         self._submitted -= {result.key for _, result in results}
         rows = {}
@@ -164,15 +196,19 @@ class Evaluations:
         # always keep one task queued; otherwise `finished()` would return immediately
         while self._waiting and (self._pool.has_room or not self._submitted):
             request = heapq.heappop(self._waiting)[2]
-            if request.name in self._submitted or request.name not in self._open:
+            if request.name in self._submitted or request.name not in self.open:
                 continue  # requested again with another path
             self._submitted.add(request.name)
             objective = request.objective
             function, data = self._functions[objective.dataset]
             cpus = self._cpus if self._cpus is not None else objective.cpus(request.point)
-            # plain values: a worker need not load the optimizers to read a point
-            arguments = (data, tuple(request.point), request.seed, *objective.arguments)
+            arguments = (data, request.point, request.seed, *objective.arguments)
             self._pool.submit(request.name, function, *arguments, cpus=cpus)
+
+    def __str__(self) -> str:
+        """What moves while the first and longest evaluations of all studies run."""
+        cached = f", {self.from_cache} cached" * bool(self.from_cache)
+        return f"{self.computed} computed, {len(self._submitted)} running{cached}"
 
     def _row(self, request: EvaluationRequest, measured: Mapping[str, Any], *, cached: bool) -> Row:
         about = {"dataset": request.objective.dataset, "seed": request.seed}

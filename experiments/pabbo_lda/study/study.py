@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.pabbo_lda.optimizers import Optimizer, Point
+from experiments.pabbo_lda.optimizers import Optimizer
+from experiments.pabbo_lda.space import Point
 
 PATIENCE = 20
 
@@ -49,7 +50,6 @@ class Study:
         recorded: the points of the stored history that the study replays.
 
     Raises:
-        ValueError: a budget below 1 or negative iterations.
         HistoryMismatchError: the study proposes other points than the recorded ones; also raised
             by ``supply``.
 
@@ -63,10 +63,6 @@ class Study:
         iterations: int | None = None,
         recorded: Sequence[Point] = (),
     ) -> None:
-        if budget < 1:
-            raise ValueError(f"the budget of a study must be at least 1, not {budget}")
-        if iterations is not None and iterations < 0:
-            raise ValueError(f"the iterations of a study cannot be negative: {iterations}")
         self._optimizer = optimizer
         self._budget = budget
         self._iterations = iterations

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import ArrayLike
 
-if TYPE_CHECKING:  # torch takes seconds to import
-    from experiments.pabbo_lda.surrogate.model import Mixture, SurrogateModel, ValueScale
-
-FloatArray = NDArray[np.float64]
+from experiments.pabbo_lda.space import FloatArray
+from experiments.pabbo_lda.surrogate.model import (
+    DIMENSIONS,
+    LARGEST,
+    Mixture,
+    SurrogateModel,
+    ValueScale,
+    restore_surrogate,
+)
 
 #: the weights that ship
 WEIGHTS = "weights.safetensors"
@@ -60,10 +65,6 @@ class Surrogate:
         Values beyond the worst known one by more than the spread of all known ones count as that.
         Parameters and errors are those of :meth:`expected_improvement`.
         """
-        import torch
-
-        from experiments.pabbo_lda.surrogate.model import LARGEST
-
         posterior, scale = self._posterior(known, values, candidates)
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
         scaled = posterior.mean[..., None] + posterior.deviation[..., None] * torch.as_tensor(nodes)
@@ -86,10 +87,6 @@ class Surrogate:
         A reflected function is as likely as the function, which the network knows only nearly.
         """
         points, losses, queries = _checked(known, values, candidates)
-        import torch
-
-        from experiments.pabbo_lda.surrogate.model import DIMENSIONS, ValueScale
-
         d = points.shape[1]
         used = torch.zeros(2, DIMENSIONS)
         used[:, :d] = 1
@@ -115,8 +112,6 @@ def load() -> Surrogate:
         ValueError: the file of the weights is damaged.
 
     """
-    from experiments.pabbo_lda.surrogate.model import restore_surrogate
-
     return Surrogate(restore_surrogate(_weights()))
 
 

@@ -10,11 +10,10 @@ import torch
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import random_task
-from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings, CurvePolicyTask
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
+from experiments.pabbo_lda.pabbo.curves import CurveSettings
 from experiments.pabbo_lda.pabbo.model import PabboModelSettings
-from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 from experiments.summarization.dataset import RandomPairs
 from experiments.summarization.model import T5Settings
 from experiments.summarization.training import SummarizationTask

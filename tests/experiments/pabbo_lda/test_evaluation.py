@@ -1,35 +1,34 @@
 from __future__ import annotations
 
-from pathlib import Path
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.duels import Candidates, winners
 from experiments.pabbo_lda.pabbo.evaluation import (
+    FAR,
+    EvaluationSettings,
+    HeldOut,
+    Searches,
+    by_function,
+    duels_to,
     evaluate_model,
+    held_out_functions,
+    measure_rows,
     policy_scorer,
     random_scorer,
-    regret_curve,
     regret_rows,
     simple_regret,
 )
-from experiments.pabbo_lda.pabbo.held_out_functions import (
-    EvaluationSettings,
-    HeldOut,
-    held_out_functions,
-    published_functions,
-)
-from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
-from experiments.pabbo_lda.pabbo.searches import Searches, search
-from experiments.pabbo_lda.pabbo.synthetic_functions import (
+from experiments.pabbo_lda.pabbo.functions import (
+    Candidates,
     SyntheticFunctionSettings,
     sample_functions,
+    winners,
 )
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import read_verified, write_weights
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
 FUNCTIONS = SyntheticFunctionSettings()
@@ -84,23 +83,6 @@ def test_random_search_differs_by_start_and_step_and_repeats_by_seed() -> None:
     assert not torch.equal(short[:, 0], short[:, 1])
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_the_parts_of_an_evaluation_are_the_whole(tmp_path: Path, sampled: bool) -> None:
-    settings = SETTINGS.model_copy(update={"sampled": sampled})
-    torch.manual_seed(0)
-    run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
-    write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
-    models = {"pabbo": read_verified(run, run.model("m"))}
-    whole = search(models, settings, FUNCTIONS, range(6))
-    ranges = (range(1), range(1, 4), range(4, 6))
-    parts = Searches.of([search(models, settings, FUNCTIONS, part) for part in ranges])
-    assert torch.equal(parts.regret["random"], whole.regret["random"])
-    torch.testing.assert_close(parts.regret["pabbo"], whole.regret["pabbo"])
-    assert torch.equal(parts.far, whole.far)
-    torch.testing.assert_close(parts.spread, whole.spread)
-    assert regret_rows(whole.regret)[0] == pytest.approx(regret_rows(parts.regret)[0])
-
-
 def test_held_out_functions_are_not_training_functions() -> None:
     trained = sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
     assert not torch.allclose(trained.points, _held_out().candidates.points)
@@ -138,18 +120,14 @@ def test_sampling_explores_where_the_best_score_does_not() -> None:
 
 def test_curve_and_band_are_over_functions() -> None:
     regret = torch.rand(50, 4, 3, dtype=torch.float64)
-    curve = regret_curve(regret)
+    rows = regret_rows({"pabbo": regret, "one": regret[:1]})
     means = regret.mean(1).numpy()
     half = 1.96 * means.std(0, ddof=1) / np.sqrt(50)
-    np.testing.assert_allclose(curve.mean, means.mean(0))
-    np.testing.assert_allclose(curve.high - curve.mean, half)
-    np.testing.assert_allclose(curve.mean - curve.low, half)
-    assert curve.step.tolist() == [0, 1, 2]
-
-
-def test_one_function_has_no_band() -> None:
-    curve = regret_curve(torch.rand(1, 4, 3))
-    assert np.isfinite(curve.low).all()
+    for step, row in enumerate(rows[:3]):
+        expected = [means.mean(0)[step] + sign * half[step] for sign in (0, -1, 1)]
+        assert [row["mean"], row["low"], row["high"]] == pytest.approx(expected)
+        assert (row["method"], row["step"]) == ("pabbo", step)
+    assert rows[3]["low"] == rows[3]["high"], "one function has no band"
 
 
 def test_the_measures_name_ours_and_random_search() -> None:
@@ -161,17 +139,49 @@ def test_the_measures_name_ours_and_random_search() -> None:
     assert measures["simple_regret"] <= measures["simple_regret_all_steps"]
 
 
-def test_the_published_functions(data_dir: Path) -> None:
-    path = data_dir / "bbo" / "gp1d_tasks.npz"
-    if not path.is_file():
-        pytest.skip("bbo/gp1d_tasks.npz is not in the data folder")
-    held_out = published_functions(path, SETTINGS.model_copy(update={"candidate_pairs": 10_000}))
-    assert held_out.candidates.pairs.shape == (30, 4950, 2)
-    assert held_out.duels.shape == (30, 30, 1, 2)
-    assert (held_out.candidates.utility <= held_out.best_utility[:, None, None] + 1e-4).all()
-    with np.load(path) as stored:
-        published = torch.from_numpy(stored["initial_c"]).T
-    assert torch.equal(winners(held_out.utility)[:, :, 0], published.long())
-    regret = simple_regret(random_scorer(0, held_out), held_out, SETTINGS)
-    assert regret.shape == (30, 30, 9)
-    assert regret.isfinite().all()
+#: three functions of range 10, two starts, two duels after the first one
+REGRET = torch.tensor(
+    [[[5.0, 0.4, 0.1], [5, 5, 5]], [[0.0, 0, 0], [5, 5, 0.5]], [[1, 0.6, 0.6], [8, 0.2, 0.2]]]
+)
+SEARCHES = Searches(
+    {"pabbo": REGRET, "random": 2 * REGRET},
+    torch.tensor([[True, False], [False, False], [True, True]]),
+    torch.full((3,), 10.0),
+)
+
+
+def test_duels_are_counted_after_the_first_one() -> None:
+    needed = duels_to(REGRET, SEARCHES.spread, 0.05)
+    assert needed.tolist() == [[1, math.inf], [0, 2], [math.inf, 1]]
+
+
+def test_a_function_is_the_mean_of_its_starts_of_a_kind() -> None:
+    every, far = by_function(SEARCHES, "all"), by_function(SEARCHES, "far")
+    assert every["regret"]["pabbo"].tolist() == pytest.approx([2.55, 0.25, 0.4])
+    assert far["regret"]["pabbo"].tolist() == pytest.approx([0.1, math.nan, 0.4], nan_ok=True)
+    assert every["area"]["pabbo"].tolist() == pytest.approx([2.625, 1.375, 0.4])
+    # a search that never comes close counts as one duel more than there are
+    assert every["duels_to_5_percent"]["pabbo"].tolist() == [2, 1, 2]
+
+
+def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start() -> None:
+    rows = {(row["start"], row["method"]): row for row in measure_rows(SEARCHES, "pabbo")}
+    assert len(rows) == 3 * 2
+    ours = rows["all", "pabbo"]
+    assert (ours["functions"], ours["searches"]) == (3, 6)
+    assert ours["reached_5_percent"] == pytest.approx(4 / 6)
+    assert ours["duels_to_5_percent"] == 1
+    assert ours["p_regret"] is None
+    assert rows["all", "random"]["p_regret"] == pytest.approx(0.25)
+    assert rows["far", "pabbo"]["functions"] == 2
+    assert rows["near", "random"]["duels_to_1_percent"] is None
+    assert rows["near", "random"]["reached_1_percent"] == pytest.approx(1 / 3)
+
+
+def test_a_start_is_far_if_both_ends_of_its_duel_are() -> None:
+    settings = EvaluationSettings(functions=40, starts=3, query_points=20, candidate_pairs=40)
+    held_out = held_out_functions(settings, SyntheticFunctionSettings())
+    gap = (held_out.duels[:, :, 0] - held_out.best_point[:, None, None]).abs()
+    assert torch.equal(held_out.far, (gap > FAR).all(2))
+    assert 0.1 < held_out.far.double().mean() < 0.6
+    assert (held_out.spread > 0).all()

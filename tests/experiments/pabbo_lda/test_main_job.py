@@ -13,9 +13,9 @@ import pytest
 
 from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.experiment import EXPERIMENT
-from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher

@@ -16,8 +16,7 @@ from experiments.pabbo_lda.pabbo.model import (
     load_model,
     score_pairs,
 )
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 
 
 def _model(settings: PabboModelSettings = SMALL) -> PabboModel:

@@ -1,10 +1,15 @@
-"""The optimizers of T: their contract, their operators, and whole studies on recorded values."""
+"""The optimizers: one contract of asking and telling for all, their operators, whole studies."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import optuna
@@ -13,54 +18,53 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.tabular import TabularObjective
-from experiments.pabbo_lda.optimizers import (
-    IntegerRange,
-    Optimizer,
-    OptimizerName,
-    Point,
-    PolicySettings,
-    Space,
-    make_optimizer,
-    model_scorer,
+from experiments.pabbo_lda.objective.objectives import TabularObjective
+from experiments.pabbo_lda.optimizers import T_ONLY, Optimizer, OptimizerName, make_optimizer
+from experiments.pabbo_lda.optimizers.bayesian import expected_improvement
+from experiments.pabbo_lda.optimizers.pabbo import PolicySettings, model_scorer
+from experiments.pabbo_lda.optimizers.populations import (
+    GeneticAlgorithm,
+    cross,
+    mutate,
+    natural_gradient,
+    rank_losses,
+    worst_neighbor,
 )
-from experiments.pabbo_lda.optimizers.gaussian_process import expected_improvement
-from experiments.pabbo_lda.optimizers.genetic import cross, mutate
-from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbor
-from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.settings import START
+from experiments.pabbo_lda.space import Point, Scale, Space
 from experiments.pabbo_lda.study.study import Study
 
-NAMES: tuple[OptimizerName, ...] = (
-    "ga",
-    "es",
-    "pabbo_small",
-    "pabbo_large",
-    "sabbo",
-    "random",
-    "tpe",
-    "golden_section",
-    "bisect",
-    "gp_ei",
-    "pfn_ei",
-    "cma_es",
-)
+NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 #: optimizers that draw nothing at random
 FIXED = ("golden_section", "bisect", "gp_ei", "pfn_ei")
-#: optimizers that model values
-MODELS = ("gp_ei", "pfn_ei")
-START = [
-    *(733, 811, 133, 355, 777, 115, 452, 940, 879, 345),
-    *(576, 153, 950, 602, 162, 238, 422, 511, 660, 285),
-]
+#: optimizers that use values, not only their order
+MODELS = ("gp_ei", "pfn_ei", "pabbo_curves")
+#: digests of the batches that were asked for when T was all that could be searched: stored studies
+#: replay on them
+RECORDED: dict[OptimizerName, str] = {
+    "ga": "9dc2a0b37f5cef7b",
+    "es": "1a8257ca42800d3c",
+    "pabbo_small": "c53d56e368934c2c",
+    "pabbo_large": "c53d56e368934c2c",
+    "sabbo": "26c654fe5cb826ae",
+    "random": "31096c7c2ceb0158",
+    "tpe": "5a7bd7b969d20f1e",
+    "golden_section": "4d02d9bbfe97fd64",
+}
+WIDE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 
 
-def nearness(
-    duels: FloatArray, preferred: FloatArray, points: FloatArray, pairs: IntArray, used: float
-) -> FloatArray:
+def nearness(duels, preferred, points, pairs, used):
     """Stands in for a trained model: likes what is near the points preferred in its duels."""
     winners = np.where(preferred == 1, duels[:, 1], duels[:, 0])
     return -np.abs(points[pairs][:, :, None] - winners).sum(axis=(1, 2)) * (1 + used)
+
+
+def pseudo(duels, preferred, points, pairs, used):
+    """Stands in for a trained model: any function of all it is shown."""
+    phase = (duels * [1.7, 3.1]).sum() + (preferred + 0.5).sum() + used
+    return (points[pairs] * [5.3, 2.9] + phase).sum(axis=1) % 1.0
 
 
 def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000) -> Optimizer:
@@ -68,106 +72,249 @@ def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000) 
     return make_optimizer(name, space=Space(t_min, t_max), seed=seed, scorer=scorer)
 
 
-def told(optimizer: Optimizer, topics: list[int], values: list[float]) -> None:
-    optimizer.tell([Point(T) for T in topics], values)
+def points(*topics: int) -> list[Point]:
+    return [Point(T) for T in topics]
 
 
-def asked(optimizer: Optimizer, value, start: list[int], batches: int = 12) -> list[list[int]]:
+def asked(optimizer: Optimizer, value, start: Sequence[int] = START, batches: int = 12):
     """The batches of T an optimizer asks for."""
-    told(optimizer, start, [value(T) for T in start])
+    optimizer.tell(points(*start), [value(T) for T in start])
     out = []
-    for _ in range(batches):
-        batch = optimizer.ask()
-        if not batch:
-            break
+    while len(out) < batches and (batch := optimizer.ask()):
         optimizer.tell(batch, [value(point.T) for point in batch])
         out.append([point.T for point in batch])
     return out
+
+
+def finish(study: Study, value) -> Study:
+    while not study.done:
+        for point in study.request():
+            study.supply(point, value(point))
+    return study
 
 
 def bowl(T: int) -> float:
     return math.log(T / 31) ** 2 + 1
 
 
+def rough(T: int) -> float:
+    """The bowl with steps, and without a value here and there."""
+    return math.nan if T % 13 == 0 or T % 29 == 0 else round(bowl(T), 1)
+
+
+class Within:
+    """An optimizer whose proposals are looked at."""
+
+    def __init__(self, optimizer: Optimizer, space: Space) -> None:
+        self._optimizer, self._space = optimizer, space
+        self.tell = optimizer.tell
+
+    def ask(self) -> list[Point]:
+        batch = self._optimizer.ask()
+        for point in batch:
+            assert isinstance(point, Point)
+            assert type(point.T) is int
+            assert self._space.t_min <= point.T <= self._space.t_max
+            for value, ends in ((point.alpha, self._space.alpha), (point.eta, self._space.eta)):
+                assert (value is None) == (ends is None)
+                if value is not None and ends is not None:
+                    assert type(value) is float
+                    assert ends[0] <= value <= ends[1]
+        return batch
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a study may depend on."""
+
+    space: Space
+    start: tuple[int, ...]
+    budget: int
+    iterations: int | None
+    seed: int
+    values: int
+
+    def study(self, name: OptimizerName) -> Study:
+        scorer = pseudo if name.startswith("pabbo") else None
+        optimizer = make_optimizer(name, space=self.space, seed=self.seed, scorer=scorer)
+        start = self.space.start_points(self.start)
+        return Study(Within(optimizer, self.space), start, self.budget, self.iterations)
+
+    def value(self, point: Point) -> float:
+        """Any function of the points: ties, huge values, and some that are no numbers."""
+        draw = random.Random(f"{self.values} {point}")
+        odd = draw.choice([math.nan, math.inf, -math.inf, 1e44, 1.0])
+        return odd if draw.random() < 0.3 else draw.uniform(0, 1e4)
+
+    def finish(self, study: Study, order: random.Random | None = None) -> list[str]:
+        """The history, as text: a value that is no number equals itself there."""
+        while not study.done:
+            wanted = study.request()
+            assert wanted, "a study that is not done needs a value"
+            point = order.choice(wanted) if order else wanted[0]
+            study.supply(point, self.value(point))
+        return list(map(str, study.history))
+
+
+@st.composite
+def cases(draw: st.DrawFn, name: OptimizerName) -> Case:
+    t_min = draw(st.integers(1, 50))
+    t_max = t_min + draw(st.integers(1, 3) | st.integers(4, 2000))
+    ratios = st.sampled_from([1.002, 1.3, 100.0])
+    ranges = st.none()
+    if name not in T_ONLY:
+        ranges |= st.builds(lambda low, ratio: (low, low * ratio), st.floats(1e-3, 1), ratios)
+    return Case(
+        Space(t_min, t_max, draw(ranges), draw(ranges)),
+        tuple(draw(st.lists(st.integers(t_min, t_max), max_size=25))),
+        draw(st.integers(1, 45)),
+        draw(st.none() | st.integers(0, 6)),
+        draw(st.integers(0, 2**32 - 1)),
+        draw(st.integers(0, 2**32 - 1)),
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_deterministic_by_seed_and_leaves_global_generators_alone(name: OptimizerName):
+@settings(deadline=None, max_examples=12)
+@given(data=st.data(), order=st.randoms(use_true_random=False), cut=st.integers(0, 45))
+def test_a_study_depends_on_its_case_alone(
+    name: OptimizerName, data: st.DataObject, order: random.Random, cut: int
+):
+    """Not on the order of values, nor on a kill, nor on its budget but in where it ends."""
+    case = data.draw(cases(name))
+    study = case.study(name)
+    whole = case.finish(study)
+    assert case.finish(case.study(name), order) == whole
+    assert len({row.point for row in study.history}) == len(whole) <= case.budget
+
+    killed, stored = case.study(name), dict[Point, float]()
+    while len(stored) < cut and not killed.done:
+        point = order.choice(killed.request())
+        stored[point] = case.value(point)
+        killed.supply(point, stored[point])
+    continued = case.study(name)
+    while known := [point for point in continued.request() if point in stored]:
+        for point in known:
+            continued.supply(point, stored.pop(point))
+    assert not stored, "every stored value is asked for again"
+    assert continued.request() == killed.request()
+    assert case.finish(continued, order) == whole
+
+    longer = replace(case, budget=case.budget + cut)
+    assert case.finish(longer.study(name))[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_search_of_t_alone_stays_what_it_was(name: OptimizerName):
+    batches = [
+        asked(make(name, seed, *ends), value, [T for T in START if ends[0] <= T <= ends[1]])
+        for ends in ((2, 1000), (2, 30), (7, 300))
+        for value in (bowl, rough)
+        for seed in range(2)
+    ]
+    assert hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:16] == RECORDED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_and_global_generators_are_left_alone(name: OptimizerName):
     before = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
-    first, again, other = (asked(make(name, seed), bowl, START) for seed in (5, 5, 6))
-    assert first == again
-    assert first
-    assert (first != other) == (name not in FIXED)
+    first, other = (asked(make(name, seed), bowl) for seed in (5, 6))
+    drawn = name not in (*FIXED, "pabbo_curves")
+    assert (first != other) == drawn
     assert random.getstate() == before[0]
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in MODELS])
-def test_only_the_order_of_values_matters(name: OptimizerName):
-    steep = asked(make(name), lambda T: 10 ** min(300.0, bowl(T) * 15), START)
-    assert asked(make(name), bowl, START) == steep
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=20)
-@given(
-    start=st.lists(st.integers(2, 30), max_size=25),
-    seed=st.integers(0, 2**32 - 1),
-    values=st.lists(
-        st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([1e44, math.nan]),
-        min_size=29,
-        max_size=29,
-    ),
-)
-def test_any_start_and_any_value(
-    name: OptimizerName, start: list[int], seed: int, values: list[float]
-):
-    for batch in asked(make(name, seed, 2, 30), lambda T: values[T - 2], start):
-        assert all(type(T) is int and 2 <= T <= 30 for T in batch)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_searches_the_smallest_range(name: OptimizerName):
-    study = Study(make(name, 1, 2, 3), [Point(2)], budget=9)
-    while not study.done:
-        study.supply(study.request()[0], 1.0 / len(study.request()))
-    assert {e.point.T for e in study.history} == {2, 3}
+    if name not in MODELS:  # only the order of values matters
+        assert asked(make(name, 5), lambda T: 10 ** min(300.0, bowl(T) * 15)) == first
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pabbo")])
 def test_improves_on_the_start_far_from_it(name: OptimizerName):
     """From a best start value of 115 to within a factor of 1.5 of the minimum at 8."""
     for seed in range(1 if name in FIXED else 5):
-        study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=80)
-        while not study.done:
-            point = study.request()[0]
-            study.supply(point, abs(math.log(point.T / 8)))
-        assert study.best is not None
-        assert study.best[1] < math.log(1.5)
+        study = Study(make(name, seed), points(*START), budget=80)
+        best = finish(study, lambda point: abs(math.log(point.T / 8))).best
+        assert best is not None
+        assert best[1] < math.log(1.5)
 
 
-def test_refuses_unknown_names_empty_ranges_and_pabbo_without_a_model():
+@pytest.mark.parametrize("name", ["ga", "es", "sabbo", "tpe", "cma_es", "gp_ei", "pfn_ei"])
+def test_finds_the_bottom_of_a_bowl_in_three_dimensions(name: OptimizerName):
+    """Better than random search, after 20 evaluations that are spread over the space."""
+    center = WIDE.positions([Point(8, 0.01, 2.0)])
+
+    def best_found(name: OptimizerName, seed: int) -> float:
+        start = WIDE.points(np.random.default_rng(seed + 100).uniform(-1, 1, (20, 3)))
+        study = Study(make_optimizer(name, space=WIDE, seed=seed), start, 50 if models else 100)
+        finish(study, lambda point: 1.1 + float(((WIDE.positions([point]) - center) ** 2).sum()))
+        return study.history[-1].best_value - 1.1
+
+    models = name in MODELS
+    seeds = range(1 if models else 2 if name == "tpe" else 20)
+    ours = np.mean([best_found(name, seed) for seed in seeds])
+    assert ours < 0.8 * np.mean([best_found("random", seed) for seed in range(20)])
+
+
+def test_refuses_unknown_names_empty_ranges_priors_and_pabbo_without_a_model():
     with pytest.raises(ValueError, match=r"optimizer 'gp' is not known.*golden_section"):
         make_optimizer("gp", space=Space(2, 9), seed=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="t_min=9, t_max=9"):
         make("ga", t_min=9, t_max=9)
     with pytest.raises(ValueError, match="scorer"):
         make_optimizer("pabbo_large", space=Space(2, 9), seed=0)
+    for name in T_ONLY:
+        with pytest.raises(ValueError, match=rf"{name} searches T alone, not alpha and eta: leave"):
+            make_optimizer(name, space=WIDE, seed=0)
+    for ends in ((0.0, 1.0), (0.2, 0.1), (0.1, 0.1), (0.1, math.inf)):
+        with pytest.raises(ValueError, match="0 < low < high"):
+            Space(2, 9, eta=ends)
 
 
-@pytest.mark.parametrize("scale", ["log", "linear"])
 @given(t_min=st.integers(1, 50), width=st.integers(1, 2000))
-def test_positions_and_integers_are_inverse(scale, t_min: int, width: int):
-    space = IntegerRange(t_min, t_min + width, scale)
-    points = np.arange(t_min, t_min + width + 1)
-    positions = space.positions(points)
+def test_positions_and_topics_are_inverse(t_min: int, width: int):
+    scale = Space(t_min, t_min + width).topics
+    every = np.arange(t_min, t_min + width + 1)
+    positions = scale.positions(every)
     assert positions[[0, -1]] == pytest.approx([-1, 1])
     assert (np.diff(positions) > 0).all()
-    assert (space.integers(positions) == points).all()
-    assert (space.integers([-7.0, 7.0]) == [t_min, t_min + width]).all()
-    grid = space.grid(256)
-    assert len(grid) <= max(256, 0)
-    assert grid[0] == t_min
-    assert grid[-1] == t_min + width
+    assert (scale.values(positions) == every).all()
+    assert (scale.values([-7.0, 7.0]) == [t_min, t_min + width]).all()
+    grid = scale.grid(256)
+    assert len(grid) <= 256
+    assert (grid[0], grid[-1]) == (t_min, t_min + width)
     assert (np.diff(grid) > 0).all()
+
+
+@given(
+    low=st.floats(1e-3, 50),
+    ratio=st.sampled_from([1.0005, 1.02, 3.0, 1e4]),
+    position=st.floats(-1, 1),
+)
+def test_priors_have_three_digits_and_stay_in_their_range(
+    low: float, ratio: float, position: float
+):
+    prior = Scale(low, low * ratio, log=True, digits=3)
+    value = float(prior.values(position))
+    assert prior.low <= value <= prior.high
+    assert value in (prior.low, prior.high, float(f"{value:.2e}"))
+    assert value == pytest.approx(low * ratio ** ((position + 1) / 2), rel=0.0051)
+    assert prior.values(prior.positions(value)) == value, "an evaluation is asked for again"
+    assert json.loads(json.dumps(value)) == value, "and found again among the stored ones"
+
+
+def test_points_and_their_start():
+    space = Space(2, 1000, eta=(0.01, 100.0))
+    three = [Point(2, eta=0.01), Point(1000, eta=100.0), Point(31, eta=1.0)]
+    positions = space.positions(three)
+    assert positions.shape == (3, space.dimensions)
+    assert positions[:, 1] == pytest.approx([-1, 1, 0])
+    assert space.points(positions) == three
+    assert space.points(np.array([[-7.0, 7.0]])) == [Point(2, eta=100.0)]
+    assert str(three[2]) == "T=31, eta=1.0"
+    with pytest.raises(ValueError, match="lacks its eta"):
+        space.positions([Point(5)])
+    assert Space(2, 1000).start_points([733, 2]) == points(733, 2)
+    usual = Space(2, 1000, alpha=(0.005, 0.3)).start_points([733, 30, 2])
+    assert usual == [Point(733, 0.005), Point(30, 0.0333), Point(2, 0.3)]
 
 
 def test_genetic_operators_work_on_bits():
@@ -178,16 +325,29 @@ def test_genetic_operators_work_on_bits():
     assert (pairs.sum(axis=1) == crossed.sum(axis=1)).all()
     exchanged = pairs[:, 0] ^ crossed[:, 0]
     assert (exchanged == (pairs[:, 1] ^ crossed[:, 1])).all()
-    assert ((exchanged & ~(pairs[:, 0] ^ pairs[:, 1])) == 0).all(), "only bits that differ move"
     flipped = mutate(parents, 10, rng) ^ parents
     assert (np.bitwise_count(flipped) <= 1).all()
     assert (flipped > 0).mean() == pytest.approx(0.2, abs=0.02)
     assert set(np.log2(flipped[flipped > 0])) == set(range(10))
 
 
+def test_the_genes_of_a_prior_are_those_of_its_points():
+    """Crossover and mutation see the point that was evaluated, with all its bits."""
+    space = Space(2, 1000, alpha=(1e-3, 100.0), eta=(0.1, 1.0))
+    ga = GeneticAlgorithm(space, 0)
+    drawn = space.points(np.random.default_rng(0).uniform(-1, 1, (500, 3)))
+    chromosomes = ga._encode(drawn)
+    assert (chromosomes >> 20 == [point.T for point in drawn]).all()
+    # the grid of 1024 values is at most half a step away, and of its points nothing is lost
+    on_grid = ga._decode(chromosomes)
+    away = np.abs(space.positions(on_grid) - space.positions(drawn))
+    assert away[:, 1].max() <= 1 / 1023 + 2 * 0.005 / math.log(1e5)
+    assert ga._decode(ga._encode(on_grid)) == on_grid
+
+
 def test_genetic_elite_survives_but_is_not_asked_again():
     ga = make("ga")
-    told(ga, START, [0.0 if T == 115 else 1.0 for T in START])
+    ga.tell(points(*START), [0.0 if T == 115 else 1.0 for T in START])
     batches = []
     for _ in range(30):
         batch = ga.ask()
@@ -200,7 +360,7 @@ def test_genetic_elite_survives_but_is_not_asked_again():
 
 def test_evolution_strategy_forgets_its_parents():
     es = make("es")
-    told(es, [2], [-1e9])  # better than anything that follows
+    es.tell(points(2), [-1e9])  # better than anything that follows
     for _ in range(10):
         batch = es.ask()
         assert len(batch) == 10
@@ -236,61 +396,60 @@ def test_rank_losses():
     assert losses == pytest.approx(
         [0.25 - raw[1] / raw.sum(), 0.25, 0.25 - raw[0] / raw.sum(), 0.25]
     )
-    assert losses.sum() == pytest.approx(0)
     assert rank_losses(np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx([-0.25, -0.25, 0.25, 0.25])
     assert rank_losses(np.full(10, np.inf)) == pytest.approx(np.zeros(10))
 
 
 def test_random_search_is_even_in_log_t_and_never_repeats():
-    batches = asked(make("random"), bowl, START, batches=10_000)
+    batches = asked(make("random"), bowl, batches=10_000)
     drawn = [T for batch in batches for T in batch]
-    assert sorted(drawn + START) == list(range(2, 1001))
+    assert sorted([*drawn, *START]) == list(range(2, 1001))
     first = [make("random", seed).ask()[0].T for seed in range(1000)]
     assert np.mean(np.log(first)) == pytest.approx(np.log([1.5, 1000.5]).mean(), abs=0.2)
+    space = Space(2, 3, alpha=(0.1, 0.102), eta=(0.999, 1.0))
+    study = Study(make_optimizer("random", space=space, seed=1), [], budget=99)
+    known = {row.point for row in finish(study, lambda point: 1.0).history}
+    assert known == {
+        Point(T, alpha, eta) for T in (2, 3) for alpha in (0.1, 0.101, 0.102) for eta in (0.999, 1)
+    }
 
 
 def test_tpe_is_optunas():
-    sampler = optuna.samplers.TPESampler(seed=3)
-    study = optuna.create_study(sampler=sampler)
-    distributions = {"T": optuna.distributions.IntDistribution(2, 1000, log=True)}
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=3))
+    space = {"T": optuna.distributions.IntDistribution(2, 1000, log=True)}
     for T in START:
-        study.add_trial(
-            optuna.trial.create_trial(params={"T": T}, distributions=distributions, value=bowl(T))
-        )
+        trial = optuna.trial.create_trial(params={"T": T}, distributions=space, value=bowl(T))
+        study.add_trial(trial)
     expected = []
     for _ in range(12):
-        trial = study.ask(distributions)
+        trial = study.ask(space)
         study.tell(trial, bowl(trial.params["T"]))
         expected.append([trial.params["T"]])
-    assert asked(make("tpe", seed=3), bowl, START) == expected
+    assert asked(make("tpe", seed=3), bowl) == expected
 
 
 @given(
     falls=st.lists(st.floats(0.01, 1e6), min_size=0, max_size=60),
-    rises=st.lists(st.floats(0.01, 1e6), min_size=0, max_size=60),
+    rises=st.lists(st.floats(0.01, 1e6), min_size=1, max_size=60),
     start=st.lists(st.integers(0, 120), max_size=5),
 )
-def test_golden_section_finds_the_minimum_of_a_unimodal_function(
-    falls: list[float], rises: list[float], start: list[int]
-):
+def test_golden_section_finds_the_minimum_of_a_unimodal_function(falls, rises, start):
     values = np.cumsum([0.0, *(-fall for fall in falls), *rises])
-    if len(values) < 2:
-        return
     golden = make("golden_section", 0, 2, len(values) + 1)
     known = [2 + T % len(values) for T in start]
     batches = asked(golden, lambda T: float(values[T - 2]), known, batches=200)
     assert golden.ask() == [], "it finishes by itself"
-    probed = set(known).union(*batches)
-    assert 2 + len(falls) in probed
+    assert 2 + len(falls) in set(known).union(*batches)
 
 
-def test_bisection_halves_the_wider_gap_on_the_scale_and_ends_next_to_the_best() -> None:
+def test_golden_section_and_bisection_need_few_probes() -> None:
     bisect = make("bisect", t_min=1, t_max=100)
-    told(bisect, [4, 64], [1.0, 2.0])
+    bisect.tell(points(4, 64), [1.0, 2.0])
     assert bisect.ask() == [Point(16)]  # the gap to 64 is a factor of 16, that to 1 is 4
-    probed = asked(make("bisect"), bowl, START, batches=100)
+    probed = asked(make("bisect"), bowl, batches=100)
     assert {30, 31, 32} <= {T for batch in probed for T in batch}
     assert len(probed) < 25
+    assert sum(map(len, asked(make("golden_section"), bowl, batches=100))) <= 15
 
 
 def test_expected_improvement_is_that_of_a_normal_value() -> None:
@@ -300,124 +459,80 @@ def test_expected_improvement_is_that_of_a_normal_value() -> None:
     assert found[1] == 0
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_find_the_minimum_in_three_dimensions(name: OptimizerName) -> None:
-    space = Space(2, 1000, alpha=(0.001, 1), eta=(0.001, 1))
-    best = space.positions([Point(31, 0.02, 0.1)])
-    optimizer = make_optimizer(name, space=space, seed=0)
-    study = Study(optimizer, space.start_points(START), budget=60)
-    while not study.done:
-        point = study.request()[0]
-        study.supply(point, 1.1 + float(((space.positions([point]) - best) ** 2).sum()))
-    assert study.best is not None
-    assert study.best[1] < 1.15
-
-
-def test_golden_section_needs_few_probes():
-    probes = sum(map(len, asked(make("golden_section"), bowl, START, batches=100)))
-    assert probes <= 15
-
-
 def pabbo(scorer, **options) -> Optimizer:
-    return make_optimizer(
-        "pabbo_small",
-        space=Space(2, 1000),
-        seed=0,
-        scorer=scorer,
-        policy=PolicySettings(**options),
-    )
+    policy = PolicySettings(**options)
+    return make_optimizer("pabbo_small", space=Space(2, 1000), seed=0, scorer=scorer, policy=policy)
 
 
 def test_pabbo_shows_the_model_true_duels_and_evaluates_the_candidate_it_prefers():
-    space = IntegerRange(2, 1000)
-    favorite = int(space.grid(256)[80])
+    scale = Space(2, 1000).topics
+    favorite = int(scale.grid(256)[80])
     seen = []
 
     def scorer(duels, preferred, points, pairs, used):
-        T, candidates = space.integers(duels), space.integers(points)
+        T, candidates = scale.values(duels), scale.values(points)
         seen.append((T, preferred, candidates[pairs], used))
         scores = (candidates[pairs] == favorite).any(axis=1).astype(float)
         return np.where(pairs[:, 0] == 0, 1.5, scores)  # one order alone must not decide
 
     optimizer = pabbo(scorer, exploration=0.0, horizon=40, context=7)
-    told(optimizer, START, [bowl(T) for T in START])
+    optimizer.tell(points(*START), [bowl(T) for T in START])
     assert optimizer.ask() == [Point(favorite)]
     ((duels, preferred, candidates, used),) = seen
     assert used == 0.5
-    assert [T for duel in duels for T in duel if T != 115] == START[-7:]
+    assert [T for duel in duels for T in duel if T != 115] == list(START[-7:])
     assert (duels == 115).sum(axis=0).tolist() == [4, 3], "115, the best, takes sides in turn"
     losses = np.vectorize(bowl)(duels)
     assert (preferred == (losses[:, 1] < losses[:, 0])).all()
-    assert set(preferred) == {0.0, 1.0}
     first, second = np.split(candidates, 2)
     assert (first == second[:, ::-1]).all()
     assert set(first[:, 0]) == {115}
     assert not set(first[:, 1]) & set(START)
 
 
-def test_pabbo_explores_at_its_rate():
+def test_pabbo_explores_at_its_rate_and_finishes_when_all_candidates_are_known():
     calls = []
 
     def scorer(duels, preferred, points, pairs, used):
         calls.append(used)
         return np.arange(len(pairs), dtype=float)
 
-    asked(pabbo(scorer, exploration=1.0), bowl, START, batches=50)
+    asked(pabbo(scorer, exploration=1.0), bowl, batches=50)
     assert calls == []
-    asked(pabbo(scorer, exploration=0.3), bowl, START, batches=150)
+    asked(pabbo(scorer, exploration=0.3), bowl, batches=150)
     assert len(calls) == pytest.approx(105, abs=20)
-
-
-def test_pabbo_refuses_scores_that_mean_nothing():
-    optimizer = pabbo(lambda *args: np.full(len(args[3]), np.nan), exploration=0.0)
-    told(optimizer, [5, 9], [1.0, 2.0])
-    with pytest.raises(ValueError, match="finite score"):
-        optimizer.ask()
-
-
-def test_pabbo_with_the_transformer_itself():
-    """The scorer of a model gives the scores of its acquisition head; a study runs on it."""
-    torch.manual_seed(0)
-    model = PabboModel(SMALL).eval()
-    rng = np.random.default_rng(0)
-    duels, preferred = rng.uniform(-1, 1, (5, 2)), np.array([0.0, 1, 1, 0, 1])
-    points, pairs = rng.uniform(-1, 1, 9), rng.integers(9, size=(30, 2))
-    expected = score_pairs(
-        model,
-        torch.from_numpy(duels).float(),
-        torch.from_numpy(preferred).long(),
-        torch.from_numpy(points).float(),
-        torch.from_numpy(pairs),
-        0.25,
-    )
-    scorer = model_scorer(model)
-    scores = scorer(duels, preferred, points, pairs, 0.25)
-    assert scores == pytest.approx(expected.numpy(), rel=1e-5, abs=1e-6)
-    first, again = (asked(pabbo(scorer), bowl, START) for _ in range(2))
-    assert first == again
-    assert len(first) == 12
-
-
-def test_pabbo_finishes_when_all_candidates_are_known():
     batches = asked(make("pabbo_small", t_max=20), bowl, [3, 4], batches=100)
     assert sorted([3, 4, *(T for batch in batches for T in batch)]) == list(range(2, 21))
 
 
-@pytest.fixture(scope="module")
-def recorded(data_dir: Path) -> TabularObjective:
-    return TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
+def test_pabbo_refuses_scores_that_mean_nothing():
+    optimizer = pabbo(lambda *args: np.full(len(args[3]), np.nan), exploration=0.0)
+    optimizer.tell(points(5, 9), [1.0, 2.0])
+    with pytest.raises(ValueError, match="finite score"):
+        optimizer.ask()
+
+
+def test_the_scorer_of_a_model_gives_the_scores_of_its_acquisition_head():
+    torch.manual_seed(0)
+    model = PabboModel(SMALL).eval()
+    rng = np.random.default_rng(0)
+    duels, preferred = rng.uniform(-1, 1, (5, 2)), np.array([0.0, 1, 1, 0, 1])
+    places, pairs = rng.uniform(-1, 1, 9), rng.integers(9, size=(30, 2))
+    numbers = (torch.from_numpy(each).float() for each in (duels, preferred, places))
+    expected = score_pairs(model, *numbers, torch.from_numpy(pairs), 0.25)
+    scores = model_scorer(model)(duels, preferred, places, pairs, 0.25)
+    assert scores == pytest.approx(expected.numpy(), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: TabularObjective):
-    """10 runs x 4 corpora with 80 distinct T; every optimizer beats the best of the start."""
+def test_whole_studies_on_the_published_values(name: OptimizerName, data_dir: Path):
+    """80 distinct T on each corpus; every optimizer beats the best of the start."""
+    recorded = TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
     assert len(recorded.runs) == 40
     budget = {"gp_ei": 30, "pfn_ei": 24}.get(name, 80)  # a fit, or 1000 predictions, per value
-    for dataset, seed in recorded.runs:
-        study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=budget)
-        while not study.done:
-            for point in study.request():
-                study.supply(point, recorded.value(dataset, seed, point.T))
+    for dataset, seed in recorded.runs[::10]:
+        study = Study(make(name, seed), points(*START), budget=budget)
+        finish(study, lambda point, at=(dataset, seed): recorded.value(*at, point.T))
         assert study.best is not None
         assert len(START) < len(study.history) <= budget
         assert study.best[1] < study.history[len(START) - 1].best_value

@@ -19,9 +19,8 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.trial import TrialState, create_trial
 
-from experiments.pabbo_lda.samplers.optuna import PabboSampler
-from experiments.pabbo_lda.samplers.proposal import spread
-from experiments.pabbo_lda.samplers.scale import Scale
+from experiments.pabbo_lda.samplers.optuna import PabboSampler, spread
+from experiments.pabbo_lda.space import Scale
 from tests.experiments.pabbo_lda.surrogates import Nearest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

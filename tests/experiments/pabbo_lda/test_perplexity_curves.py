@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.perplexity_curves import (
-    Curves,
-    CurveSettings,
-    sample_curves,
-    trend_of,
-)
+from experiments.pabbo_lda.pabbo.curves import Curves, CurveSettings, sample_curves, trend_of
 
 SETTINGS = CurveSettings()
 

@@ -6,14 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.pabbo_lda import experiment
 from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.pabbo import preferential_gp
-from experiments.pabbo_lda.pabbo.evaluation import random_scorer, simple_regret
-from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, held_out_functions
+from experiments.pabbo_lda.pabbo.evaluation import (
+    EvaluationSettings,
+    held_out_functions,
+    random_scorer,
+    search,
+    simple_regret,
+)
+from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel
 from experiments.pabbo_lda.pabbo.preferential_gp import Acquisition, preferential_gp_scorer
-from experiments.pabbo_lda.pabbo.searches import search
-from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
@@ -26,18 +31,16 @@ FUNCTIONS = SyntheticFunctionSettings()
 needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="BoTorch is missing")
 
 
-def _regret(acquisition: Acquisition, part: range = range(4)) -> Tensor:
-    held_out = held_out_functions(SETTINGS, FUNCTIONS, part=part)
+def _regret(acquisition: Acquisition) -> Tensor:
+    held_out = held_out_functions(SETTINGS, FUNCTIONS)
     return simple_regret(preferential_gp_scorer(acquisition), held_out, SETTINGS)
 
 
 @needs_botorch
 @pytest.mark.parametrize("acquisition", ["improvement", "best_option"])
-def test_the_process_repeats_by_seed_and_its_parts_are_the_whole(acquisition: Acquisition) -> None:
+def test_the_process_repeats_by_seed(acquisition: Acquisition) -> None:
     whole = _regret(acquisition)
     assert torch.equal(whole, _regret(acquisition))
-    parts = [_regret(acquisition, part) for part in (range(1), range(1, 4))]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 @needs_botorch
@@ -86,13 +89,13 @@ def test_an_evaluation_can_compare_with_the_process(tmp_path) -> None:
     write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
     weights = read_verified(run, run.model("m"))
     drawn = SETTINGS.model_copy(update={"sampled": True})
-    searches = search({"pabbo": weights}, drawn, FUNCTIONS, range(2))
+    searches = search({"pabbo": weights}, drawn, FUNCTIONS)
     assert list(searches.regret) == ["pabbo", "random", "preferential_gp"]
-    assert torch.equal(searches.regret["preferential_gp"], _regret("improvement", range(2)))
+    assert torch.equal(searches.regret["preferential_gp"], _regret("improvement"))
 
 
 def test_a_missing_library_is_refused_with_its_extra(monkeypatch) -> None:
-    monkeypatch.setattr(preferential_gp, "find_spec", lambda name: None)
+    monkeypatch.setattr(experiment, "find_spec", lambda name: None)
     settings = MainSettings(evaluate_large=EvaluationSettings(preferential_gp=True))
     with pytest.raises(ConfigError, match=r"evaluate_large.preferential_gp: .*\[duels\]"):
         stages(settings)

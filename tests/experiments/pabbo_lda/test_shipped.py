@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from experiments.pabbo_lda.experiment import EXPERIMENT
-from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
-from experiments.pabbo_lda.pabbo.model import restore_model
-from experiments.pabbo_lda.pabbo.searches import search
-from experiments.pabbo_lda.pabbo.shipped import shipped_weights, trained_on
-from experiments.pabbo_lda.pabbo.synthetic_functions import SyntheticFunctionSettings
+from experiments.pabbo_lda.experiment import EXPERIMENT, untrained_settings
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, search
+from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
+from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.graph.experiment import Stage
 from raypipe.launch.inline import InlineLauncher
@@ -53,17 +51,16 @@ def stage(name: str, **sections: dict[str, Any]) -> Stage:
 def test_a_shipped_model_is_that_of_the_default_settings(name):
     weights = shipped_weights(name)
     assert len(weights) <= MOST_BYTES
-    pabbo = getattr(MainSettings(), name).pabbo
-    assert trained_on(weights) == pabbo.distribution.model_dump(mode="json")
-    model = restore_model(weights)
-    assert model.settings == pabbo.model
+    settings = getattr(MainSettings(), name)
+    assert untrained_settings(name, settings) == []
+    assert restore_model(weights).settings == settings.pabbo.model
 
 
 def test_shipped_models_beat_random_search_on_held_out_functions():
     settings = EvaluationSettings(functions=60, starts=1, steps=20, query_points=128,
                                   candidate_pairs=256, sampled=True, seed=7)  # fmt: skip
     models = {name: shipped_weights(name) for name in ("train_small", "train_large")}
-    found = search(models, settings, SyntheticFunctionSettings(), range(60)).regret
+    found = search(models, settings, SyntheticFunctionSettings()).regret
     mean = {name: float(regret.mean()) for name, regret in found.items()}
     assert mean["train_small"] < mean["random"]
     assert mean["train_large"] < mean["random"]

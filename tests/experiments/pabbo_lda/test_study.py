@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, HistoryMismatchError, Study
 
 
@@ -120,13 +120,6 @@ def test_refuses_values_nobody_asked_for():
     for T in (7, 9):
         with pytest.raises(ValueError, match=rf"T={T} is not requested"):
             study.supply(Point(T), 1.0)
-
-
-def test_refuses_a_senseless_length():
-    with pytest.raises(ValueError, match="budget"):
-        Study(Script([]), points(7), budget=0)
-    with pytest.raises(ValueError, match="iterations"):
-        Study(Script([]), points(7), budget=1, iterations=-1)
 
 
 def test_a_recorded_history_must_be_proposed_again():

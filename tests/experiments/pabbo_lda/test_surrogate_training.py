@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from experiments.pabbo_lda.surrogate.model import SurrogateSettings, ValueScale, restore_surrogate
-from experiments.pabbo_lda.surrogate_training.prior import sample_functions
-from experiments.pabbo_lda.surrogate_training.searches import sample_searches
-from experiments.pabbo_lda.surrogate_training.task import PriorFittingSettings, PriorFittingTask
+from experiments.pabbo_lda.surrogate_training.experiment import (
+    PriorFittingSettings,
+    PriorFittingTask,
+)
+from experiments.pabbo_lda.surrogate_training.prior import sample_functions, sample_searches
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 

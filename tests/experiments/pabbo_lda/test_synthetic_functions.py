@@ -7,7 +7,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from experiments.pabbo_lda.pabbo.synthetic_functions import (
+from experiments.pabbo_lda.pabbo.functions import (
     KERNELS,
     SyntheticFunctionSettings,
     _log_normal,

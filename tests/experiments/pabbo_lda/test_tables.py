@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings, CurvePolicyTask
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
-from experiments.pabbo_lda.study.aggregation import aggregate
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
+from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
+from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
 from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import by_name, read_table, write_table
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
-from tests.experiments.pabbo_lda.test_aggregation import HAND, history
-from tests.experiments.pabbo_lda.test_study_runner import run, study_settings
+from tests.experiments.pabbo_lda.test_comparison import HAND, history
+from tests.experiments.pabbo_lda.test_runner import run, study_settings
 
 DECLARED = by_name(TABLES)
 BROKEN = {"broken": [[math.inf] * 3, [math.nan, 7.0, 6.0]], "c": [[1e44, 5.0], [2e44, math.inf]]}

@@ -16,13 +16,13 @@ from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
-from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import (
     CompiledLatentDirichletAllocation,
     lda_perplexity,
 )
 from experiments.pabbo_lda.objective.variational_bayes import digamma, exp_digamma
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.space import Point
 
 
 def corpus(documents: int = 60, words: int = 40, seed: int = 3) -> csr_matrix:

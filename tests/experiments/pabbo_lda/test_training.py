@@ -7,17 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs
-from experiments.pabbo_lda.pabbo.losses import (
+from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs, sample_functions
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
+from experiments.pabbo_lda.pabbo.training import (
+    PabboSettings,
+    PabboTask,
     _trajectories,
     _trajectories_at_once,
     expected_improvement,
     reinforce,
 )
-from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
-from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
-from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
@@ -216,8 +215,6 @@ def test_phases() -> None:
     assert (burn_in.learning_rate, policy.learning_rate) == (1e-3, 1e-4)
     (only,) = PabboTask(PabboSettings(burn_in=1.0)).phases(training, 16)
     assert (only.name, only.steps) == ("burn_in", 2000)
-    with pytest.raises(ValueError, match=r"training\.steps is missing"):
-        PabboTask(TINY).phases(TrainingSettings(epochs=1), 16)
 
 
 @pytest.mark.parametrize(

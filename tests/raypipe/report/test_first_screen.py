@@ -24,7 +24,7 @@ import raypipe as rp
 from experiments.lm_pretrain import tables as lm_tables
 from experiments.lm_pretrain.report_sections import sections as lm_sections
 from experiments.pabbo_lda import tables as pabbo_tables
-from experiments.pabbo_lda.figures.report_sections import sections as pabbo_sections
+from experiments.pabbo_lda.report_sections import sections as pabbo_sections
 from experiments.summarization import tables as summarization_tables
 from experiments.summarization.figures import sections as summarization_sections
 from experiments.teleclass import tables as teleclass_tables
@@ -34,7 +34,7 @@ from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.about import Declarations
 from raypipe.report.sections import Section
 from raypipe.store.tables import Table
-from tests.experiments.pabbo_lda.test_verdict import FITS, studies, tables_of
+from tests.experiments.pabbo_lda.test_report import FITS, studies, tables_of
 from tests.raypipe.report.page_reader import report_files
 from tests.raypipe.report.sweep_tables import stored, systems_tables
 from tests.raypipe.toy import raypipe

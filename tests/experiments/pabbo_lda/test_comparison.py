@@ -1,3 +1,5 @@
+"""Tables that compare finished studies."""
+
 from __future__ import annotations
 
 import json
@@ -8,11 +10,16 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
-from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate, location_and_spread
-from experiments.pabbo_lda.study.convergence import anytime, convergence, progress, quartiles
+from experiments.pabbo_lda.study.comparison import (
+    MEASURES,
+    aggregate,
+    best_so_far,
+    convergence,
+    landscape,
+    progress,
+)
 from raypipe.store.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimizer, a list a run
@@ -104,20 +111,6 @@ def test_a_study_that_finds_the_best_beyond_the_start_at_once_has_no_area() -> N
     assert area["b"] > 0
 
 
-def test_anytime_is_the_spread_over_runs_with_ended_studies_carried_forward() -> None:
-    values = {"a": [[8.0, 4.0, 2.0], [8.0, 6.0], [8.0, 8.0, 3.0]], "b": [[2.0], [3.0], [3.0]]}
-    found = table(aggregate(history(values))["anytime"], "optimizer", "evaluation")
-    assert sorted(found.index) == [(o, n) for o in "ab" for n in (1, 2, 3)]
-    third = found.loc["a", 3]
-    assert third["runs"] == 3
-    assert third["best_value_mean"] == pytest.approx((2 + 6 + 3) / 3)
-    assert third[["best_value_q25", "best_value_median", "best_value_q75"]].tolist() == [
-        2.5, 3.0, 4.5,
-    ]  # fmt: skip
-    assert third["ratio_mean"] == pytest.approx((1 + 2 + 1) / 3)
-    assert found.loc["b", 3]["ratio_q75"] == 1
-
-
 def test_the_best_known_is_that_of_the_same_corpus_and_seed() -> None:
     rows = history({"a": [[4.0, 2.0], [9.0, 8.0]], "b": [[4.0, 3.0], [9.0, 7.0]]})
     rows += history({"a": [[40.0, 1.0]]}, dataset="other")
@@ -136,23 +129,6 @@ def test_censored_runs_rank_behind_all_others_and_tie_among_each_other() -> None
     ranks = table(aggregate(history(values))["rankings"], "measure", "optimizer")
     found = ranks.loc["evaluations_to_1_percent"]["average_rank"]
     assert found.to_dict() == {"first": 1, "later": 2, "never": 3.5, "neither": 3.5}
-
-
-def test_quartiles_of_censored_evaluations_are_missing_where_they_cannot_be_known() -> None:
-    reach = [[30.0, 20.0, 10.0], [30.0, 20.0, 20.0, 10.0], [30.0, 20.0, 20.0, 20.0, 10.0]]
-    values = {
-        "best": [[10.0]] * 4,
-        "three": [*reach, [30.0, 20.0]],
-        "one": [reach[0]] + [[30.0]] * 3,
-    }
-    summary = table(aggregate(history(values))["summary"], "optimizer")
-    assert summary["runs_to_1_percent"].to_dict() == {"best": 4, "three": 3, "one": 1}
-    columns = [f"evaluations_to_1_percent_{name}" for name in ("q25", "median", "q75")]
-    lower, median, upper = summary.loc["three", columns]
-    assert (lower, median) == (3.75, 4.5)
-    assert math.isnan(upper)  # between 5 and never
-    assert summary.loc["one", columns].isna().all()
-    assert summary.loc["best", columns].tolist() == [1, 1, 1]
 
 
 def test_every_measure_is_tested_with_runs_as_blocks() -> None:
@@ -202,34 +178,6 @@ def test_pairs_are_exploratory_where_friedman_finds_nothing() -> None:
         )
     two = aggregate(history({"a": same, "b": same}))["comparisons"].values()
     assert {pair["conclusion"] for pair in two} == {"no difference found"}
-
-
-@pytest.mark.parametrize(("corpora", "tested"), [(4, False), (5, False), (6, True)])
-def test_few_corpora_get_ranks_wins_and_agreement_but_no_p_value(
-    corpora: int, tested: bool
-) -> None:
-    rows: list[Row] = []
-    for i in range(corpora):
-        low, middle = (1.0, 2.0) if i else (2.0, 1.0)  # the first corpus disagrees
-        values = {
-            "a": [[9.0, 8.0, low]] * 3,
-            "b": [[9.0, 8.0, middle]] * 3,
-            "c": [[9.0, 8.0, 5.0]] * 3,
-        }
-        rows += history(values, dataset=f"corpus {i}")
-    across = table(aggregate(rows)["across_corpora"], "measure", "optimizer").loc["final_value"]
-    assert across["wins"].to_dict() == {"a": corpora - 1, "b": 1, "c": 0}
-    mean = {"a": (corpora + 1) / corpora, "b": (2 * corpora - 1) / corpora, "c": 3.0}
-    assert across["average_rank"].to_dict() == pytest.approx(mean)
-    spread = sum((rank - 2) ** 2 for rank in mean.values())
-    assert across["kendalls_w"].unique() == pytest.approx([spread / 2])
-    assert across["p_value"].notna().all() == tested
-    assert across["conclusion"].str.startswith("not tested").all() != tested
-
-
-def test_one_corpus_has_nothing_across_corpora() -> None:
-    assert aggregate(history(HAND))["across_corpora"] == {}
-    assert all(rows == {} for rows in aggregate([]).values())
 
 
 def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_plain_json() -> None:
@@ -290,57 +238,84 @@ def test_targets_and_curves_are_consistent(values: Values) -> None:
     assert (reached["area_under_curve"].dropna() >= 0).all()
     known = reached.dropna(subset="best_known").groupby("seed")
     assert known["evaluations_to_1_percent"].count().ge(1).all()  # somebody found the best known
-    curves = anytime(studies)
-    for _, curve in curves.groupby("optimizer"):
-        for column in ("best_value_q25", "best_value_median", "best_value_q75", "ratio_median"):
-            steps = curve[column].dropna().to_numpy()
-            assert (steps[1:] <= steps[:-1] * (1 + 1e-12)).all()
+    curves = best_so_far(studies, "best_value").to_numpy()
+    assert (curves[1:] <= curves[:-1]).all()
 
 
-def test_location_and_spread_by_hand():
-    values = pd.DataFrame({"a": [1.0, 2.0, 6.0, np.nan], "b": [1e44, 3e44, np.nan, np.nan]})
-    found = location_and_spread(values)
-    assert found.columns.tolist() == ["runs", "mean", "std", "min", "max", "median"]
-    assert found.loc["a"].tolist() == pytest.approx([3, 3, math.sqrt(7), 1, 6, 2])
-    assert found.loc["b"].tolist() == pytest.approx(
-        [2, 2e44, math.sqrt(2) * 1e44, 1e44, 3e44, 2e44]
-    )
+HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]
 
 
-def test_location_and_spread_of_single_runs_and_infinite_values():
-    values = pd.DataFrame({"one": [5.0, np.nan], "inf": [1.0, np.inf]})
-    found = location_and_spread(values)
-    assert found.loc["one", ["runs", "mean", "median"]].tolist() == [1, 5, 5]
-    assert math.isnan(found.loc["one", "std"])
-    assert found.loc["inf", ["mean", "min", "max"]].tolist() == [math.inf, 1, math.inf]
+def fits(values: dict[int, list[float]], dataset: str = "corpus", **point: float) -> list[Row]:
+    """Evaluations: a list of T's values, one per seed."""
+    return [
+        {"dataset": dataset, "seed": seed, "T": T, "value": value, **point}
+        for T, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+    ]
 
 
-def test_quartiles_rank_infinite_values_last():
-    inf = math.inf
-    values = pd.DataFrame(
-        {
-            "known": [3.0, 1.0, 2.0, 4.0],
-            "late": [1.0, 2.0, inf, inf],
-            "never": [inf] * 4,
-            "missing": [np.nan] * 4,
-            "huge": [1e44, 2e44, np.nan, 3e44],
-        }
-    )
-    found = quartiles(values)[["q25", "median", "q75"]]
-    assert found.loc["known"].tolist() == [1.75, 2.5, 3.25]
-    assert found.loc["late"].tolist() == [1.75, inf, inf]
-    assert found.loc["never"].tolist() == [inf] * 3
-    assert found.loc["missing"].isna().all()
-    assert found.loc["huge"].tolist() == pytest.approx([1.5e44, 2e44, 2.5e44])
+def test_the_noise_is_pooled_over_the_repeated_points_with_the_lowest_means():
+    high = {T: [100.0 * T, 300.0 * T] for T in range(20, 26)}
+    low = {T: [12.0, 16.0] for T in range(3, 7)}
+    rows = fits({2: [9.0, 11.0, 10.0], **low, 7: [1.0], **high})
+    [row] = landscape(rows, [{"dataset": "corpus", "lda_seeds": 4}])
+    std = math.sqrt((2 * 1.0 + 4 * 8.0) / 6)
+    assert (row["points"], row["fits"], row["lda_seeds"]) == (5, 11, 4)
+    assert row["std"] == pytest.approx(std)
+    assert row["std_of_value"] == pytest.approx(std / 2)
+    quantile = scipy_stats.t.ppf(0.975, 6)
+    assert row["interval"] == pytest.approx(quantile * std * math.sqrt(2 / 4))
+    more = fits({T: [T + 0.0, T + 1.0] for T in range(2, 72)})
+    assert landscape(more, HISTORY)[0]["points"] == 7
 
 
-@given(
-    hnp.arrays(
-        float,
-        st.tuples(st.integers(1, 7), st.integers(1, 3)),
-        elements=st.integers(-20, 20).map(float),
-    )
-)
-def test_quartiles_of_finite_values_are_those_of_numpy(values):
-    found = quartiles(pd.DataFrame(values))[["q25", "median", "q75"]].to_numpy()
-    np.testing.assert_allclose(found, np.quantile(values, [0.25, 0.5, 0.75], axis=0).T)
+def test_two_values_of_one_point_differ_by_less_than_the_interval_in_95_of_100_cases():
+    rng = np.random.default_rng(0)
+    values = {T: rng.normal(500, 7, 8).tolist() for T in range(2, 60)}
+    interval = landscape(fits(values), HISTORY)[0]["interval"]
+    pairs = rng.normal(500, 7, (4000, 2))
+    assert 0.9 < np.mean(np.abs(pairs[:, 0] - pairs[:, 1]) < interval) < 0.99
+
+
+def test_values_that_are_not_finite_are_left_out_and_without_repetitions_nothing_is_known():
+    rows = fits({2: [9.0, 11.0, math.inf], 3: [math.nan, 1.0], 4: [math.inf, math.inf]})
+    [row] = landscape(rows, HISTORY)
+    assert (row["points"], row["fits"]) == (1, 2)
+    assert row["best_T"] == 2
+    assert landscape(fits({2: [1.0], 3: [2.0, math.inf]}), HISTORY) == []
+    assert landscape([], []) == []
+    assert landscape(rows, [{"dataset": "other"}]) == []
+
+
+def test_the_optimum_is_of_points_with_enough_seeds_and_names_its_equals():
+    valley = {2: 30.0, 5: 10.6, 8: 10.1, 11: 10.0, 16: 10.4, 30: 40.0, 60: 90.0}
+    values = {T: [mean - 0.1, mean + 0.1, mean, mean] for T, mean in valley.items()}
+    rows = fits({**values, 9: [1.0]})  # one lucky fit
+    [row] = landscape(rows, HISTORY)
+    found = {name: row[name] for name in ("best_T", "T_low", "T_high", "T_least", "T_most")}
+    assert found == {"best_T": 11, "T_low": 8, "T_high": 11, "T_least": 2, "T_most": 60}
+    assert row["best_mean"] == pytest.approx(10)
+
+
+def test_a_search_of_priors_has_noise_and_no_best_number_of_topics():
+    rows = fits({2: [9.0, 11.0]}, eta=0.1) + fits({2: [5.0, 6.0]}, eta=0.2)
+    [row] = landscape(rows, HISTORY)
+    assert row["std"] == pytest.approx(math.sqrt((2.0 + 0.5) / 2))
+    assert row["best_T"] is None
+
+
+def test_studies_within_the_noise_are_measured_where_it_is_known():
+    values = {"quick": [[30.0, 20.0, 10.5, 10.0]], "slow": [[30.0, 20.0, 19.0, 10.9]]}
+    rows = history(values)
+    unknown = aggregate(rows)
+    assert unknown["landscape"] == {}
+    assert {row["evaluations_to_noise"] for row in unknown["convergence"].values()} == {None}
+    assert not any("noise" in key for key in unknown["rankings"])
+    tables = aggregate(rows, fits({5: [9.7, 10.3] * 4}))
+    interval = tables["landscape"]["corpus"]["interval"]
+    assert 1 < interval < 2
+    reached = table(tables["convergence"], "optimizer")
+    assert reached["evaluations_to_noise"].to_dict() == {"quick": 3, "slow": 4}
+    assert reached["evaluations_beyond_start_to_noise"].to_dict() == {"quick": 1, "slow": 2}
+    measures = {row["measure"] for row in tables["rankings"].values()}
+    assert measures == {*MEASURES} - {"confirmed_value"}

@@ -1,4 +1,4 @@
-"""Expected improvement under a Gaussian process."""
+"""Bayesian optimization: expected improvement under a Gaussian process, and under a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-from experiments.pabbo_lda.optimizers.space import FloatArray, Point, Space, as_losses
+from experiments.pabbo_lda.space import FloatArray, Point, Space, as_losses
+from experiments.pabbo_lda.surrogate import posterior
 
 #: candidates in more than one dimension, a power of two
 CANDIDATES = 2048
@@ -101,3 +102,20 @@ def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -
     z = (best - mean) / deviation
     improvement: FloatArray = deviation * (z * norm.cdf(z) + norm.pdf(z))
     return improvement
+
+
+class SurrogateImprovement(ExpectedImprovement):
+    """Bayesian optimization with a prior-fitted network (:mod:`experiments.pabbo_lda.surrogate`).
+
+    The network stands in for the Gaussian process; candidates and stabilized values are the same.
+    It needs no training and no fit. ``surrogate`` is another network than the one that ships.
+    """
+
+    def __init__(
+        self, space: Space, seed: int, surrogate: posterior.Surrogate | None = None
+    ) -> None:
+        super().__init__(space, seed)
+        self._surrogate = surrogate or posterior.load()
+
+    def _gain(self, known: FloatArray, values: Sequence[float], places: FloatArray) -> FloatArray:
+        return self._surrogate.expected_improvement(known, stabilized(values), places)

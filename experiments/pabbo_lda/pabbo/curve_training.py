@@ -1,7 +1,7 @@
 """Training task of PABBO on perplexity curves, from the start of a study.
 
 The transformer is used in training exactly as in
-:class:`~experiments.pabbo_lda.optimizers.pabbo_curves.CurvePABBO`: its context is the duels of the
+:class:`~experiments.pabbo_lda.optimizers.pabbo.CurvePABBO`: its context is the duels of the
 best T so far with all others, each with the degree of the preference; a candidate is a duel of
 the best T with an unknown T, and its score is the mean of both orders.
 
@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
-from experiments.pabbo_lda.pabbo.duels import pick, summed
-from experiments.pabbo_lda.pabbo.held_out_functions import HELD_OUT
+from experiments.pabbo_lda.optimizers.pabbo import DECIDED, UNIT
+from experiments.pabbo_lda.pabbo.curves import Curves, CurveSettings, sample_curves
+from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
+from experiments.pabbo_lda.pabbo.functions import pick, summed
 from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
-from experiments.pabbo_lda.pabbo.perplexity_curves import Curves, CurveSettings, sample_curves
-from experiments.pabbo_lda.pabbo.training_task import ModelTask
+from experiments.pabbo_lda.pabbo.training import PreferenceTask
 from raypipe.config.settings import Operational, Settings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, StepContext
@@ -71,12 +71,8 @@ class CurvePolicySettings(Settings):
         return self
 
 
-class CurvePolicyTask(ModelTask):
+class CurvePolicyTask(PreferenceTask):
     """Training of PABBO on perplexity curves; a sample is a curve."""
-
-    def __init__(self, settings: CurvePolicySettings) -> None:
-        super().__init__(settings.model, settings.distribution)
-        self.settings = settings
 
     def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:
         """Return the loss of the curves ``batch``, an int64 ``[B]``."""
@@ -98,8 +94,11 @@ class CurvePolicyTask(ModelTask):
         del batch_size
         s = self.settings
         samples = HELD_OUT + torch.arange(s.held_out, device=device)
-        with torch.autocast(device.type, enabled=False):
-            used = evaluations_to_close(model, samples, s)
+        curves = sample_curves(0, samples, s.points, s.curves)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            _, best = studies(model, curves, s.steps, None)
+        # 0 where the start is close, which does not count
+        used = (excess(curves).gather(1, best) > s.tolerance).sum(1)
         used = used[used > 0].double()
         return {
             "evaluations": used.mean().item(),  # counts steps + 1 where they were too few
@@ -121,20 +120,6 @@ def distance_to_close(curves: Curves, tolerance: float) -> Tensor:
     gap = (place[:, :, None] - place[:, None, :]).abs()
     far = excess(curves) > tolerance
     return gap.masked_fill(far[:, None], torch.inf).amin(2)
-
-
-@torch.no_grad()
-def evaluations_to_close(
-    model: PabboModel, samples: Tensor, settings: CurvePolicySettings
-) -> Tensor:
-    """Return the evaluations ``[B]`` after the start until one is close, by best scores.
-
-    0 where the start is close, ``steps + 1`` where no evaluation came close.
-    """
-    s = settings
-    curves = sample_curves(0, samples, s.points, s.curves)
-    _, best = studies(model, curves, s.steps, None)
-    return (excess(curves).gather(1, best) > s.tolerance).sum(1)
 
 
 def degree(second: Tensor, margin: Tensor) -> Tensor:

@@ -4,11 +4,14 @@ A draw ``g`` of a Gaussian process conditioned on ``g(x_opt) = 0`` becomes the u
 ``-(|g(x)| + (x - x_opt)**2 / 8 + offset)``, whose maximum is ``-offset`` at ``x_opt`` (PABBO, Zhang
 et al., ICLR 2025, appendix on synthetic data). All draws are keyed by ``(seed, sample)``, and all
 functions of a batch are drawn together.
+
+The only feedback of a function are duels: pairs of its points, and the preferred point of each.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +84,7 @@ def bowl(gp: Tensor, points: Tensor, best_point: Tensor, offset: Tensor) -> Tens
 def sample_functions(
     seed: int,
     samples: Tensor,
-    points: int,
+    n: int,
     settings: SyntheticFunctionSettings,
     *,
     with_best: bool = False,
@@ -90,20 +93,8 @@ def sample_functions(
     """Return function ``samples[b]`` at uniform points, for all of ``samples``, an int64 [B].
 
     ``with_best`` replaces the last point by the optimum. The result is on the device of
-    ``samples``.
+    ``samples``. All arithmetic is in double precision, which autocast leaves alone.
     """
-    with torch.autocast(samples.device.type, enabled=False):
-        return _sample(seed, samples, points, settings, with_best, dtype)
-
-
-def _sample(
-    seed: int,
-    samples: Tensor,
-    n: int,
-    settings: SyntheticFunctionSettings,
-    with_best: bool,
-    dtype: torch.dtype,
-) -> SyntheticFunctions:
     double = torch.float64
     kind, length, std, mean, sharp, best, offset = keyed_random.uniform(
         seed, STREAM_SHAPE, samples, 7, double
@@ -146,3 +137,47 @@ def _log_normal(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
     )
     normal = torch.special.ndtri(low + uniform * (high - low))
     return torch.exp(_LOG_LENGTH_MEAN + _LOG_LENGTH_STD * normal)
+
+
+def draw_pairs(seed: int, stream: int, samples: Tensor, points: int, pairs: int) -> Tensor:
+    """Return distinct random pairs of each sample's points: int64 ``[B, pairs, 2]``."""
+    every = torch.triu_indices(points, points, offset=1, device=samples.device).T
+    keys = keyed_random.words(seed, stream, samples, len(every))
+    return every[keys.topk(pairs, dim=1, sorted=True).indices]
+
+
+def pick(values: Tensor, pairs: Tensor) -> Tensor:
+    """Return the values ``[B, N]`` at both ends of the pairs ``[B, P, 2]``: ``[B, P, 2]``."""
+    return values.gather(1, pairs.flatten(1)).view_as(pairs)
+
+
+def winners(utility: Tensor) -> Tensor:
+    """Return 1 where the second of utilities ``[..., 2]`` is larger, else 0: int64 ``[...]``."""
+    return (utility[..., 1] > utility[..., 0]).long()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The possible queries of B functions: P pairs of N points, with the answers."""
+
+    points: Tensor
+    """[B, N] in [-1, 1]"""
+    pairs: Tensor
+    """[B, P, 2], indices of points"""
+    utility: Tensor
+    """[B, P, 2] at the ends of the pairs"""
+    duels: Tensor
+    """[B, P, 2] points at the ends of the pairs"""
+    preferred: Tensor
+    """[B, P] 0 or 1"""
+
+    @classmethod
+    def of(cls, points: Tensor, utility: Tensor, pairs: Tensor) -> Candidates:
+        """Return the candidates of points and utilities ``[B, N]`` and pairs ``[B, P, 2]``."""
+        ends = pick(utility, pairs)
+        return cls(points, pairs, ends, pick(points, pairs), winners(ends))
+
+
+def summed(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sums of the metrics of each function ``[B]``, without gradient."""
+    return {name: values.detach().sum() for name, values in metrics.items()}

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from statistics import fmean
 from typing import Any
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective
-from experiments.pabbo_lda.optimizers import (
-    OptimizerName,
-    Point,
-    Scorer,
-    deciding_libraries,
-    make_optimizer,
+from experiments.pabbo_lda.optimizers import OptimizerName, deciding_libraries, make_optimizer
+from experiments.pabbo_lda.optimizers.pabbo import PairScorer
+from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.space import Point
+from experiments.pabbo_lda.study.evaluations import (
+    LOWEST,
+    EvaluationRequest,
+    Evaluations,
+    Fits,
+    lda_seeds,
+    most_for_a_race,
 )
-from experiments.pabbo_lda.settings import LdaSettings, ObjectiveName
-from experiments.pabbo_lda.study.evaluations import EvaluationRequest, Evaluations, lda_seeds
-from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
 from raypipe.graph.context import StageContext
@@ -39,6 +41,8 @@ from raypipe.store.ledger import Ledger, Row
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
 #: packages that can change a search, as columns of the table ``environment``
 _PACKAGES = ("optuna", "numpy", "scipy", "scikit-learn", "torch")
+
+Scorers = Callable[[OptimizerName], PairScorer | None]
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,23 @@ class StudySpec:
 
     def unit(self, settings: LdaSettings, train: str | None) -> Unit:
         """Return the study as a unit; it needs the stage ``train``, if its optimizer is a model."""
-        literals: dict[str, Any] = {
+        decisive = {
+            "policy": settings.policy.identity()
+            if self.optimizer in ("pabbo_small", "pabbo_large")
+            else None,
+            "seeds": settings.seeds if settings.seeds > 1 else None,
+            "racing": settings.racing,
+            "final_seeds": settings.unseen_seeds,
+        }
+        given = {name: value for name, value in decisive.items() if value}
+        literals = {
             "dataset": self.objective.dataset,
             "data": dict(self.objective.data_fingerprints),
             "optimizer": self.optimizer,
             "seed": self.seed,
             "libraries": deciding_libraries(self.optimizer),
+            **({"lda": given} if given else {}),
         }
-        if self.optimizer in ("pabbo_small", "pabbo_large"):
-            literals["lda"] = {"policy": settings.policy.identity()}
-        averaged: dict[str, Any] = {"seeds": settings.seeds} if settings.seeds > 1 else {}
-        if settings.racing:
-            averaged["racing"] = True
-        if settings.unseen_seeds:
-            averaged["final_seeds"] = settings.unseen_seeds
-        if averaged:
-            literals["lda"] = {**literals.get("lda", {}), **averaged}
         needs = () if train is None else (train,)
         return Unit(self.key, literals, needs, settings.evaluations, "lda.evaluations")
 
@@ -96,7 +101,7 @@ def run_studies(
     context: StageContext,
     settings: LdaSettings,
     specs: Sequence[StudySpec],
-    scorer: Callable[[OptimizerName], Scorer | None],
+    scorers: Scorers,
     cache: Cache,
 ) -> None:
     """Run the studies that are not finished, and record each when it is.
@@ -108,7 +113,7 @@ def run_studies(
         context: the stage ``lda``.
         settings: its settings.
         specs: all studies of the stage.
-        scorer: returns the trained model of an optimizer, None if it has none.
+        scorers: returns the trained model of an optimizer, None if it has none.
         cache: values of evaluations from other run directories.
 
     Raises:
@@ -126,16 +131,16 @@ def run_studies(
     with context.pool(options) as pool:
         objectives = {spec.objective.dataset: spec.objective for spec in todo.values()}.values()
         evaluations = Evaluations(context, pool, cache, objectives, settings.cpus)
-        studies = _OpenStudies(context, settings, evaluations, scorer)
+        studies = _OpenStudies(context, settings, evaluations, scorers)
         context.begin(whole, stored)
         window = max(_OPEN_AT_LEAST, int(_OPEN_PER_CPU * pool.capacity))
         waiting = deque(context.todo())
         while True:
             waiting += context.further_units()
-            while waiting and evaluations.open < window:
+            while waiting and len(evaluations.open) < window:
                 studies.add(todo[waiting.popleft().key])
             evaluations.submit()
-            context.advance(stored + studies.progress(), _note(evaluations))
+            context.advance(stored + studies.progress(), str(evaluations))
             ended = evaluations.finished()
             if not ended and not waiting and not context.await_units():
                 break
@@ -143,12 +148,6 @@ def run_studies(
                 studies.take(request, result)
     if studies.failed:
         raise next(iter(studies.failed.values()))
-
-
-def _note(evaluations: Evaluations) -> str:
-    """Return what moves while the first and longest evaluations of all studies run."""
-    note = f"{evaluations.computed} computed, {evaluations.running} running"
-    return note + f", {evaluations.from_cache} cached" * bool(evaluations.from_cache)
 
 
 def forget_studies(context: StageContext, units: Sequence[Unit]) -> None:
@@ -172,21 +171,19 @@ class _OpenStudies:
         context: StageContext,
         settings: LdaSettings,
         evaluations: Evaluations,
-        scorer: Callable[[OptimizerName], Scorer | None],
+        scorers: Scorers,
     ) -> None:
-        self._context, self._settings, self._scorer = context, settings, scorer
+        self._context, self._settings, self._scorers = context, settings, scorers
         self._evaluations = evaluations
-        self._searched = range(settings.seeds)
-        self._final = range(settings.seeds, settings.seeds + settings.unseen_seeds)
-        self._open: dict[str, tuple[StudySpec, Study]] = {}
-        self._single: dict[str, set[Point]] = defaultdict(set)
+        self._open: dict[str, Iterator[tuple[Fits, float]]] = {}
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
-        self._finished = 0
+        self._evaluated: dict[str, int] = {}
         self.failed: dict[str, UnitError] = {}
 
     def add(self, spec: StudySpec) -> None:
         """Start a study; it requests the values that are not stored."""
-        self._move_on(spec)
+        self._open[spec.key] = self._search(spec)
+        self._move_on(spec.key)
 
     def take(self, request: EvaluationRequest, result: TaskResult) -> None:
         """Continue every study that waits for an evaluation, which is stored or has failed."""
@@ -194,26 +191,72 @@ class _OpenStudies:
             if result.error is not None:
                 self._fail(key, result.kind or "error", result.error)
             elif key in self._open:
-                self._move_on(self._open[key][0])
+                self._move_on(key)
 
     def progress(self) -> int:
         """Return the number of evaluations of the studies so far."""
-        return self._finished + sum(study.evaluated for _, study in self._open.values())
+        return sum(self._evaluated.values())
 
-    def _move_on(self, spec: StudySpec) -> None:
-        """Begin or continue a study; end it if it departs from its stored history."""
+    def _move_on(self, key: str) -> None:
+        """Let a study supply what is known; request what it needs and does not wait for yet."""
         try:
-            if spec.key not in self._open:
-                self._open[spec.key] = (spec, self._begin(spec))
-            self._serve(spec.key)
+            fits, rest_s = next(self._open[key], ({}, 0.0))
         except HistoryMismatchError as error:
             message = (
-                f"the stored history of {spec.key} cannot be continued: the optimizer {error}"
-                f"{_other_versions(self._context.ledger, spec.key)}; use the versions that "
+                f"the stored history of {key} cannot be continued: the optimizer {error}"
+                f"{_other_versions(self._context.ledger, key)}; use the versions that "
                 "recorded it, or another --run-dir"
             )
-            self._context.fail(Failure(spec.key, 1, "error", message, "gave up"))
-            self._fail(spec.key, "error", message)
+            self._context.fail(Failure(key, 1, "error", message, "gave up"))
+            self._fail(key, "error", message)
+            return
+        if not fits:
+            self._open.pop(key)
+        for request in (each for fit in fits.values() for each in fit):
+            waiting = self._waiting[request.key]
+            if key not in waiting and self._evaluations.row(request) is None:
+                waiting[key] = None
+                path_s = request.objective.cost_s(request.point) + rest_s
+                self._evaluations.ask(request, path_s)
+
+    def _search(self, spec: StudySpec) -> Iterator[tuple[Fits, float]]:
+        """Run a study; yield the fits that it waits for and the seconds of what follows them.
+
+        Each step continues when one of them is stored. The last one records the study.
+        """
+        settings, evaluations = self._settings, self._evaluations
+        whole = range(settings.seeds)
+        study = self._begin(spec)
+        raced: dict[Point, range] = {}  # the seeds of points that are clearly worse
+        while not study.done:
+            wanted = {point: spec.fits(point, whole) for point in study.request()}
+            undecided: dict[Point, list[EvaluationRequest]] = {}
+            limit = self._limit(spec, study, raced) if settings.racing else math.inf
+            if limit < math.inf:
+                firsts = {point: fits[:1] for point, fits in wanted.items()}
+                values = evaluations.known(firsts)
+                raced |= {point: range(1) for point, v in values.items() if not v <= limit}
+                undecided = {point: fit for point, fit in firsts.items() if point not in values}
+                wanted = {point: spec.fits(point, raced.get(point, whole)) for point in values}
+            known = evaluations.known(wanted)
+            for point, value in known.items():  # a batch that is wholly known opens the next one
+                study.supply(point, value)
+            self._evaluated[spec.key] = study.evaluated
+            if not known:
+                wanted = {**wanted, **undecided}
+                # assumes that the remaining batches, one after the other, are like this one
+                batches = math.ceil((settings.evaluations - len(study.history)) / len(wanted)) - 1
+                yield wanted, batches * fmean(spec.objective.cost_s(point) for point in wanted)
+        confirmed: dict[Point, float] = {}
+        if settings.unseen_seeds and study.best is not None:
+            unseen = range(settings.seeds, settings.seeds + settings.unseen_seeds)
+            best = {study.best[0]: spec.fits(study.best[0], unseen)}
+            while not (confirmed := evaluations.known(best)):
+                yield best, 0.0
+        self._evaluated[spec.key] = settings.evaluations
+        fits = {step.point: spec.fits(step.point, raced.get(step.point, whole))
+                for step in study.history}  # fmt: skip
+        self._record(spec, study, fits, next(iter(confirmed.values()), None))
 
     def _begin(self, spec: StudySpec) -> Study:
         settings = self._settings
@@ -221,7 +264,7 @@ class _OpenStudies:
             spec.optimizer,
             space=settings.space,
             seed=spec.seed,
-            scorer=self._scorer(spec.optimizer),
+            scorer=self._scorers(spec.optimizer),
             policy=settings.policy,
         )
         start = settings.space.start_points(settings.start)
@@ -231,94 +274,20 @@ class _OpenStudies:
         ]
         return Study(optimizer, start, settings.evaluations, settings.iterations, recorded)
 
-    def _serve(self, key: str) -> None:
-        """Supply known values, request new ones, and record the study once it is done."""
-        spec, study = self._open[key]
-        while True:
-            new, undecided = self._raced(key, self._new(key))
-            known = self._evaluations.known(new)
-            if not known:
-                break
-            for point, value in known.items():  # a batch that is wholly known opens the next one
-                study.supply(point, value)
-        new |= undecided
-        if study.done:
-            self._end(key)
-            return
-        if not new:
-            return
-        costs = {point: spec.objective.cost_s(point) for point in new}
-        # assumes that the remaining batches, one after the other, are like this one
-        batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
-        rest = batches * fmean(costs.values())
-        for point, fits in new.items():
-            self._ask(key, fits, costs[point] + rest)
-
-    def _raced(
-        self, key: str, fits: dict[Point, list[EvaluationRequest]]
-    ) -> tuple[dict[Point, list[EvaluationRequest]], dict[Point, list[EvaluationRequest]]]:
-        """Return the fits whose mean is the value of a point, and first fits that decide a race."""
-        limit = self._limit(key) if self._settings.racing and fits else math.inf
-        if limit == math.inf:
-            return fits, {}
-        firsts = {point: requests[:1] for point, requests in fits.items()}
-        values = self._evaluations.known(firsts)
-        self._single[key] |= {point for point, value in values.items() if not value <= limit}
-        decided = {
-            point: firsts[point] if point in self._single[key] else fits[point] for point in values
-        }
-        return decided, {point: fit for point, fit in firsts.items() if point not in values}
-
-    def _limit(self, key: str) -> float:
+    def _limit(self, spec: StudySpec, study: Study, raced: dict[Point, range]) -> float:
         """Return the first value from which on a point of the next batch has no further fits."""
-        spec, study = self._open[key]
-        whole = [step for step in study.history if step.point not in self._single[key]]
+        whole = [step for step in study.history if step.point not in raced]
         lowest = sorted(whole, key=lambda step: step.value)[:LOWEST]
-        rows = ([self._evaluations.row(fit) or {} for fit in self._fits(spec, each.point)]
-                for each in lowest)  # fmt: skip
-        return most_for_a_race([[float(row["value"]) for row in fits] for fits in rows])
-
-    def _fits(self, spec: StudySpec, point: Point) -> list[EvaluationRequest]:
-        """Return the fits whose mean is the value of a point of a study."""
-        return spec.fits(point, self._searched[: 1 if point in self._single[spec.key] else None])
-
-    def _ask(self, key: str, fits: Sequence[EvaluationRequest], path_s: float) -> None:
-        """Request the fits of a study that are not stored."""
-        for request in fits:
-            if self._evaluations.row(request) is None:
-                self._waiting[request.key][key] = None
-                self._evaluations.ask(request, path_s)
-
-    def _end(self, key: str) -> None:
-        """Record a study that is done, once its best point has its further fits."""
-        spec, study = self._open[key]
-        confirmed: dict[Point, float] = {}
-        if self._final and study.best is not None:
-            point = study.best[0]
-            fits = spec.fits(point, self._final)
-            confirmed = self._evaluations.known({point: fits})
-            if not confirmed:
-                self._ask(key, fits, spec.objective.cost_s(point))
-                return
-        del self._open[key]
-        self._finished += self._settings.evaluations
-        self._record(spec, study, next(iter(confirmed.values()), None))
-
-    def _new(self, key: str) -> dict[Point, list[EvaluationRequest]]:
-        """Return the fits of each point that a study needs, if it does not wait for any of them."""
-        spec, study = self._open[key]
-        fits = {point: spec.fits(point, self._searched) for point in study.request()}
-        return {
-            point: requests
-            for point, requests in fits.items()
-            if not any(key in self._waiting.get(request.key, ()) for request in requests)
-        }
+        fits = [spec.fits(step.point, range(self._settings.seeds)) for step in lowest]
+        rows = [[self._evaluations.row(fit) or {} for fit in each] for each in fits]
+        return most_for_a_race([[float(row["value"]) for row in each] for each in rows])
 
     def _fail(self, key: str, kind: FailureKind, message: str) -> None:
         self._open.pop(key, None)
+        self._evaluated.pop(key, None)
         self.failed.setdefault(key, UnitError(key, kind, message))
 
-    def _record(self, spec: StudySpec, study: Study, confirmed: float | None) -> None:
+    def _record(self, spec: StudySpec, study: Study, fits: Fits, confirmed: float | None) -> None:
         about = {
             "dataset": spec.objective.dataset,
             "optimizer": spec.optimizer,
@@ -328,28 +297,28 @@ class _OpenStudies:
         elapsed, cpu = 0.0, 0.0
         history = {}
         for step in study.history:
-            fits = self._fits(spec, step.point)
-            for request in fits:
-                row = self._evaluations.row(request) or {}
-                elapsed += row.get("duration_s", 0.0)
-                cpu += row.get("cpu_s", 0.0)
+            rows = [self._evaluations.row(request) or {} for request in fits[step.point]]
+            elapsed += sum(row.get("duration_s", 0.0) for row in rows)
+            cpu += sum(row.get("cpu_s", 0.0) for row in rows)
             history[f"{spec.key}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
                 **_columns(step.point),
                 "value": step.value,
-                "lda_seeds": len(fits),
+                "lda_seeds": len(rows),
                 **_columns(step.best_point, "best_"),
                 "best_value": step.best_value,
                 "elapsed_s": elapsed,
                 "cpu_s": cpu,
             }
         best_point, best_value = study.best or (None, math.inf)
+        is_coherence = spec.objective.kind == "coherence"
         row = {
             **about,
             **_columns(best_point, "best_"),
-            **_best(spec.objective.kind, best_value),
+            "best_perplexity": None if is_coherence else best_value,
+            "best_coherence": -best_value if is_coherence else None,
             "confirmed_value": confirmed,
             "evaluations": study.asked,
             "unique_evaluations": len(study.history),
@@ -360,24 +329,16 @@ class _OpenStudies:
         self._context.finish(spec.key, {"study_history": history, "studies": {spec.key: row}})
 
 
-def _best(objective: ObjectiveName, value: float) -> dict[str, float | None]:
-    """Return the best value as a perplexity or a coherence."""
-    if objective == "coherence":
-        return {"best_perplexity": None, "best_coherence": -value}
-    return {"best_perplexity": value, "best_coherence": None}
-
-
 def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
     """Return T and the searched priors as columns."""
-    if point is None:
-        return {f"{prefix}T": None}
-    return {f"{prefix}{name}": value for name, value in point.given.items()}
+    given = {"T": None} if point is None else point.given
+    return {f"{prefix}{name}": value for name, value in given.items()}
 
 
 def _history(ledger: Ledger, key: str) -> list[Row]:
     """Return the stored history of a study, in order."""
     rows = (ledger.get("study_history", f"{key}/{number}") for number in count(1))
-    return [row for row in takewhile(lambda row: row is not None, rows) if row is not None]
+    return [row for row in takewhile(bool, rows) if row]
 
 
 def _other_versions(ledger: Ledger, key: str) -> str:

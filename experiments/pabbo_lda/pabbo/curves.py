@@ -101,15 +101,9 @@ def sample_curves(
     """Return curve ``samples[b]`` at ``n`` values of T, for all of ``samples``, an int64 [B].
 
     All small T are present; larger ones are random and even over log T. The value at a T does not
-    depend on the other T. The result is on the device of ``samples``.
+    depend on the other T. The result is on the device of ``samples``. All arithmetic is in double
+    precision, which autocast leaves alone.
     """
-    with torch.autocast(samples.device.type, enabled=False):
-        return _sample(seed, samples, n, settings, dtype)
-
-
-def _sample(
-    seed: int, samples: Tensor, n: int, settings: CurveSettings, dtype: torch.dtype
-) -> Curves:
     s, double = settings, torch.float64
     draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 8, double).unbind(1)
     t_max = torch.floor(_log_uniform(draws[0], s.t_max))
