@@ -99,7 +99,7 @@ class Used:
             names = repr((value.co_names, value.co_varnames))
             return ("code", value.co_code, names, *value.co_consts)
         if isinstance(value, type):
-            parts = ["class", value.__module__, value.__qualname__]
+            parts: list[object] = ["class", value.__module__, value.__qualname__]
             if self._is_users(value.__module__):
                 own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
                 parts += [value.__bases__, own]
