@@ -18,7 +18,7 @@ from docs.duel_tables import ablation_lines, search_lines, start_lines
 from docs.prediction_tables import profile_lines, published_lines
 from docs.tuning_tables import tuning_lines
 from raypipe.commands.configuration import CommonSettings
-from raypipe.commands.prediction_table import PREDICTIONS
+from raypipe.commands.declarations import PREDICTIONS
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import load_experiment

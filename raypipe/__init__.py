@@ -16,8 +16,7 @@ from importlib.metadata import PackageNotFoundError, version  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
-    from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, run, sweep
-    from raypipe.commands.replay import replay
+    from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, replay, run, sweep
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.graph.context import StageContext
@@ -67,8 +66,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "raypipe.api": ("Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "run", "sweep"),
-    "raypipe.commands.replay": ("replay",),
+    "raypipe.api": (
+        *("Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "replay", "run", "sweep"),
+    ),
     "raypipe.config.settings": ("Operational", "Settings"),
     "raypipe.errors": ("ConfigError", "UnitError"),
     "raypipe.graph.context": ("StageContext",),

@@ -1,36 +1,43 @@
-"""Python API: the commands as functions, and the results of a run.
+"""The verbs of raypipe: each is one function, which Python and the command line call.
 
+The first part of a docstring is the text of ``--help``, its list of arguments that of the options.
 Errors have the text of the command line: a mistake is a :class:`~raypipe.errors.ConfigError`, a run
-that failed a :class:`RunFailedError`. Ray goes on after a call, so that the next one of this
-process starts at once.
+that failed a :class:`RunFailedError`. Modules are imported where a verb needs them, so that every
+command starts with few. Verbs that a terminal reads return text.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypipe.commands.results import existing
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raypipe.commands.request import Request
+    from raypipe.commands.replay import Replay
     from raypipe.config.document import Document
+    from raypipe.store.run_directory import RunDirectory
 
 #: a configuration: its file, or its content
 Config = str | os.PathLike[str] | Mapping[str, Any]
-_ORIGIN = "rp.map"
-#: columns that raypipe adds to every table, of less interest than the others
-_ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
+#: values by dotted key, or texts of the form ``dotted.key=value``
+Values = Mapping[str, Any] | Sequence[str]
+Location = str | os.PathLike[str]
+#: arguments of verbs that say how a run is executed
+_OPTIONS = (
+    *("run_dir", "profile", "only", "address", "time_budget"),
+    *("yes", "strict_code", "local", "at_end"),
+)
 
 
 class RunFailedError(RuntimeError):
@@ -87,10 +94,12 @@ class Run:
 
         """
         from raypipe.commands.results import table
+        from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
 
-        found: pd.DataFrame = table(self.directory, name).to_pandas()
-        last = [column for column in _ADDED if column in found.columns]
-        return found[[*found.columns.difference(last, sort=False), *last]]
+        rows: pd.DataFrame = table(self.directory, name).to_pandas()
+        added = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
+        last = [column for column in added if column in rows.columns]
+        return rows[[*rows.columns.difference(last, sort=False), *last]]
 
     def sql(self, query: str) -> pd.DataFrame:
         """Return the result of a SQL query over all tables, in DuckDB (extra ``sql``).
@@ -101,8 +110,8 @@ class Run:
         """
         from raypipe.store.query import sql
 
-        found: pd.DataFrame = sql(self.directory, query).to_pandas()
-        return found
+        rows: pd.DataFrame = sql(self.directory, query).to_pandas()
+        return rows
 
     @property
     def status(self) -> str:
@@ -130,21 +139,19 @@ class Run:
         from raypipe.commands.declarations import about
 
         with _messages_alone():
-            found = about(self.directory).bests
-        for each in found:
+            bests = about(self.directory).bests
+        for each in bests:
             if metric in ("", each.column.name, each.metric):
                 points = [plain(dict(point.values)) for point in each.ranking[: each.ties]]
                 key = each.key_result
                 return Best(each.metric, key.better, key.value, points, each.runs, key.text)
         if not metric:
             return None
-        known = ", ".join(dict.fromkeys(each.metric for each in found)) or "none"
+        known = ", ".join(dict.fromkeys(each.metric for each in bests)) or "none"
         raise ConfigError(f"best: metric = {metric}: has no finite result (those with: {known})")
 
     def report(self) -> Path | str:
         """Write the report again; return the path of its page."""
-        from raypipe.commands.report import report
-
         return report(self.directory.location)
 
     def __repr__(self) -> str:
@@ -152,234 +159,663 @@ class Run:
         return f"<Run {self.run_dir}: {self.status}, tables: {', '.join(self.tables)}>"
 
 
-def open(run_dir: str | os.PathLike[str]) -> Run:
+def open(run_dir: Location) -> Run:
     """Return a run that exists, by its path or URI. Raises ConfigError if there is none."""
+    from raypipe.commands.results import existing
+
     return Run(existing(os.fspath(run_dir)))
+
+
+# run an experiment
 
 
 def run(
     config: Config,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Values = (),
     *,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: Location | None = None,
     profile: str = "auto",
     only: Sequence[str] = (),
-    matrix: Mapping[str, Any] | None = None,
+    matrix: Values = (),
     address: str | None = None,
     time_budget: str | None = None,
+    yes: bool = False,
+    strict_code: bool = False,
     local: bool = False,
 ) -> Run:
-    """Run an experiment, or continue it: ``raypipe run``.
+    """Run an experiment; finished work is kept and never repeated.
 
     Args:
-        config: the YAML file, or a mapping with the same content.
-        overrides: values by dotted key, such as ``{"lda.runs": 2}``.
-        run_dir: where results go; the same directory again continues that run.
-        profile: ``auto`` (by the hardware), ``cpu``, ``gpu`` or a name from ``profiles``.
-        only: run these stages and what they need.
-        matrix: lists of values by dotted key; every combination runs.
-        address: a Ray cluster; by default one on this machine.
-        time_budget: such as ``2h``; the run ends in order before it is over.
-        local: whether to run everything in this process, without Ray, where a debugger works.
+        config: The YAML file of the experiment, or the name of one that comes with raypipe
+            (`raypipe run --list`).
+        overrides: Override any key by its dotted path, e.g. lda.runs=2
+            train_small.training.precision=bf16 'lda.datasets=[20news,agnews]'.
+        run_dir: Where results go; the same directory again continues that run. A path or a URI
+            (s3://...). [default: runs/<experiment>/<timestamp>-<id>]
+        profile: auto (by the hardware), cpu, gpu, or a name from `profiles:`.
+        only: Run these stages and what they need.
+        matrix: Run every combination of these values in one run directory; the same as
+            matrix.KEY=[...]. `--matrix runs=5` repeats with five seeds.
+        address: A Ray cluster to use. [default: start one here]
+        time_budget: End in order before this time is over, with checkpoints of running trainings:
+            2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
+        yes: Run a matrix of more than 10,000 points.
+        strict_code: Refuse to continue a run whose experiment's source code changed.
+        local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
+            the results are the same.
 
     Raises:
         ConfigError: a mistake; nothing was started.
         RunFailedError: a stage failed; what is finished is kept.
         KeyboardInterrupt: it was interrupted, or its time is over.
 
+    Examples:
+        raypipe run quickstart
+        raypipe run --list
+        raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
+
     """
-    given = {**(overrides or {}), **{f"matrix.{k}": v for k, v in (matrix or {}).items()}}
-    where = {"run_dir": run_dir, "profile": profile, "address": address}
-    more = {"only": only, "time_budget": time_budget, "local": local}
-    return _executed(_request("run", config, given, **where, **more))
+    return _run(run, locals())
 
 
 def sweep(
     config: Config,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Values = (),
     *,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: Location | None = None,
     profile: str = "auto",
     address: str | None = None,
     time_budget: str | None = None,
+    write: Location | None = None,
 ) -> Run:
-    """Measure the points of the section ``sweep``: ``raypipe sweep``.
+    r"""Measure the points of the section `sweep` and recommend one for this machine.
 
-    ``run.table("recommendations")`` has the recommended settings. Arguments and errors are those of
-    :func:`run`.
-    """
-    where = {"run_dir": run_dir, "profile": profile, "address": address}
-    more = {"only": ["sweep"], "time_budget": time_budget}
-    return _executed(_request("sweep", config, overrides, **where, **more))
-
-
-def fit(
-    config: Config,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    stage: str | None = None,
-    profile: str = "auto",
-    address: str | None = None,
-    card: str | None = None,
-    precision: str | Sequence[str] = (),
-    gradient_checkpointing: bool | None = None,
-    cards_per_node: int | None = None,
-    cards: str | os.PathLike[str] | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-) -> pd.DataFrame:
-    """Return the largest micro-batch of each precision that fits this device: ``raypipe fit``.
-
-    With ``card`` nothing is trained: memory, speed and energy on that card are predicted.
+    The table `recommendations` has the recommended settings.
 
     Args:
-        config: the YAML file, or a mapping with the same content.
-        overrides: values by dotted key.
-        stage: the training stage; by default each of them.
-        profile: the name of a profile.
-        address: a Ray cluster.
-        card: the card to predict for, such as ``RTX A6000``; ``all`` compares all cards.
-        precision: of the prediction, one or several; by default each that the card supports.
-        gradient_checkpointing: predict with it, or without it, alone; by default without it, and
-            with it where the effective batch does not fit at once.
-        cards_per_node: the number of cards; by default ``scaling.workers``.
-        cards: a file of further cards and prices; by default that of RAYPIPE_CARDS.
-        run_dir: a run whose table ``card_predictions`` receives the rows, next to its measurements.
+        config: As of run.
+        overrides: As of run.
+        run_dir: As of run.
+        profile: As of run.
+        address: As of run.
+        time_budget: As of run.
+        write: Write the configuration with the best point there.
 
-    Raises:
-        ConfigError: a mistake; nothing was started.
+    Examples:
+        raypipe sweep configs/quickstart.yaml
+        raypipe sweep configs/pabbo_lda.yaml 'sweep.axes.training.micro_batch=[4,8,16]' \
+          --run-dir runs/mine --write configs/mine.yaml
 
     """
-    import pandas as pd
+    given = locals()
+    from raypipe.commands.recommendation import print_recommendation
 
-    request = _request("fit", config, overrides, profile=profile, address=address, run_dir=run_dir)
-    if card is not None:
-        from raypipe.commands.prediction import Wanted, predict
-
-        with _messages_alone():
-            wanted = [precision] if isinstance(precision, str) else precision
-            given = card, cards_per_node, cards, stage, wanted, gradient_checkpointing
-            rows = predict(request, Wanted(*given))
-        return pd.DataFrame(rows).convert_dtypes()
-    predicted = (gradient_checkpointing, cards_per_node, cards, run_dir)
-    if precision or any(each is not None for each in predicted):
-        raise ConfigError(
-            "fit: precision, gradient_checkpointing, cards_per_node, cards and run_dir need card"
-        )
-    from raypipe.commands.fit import fit as fitted
-
-    with _messages_alone():
-        return pd.DataFrame(fitted(request, stage)).convert_dtypes()
-
-
-def plan(
-    config: Config,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    run_dir: str | os.PathLike[str] | None = None,
-    profile: str = "auto",
-    only: Sequence[str] = (),
-) -> pd.DataFrame:
-    """Return the stages that would run, what is done, and the expected time: ``raypipe plan``.
-
-    Arguments and errors are those of :func:`run`; nothing is started.
-    """
-    from raypipe.commands.plan import plan as planned
-
-    with _messages_alone():
-        return planned(
-            _request("plan", config, overrides, run_dir=run_dir, profile=profile, only=only)
-        )
+    if write is not None and Path(write).exists():
+        raise ConfigError(f"--write {write}: exists already; choose another name")
+    at_end = partial(print_recommendation, write)
+    return _run(sweep, {**given, "only": ["sweep"], "at_end": at_end})
 
 
 def map(
     function: Callable[..., Any] | str,
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Values = (),
     *,
     cpus: float = 1.0,
     gpus: float = 0.0,
     attempts: int = 3,
-    time_limit_s: float | None = None,
+    time_limit: str | float | None = None,
     maximize: str | Sequence[str] = (),
     minimize: str | Sequence[str] = (),
     version: int | None = None,
     overrides: Mapping[str, Any] | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: Location | None = None,
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
 ) -> Run:
-    """Call a function for every combination of its arguments: ``raypipe map``.
+    """Call a function for every combination of its arguments; each call becomes a row.
 
-    Each call is a task. What it returns, a mapping of single values, is a row of the table
-    ``calls`` with the arguments as further columns. Calls that are stored are not repeated.
+    What a call returns, a mapping of single values, is a row of the table `calls` with the
+    arguments as further columns. Calls that are stored are not repeated.
 
     Args:
-        function: the function, or ``module:name``.
-        arguments: values by name. A list, a range or an array is an axis.
-        cpus: CPUs per call; may be a fraction.
-        gpus: GPUs per call; may be a fraction.
-        attempts: attempts of a call whose worker dies or that exceeds its time limit.
-        time_limit_s: seconds after which an attempt is ended.
-        maximize: returned values of which higher is better.
-        minimize: returned values of which lower is better.
-        version: version of the results. By default 1, and a run directory is not continued once
-            the function's source code changed.
-        overrides: other settings by dotted key, such as ``matrix.search``.
-        run_dir: where results go; the same directory again continues that run.
-        address: a Ray cluster; by default one on this machine.
-        time_budget: such as ``2h``.
-        local: whether to call it in this process, without Ray, where a debugger works.
+        function: The function, e.g. mymodule:score.
+        arguments: Arguments; a list [0.1,1,10] or a range 0..4 (both ends included) is an axis.
+            Other keys are settings, such as matrix.search or tracking=[tensorboard].
+        cpus: CPUs per call, such as 0.5.
+        gpus: GPUs per call.
+        attempts: Attempts of a call whose worker dies or takes too long.
+        time_limit: Time after which an attempt is ended: 90s, 10m, 2h.
+        maximize: A returned value; higher is better.
+        minimize: A returned value; lower is better.
+        version: Version of the results. [default: 1, for the present source code only]
+        overrides: in Python, other settings by dotted key, such as ``matrix.search``.
+        run_dir: As of run.
+        address: As of run.
+        time_budget: As of run.
+        local: As of run.
 
     Raises:
         ConfigError: a mistake; nothing was started.
         RunFailedError: a call failed; the others are finished.
         KeyboardInterrupt: it was interrupted, or its time is over.
 
+    Examples:
+        raypipe map mymodule:score 'C=[0.1,1,10]' 'gamma=[0.01,0.1]' seed=0..4 --cpus 0.5
+        raypipe map mymodule:score seed=0..99 --maximize accuracy --run-dir runs/mine
+
     """
-    from raypipe.config.document import Document
-    from raypipe.functions import reference
+    given = locals()
+    from raypipe.commands.map import document_of
 
-    if isinstance(function, str):
-        name, loaded = function, None
-    else:
-        name = reference.of_function(function)
-        reference.check(function, name, _ORIGIN)
-        loaded = None if reference.is_importable(name) else function
-    if loaded is not None:
-        from raypipe.functions.used import variables
-        from raypipe.launch.pool import obstacle
+    names = ("cpus", "gpus", "attempts", "time_limit", "maximize", "minimize", "version")
+    with _messages_alone():
+        values = plain(arguments) if isinstance(arguments, Mapping) else arguments
+        document, words = document_of(function, values, {name: given[name] for name in names})
+    return _run(map, given, document, [*words, *_texts(overrides or {})])
 
-        if reason := obstacle(loaded, variables(loaded)):
-            raise ConfigError(f"{_ORIGIN}: function = {name}: {reason}")
-    values = {
-        "arguments": {key: plain(value) for key, value in (arguments or {}).items()},
-        "cpus": cpus,
-        "gpus": gpus,
-        "attempts": attempts,
-        "time_limit_s": time_limit_s,
-        "maximize": [maximize] if isinstance(maximize, str) else list(maximize),
-        "minimize": [minimize] if isinstance(minimize, str) else list(minimize),
-        "version": version,
+
+def submit(
+    config: str,
+    overrides: Sequence[str] = (),
+    *,
+    address: str,
+    run_dir: str,
+    profile: str = "auto",
+    only: Sequence[str] = (),
+    matrix: Sequence[str] = (),
+    time_budget: str | None = None,
+    yes: bool = False,
+    follow: bool = True,
+) -> int:
+    r"""Run an experiment as a job of a Ray cluster, with a copy of this directory.
+
+    Args:
+        config: As of run.
+        overrides: As of run.
+        address: The cluster's dashboard, e.g. http://HEAD:8265.
+        run_dir: Where results go: a URI (s3://...), or a path on storage that all nodes share.
+        profile: As of run.
+        only: As of run.
+        matrix: As of run.
+        time_budget: As of run.
+        yes: As of run.
+        follow: Show the log and wait for the end.
+
+    Examples:
+        raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
+        raypipe submit configs/lm_pretrain.yaml train.training.steps=5000 --no-follow \
+          --address http://HEAD:8265 --run-dir s3://BUCKET/runs/lm
+
+    """
+    given = {**locals(), "address": None}
+    from raypipe.commands.submit import submit as submit_job
+
+    return submit_job(
+        config,
+        [*overrides, *_of_matrix(matrix)],
+        address,
+        run_dir,
+        command_line(run, given),
+        shown_command(run, given),
+        profile=profile,
+        time_budget=time_budget,
+        follow=follow,
+    )
+
+
+def plan(
+    config: Config,
+    overrides: Values = (),
+    *,
+    run_dir: Location | None = None,
+    profile: str = "auto",
+    only: Sequence[str] = (),
+    matrix: Values = (),
+    yes: bool = False,
+) -> pd.DataFrame:
+    """Show what would run, what is done and the expected cost; start nothing.
+
+    Args:
+        config: As of run.
+        overrides: As of run.
+        run_dir: As of run.
+        profile: As of run.
+        only: As of run.
+        matrix: As of run.
+        yes: As of run.
+
+    """
+    from raypipe.commands.plan import plan as planned
+
+    location = None if run_dir is None else os.fspath(run_dir)
+    with _messages_alone():
+        texts = [*_texts(overrides), *_of_matrix(matrix)]
+        return planned(_document(config), texts, location, profile, only, confirmed=yes)
+
+
+def fit(
+    config: Config,
+    overrides: Values = (),
+    *,
+    profile: str = "auto",
+    address: str | None = None,
+    stage: str | None = None,
+    card: str | None = None,
+    precision: str | Sequence[str] = (),
+    gradient_checkpointing: bool | None = None,
+    cards_per_node: int | None = None,
+    cards: Location | None = None,
+    run_dir: Location | None = None,
+) -> pd.DataFrame:
+    """Find the largest micro-batch of each precision that fits, by a few real steps each.
+
+    The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned of
+    the memory is kept for later sweeps and fits on the same card.
+
+    With a card nothing is trained: memory, speed and energy are predicted from the model.
+
+    Args:
+        config: As of run.
+        overrides: As of run.
+        profile: As of run.
+        address: As of run.
+        stage: The training stage. [default: each of them]
+        card: Predict for this card instead, e.g. "RTX A6000", h100-80; needs no GPU. `all` compares
+            all cards.
+        precision: With --card: predict this precision only; may be repeated. [default: each that
+            the card supports]
+        gradient_checkpointing: With --card: predict with gradient checkpointing, or without it,
+            alone. [default: without, and with it where the effective batch does not fit at once]
+        cards_per_node: With --card: number of cards. [default: scaling.workers]
+        cards: With --card: a file of further cards and prices. [default: RAYPIPE_CARDS]
+        run_dir: With --card: a run whose table `card_predictions` receives the rows, next to its
+            measurements.
+
+    Raises:
+        ConfigError: a mistake; nothing was started.
+
+    Examples:
+        raypipe fit configs/pabbo_lda.yaml
+        raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
+        raypipe fit lm_pretrain --card "RTX A6000" --precision bf16
+        raypipe fit summarization model=mt5_1_2b --card a100-40 --cards-per-node 4
+        raypipe fit lm_pretrain --card all --cards prices.yaml
+
+    """
+    given = locals()
+    import pandas as pd
+
+    wanted = (precision,) if isinstance(precision, str) else tuple(precision)
+    for name in ("precision", "gradient_checkpointing", "cards_per_node", "cards", "run_dir"):
+        if card is None and given[name] not in (None, ()):
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: needs --card: the card to predict for; the "
+                "measurements of a fit are not kept"
+            )
+    with _messages_alone():
+        document, texts = _document(config), _texts(overrides)
+        if card is None:
+            from raypipe.commands.fit import fit as fitted
+
+            rows = fitted(document, texts, profile, address, stage)
+        else:
+            from raypipe.commands.prediction import predict
+
+            rows = predict(
+                document,
+                texts,
+                card,
+                profile=profile,
+                stage=stage,
+                precisions=wanted,
+                checkpointing=gradient_checkpointing,
+                cards_per_node=cards_per_node,
+                file=cards,
+                run_dir=None if run_dir is None else os.fspath(run_dir),
+            )
+    return pd.DataFrame(rows).convert_dtypes()
+
+
+def config(
+    config: str,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str = "auto",
+    keys: bool = False,
+) -> str:
+    """Show the resolved configuration with the origin of every value, or all keys.
+
+    Args:
+        config: As of run.
+        overrides: Overrides, as in `raypipe run`; with --keys also the prefix of the keys.
+        profile: As of run.
+        keys: List the keys with type, default and meaning instead.
+
+    """
+    from raypipe.commands import configuration
+
+    texts = [text for text in overrides if "=" in text or not keys]
+    prefixes = [text for text in overrides if text not in texts]
+    if len(prefixes) > 1:
+        raise ConfigError(f"--keys takes one prefix, not {len(prefixes)}: {' '.join(prefixes)}")
+    if keys:
+        return configuration.keys_text(config, texts, profile, *prefixes)
+    return configuration.resolved_text(config, texts, profile)
+
+
+def doctor(*, as_json: bool = False) -> tuple[str, int]:
+    """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster.
+
+    The exit status is 2 if there are GPUs and none of them can be used.
+
+    Args:
+        as_json: Print JSON.
+
+    """
+    from raypipe.commands.doctor import doctor as examined
+
+    return examined(as_json=as_json)
+
+
+def init(name: str | None = None, *, template: str = "function", listed: bool = False) -> str:
+    """Write a small project of your own that runs at once: code, YAML, test, README.
+
+    Args:
+        name: The new folder. [default: my_TEMPLATE]
+        template: The template (`raypipe init --list`).
+        listed: List the templates.
+
+    Examples:
+        raypipe init mine
+        raypipe init mine --template pabbo_lda
+
+    """
+    from raypipe.commands import init as command
+
+    return command.listing() if listed else command.init(name, template)
+
+
+# read a run
+
+
+def results(
+    run_dir: str,
+    table: str | None = None,
+    *,
+    columns: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    sql: str | None = None,
+    as_csv: bool = False,
+    as_json: bool = False,
+) -> str:
+    """Print a results table as wide as the terminal; without TABLE, list the tables.
+
+    Args:
+        run_dir: The directory of a run.
+        table: e.g. studies, trials, failures.
+        columns: Show these columns, in this order.
+        sort: Sort by these columns; `-` before a name: largest first.
+        limit: Rows at most; 0 for all. [default: 100 on a terminal, else all]
+        sql: Query all tables of the run by SQL (DuckDB) instead.
+        as_csv: Print CSV: all rows and columns.
+        as_json: Print a JSON list of objects: all rows and columns.
+
+    Examples:
+        raypipe results RUN_DIR trials --columns trial_id,samples_per_s --sort -samples_per_s
+        raypipe results RUN_DIR steps --csv > steps.csv
+        raypipe results RUN_DIR --sql 'select optimizer, avg(best_T) from studies group by 1'
+
+    """
+    from raypipe.commands.results import printed
+
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json: give one of them")
+    if sql is not None and table is not None:
+        raise ConfigError("--sql: the query names its tables; leave TABLE out")
+    form = "csv" if as_csv else "json" if as_json else ""
+    return printed(run_dir, table, sql, columns, sort, limit, form)
+
+
+def report(run_dir: str, *, variant: str | None = None) -> str:
+    """Write report/index.html (one self-contained page) and the figures again.
+
+    Args:
+        run_dir: The directory of a run.
+        variant: The point of a matrix that the experiment's sections show.
+
+    """
+    from raypipe.commands.report import report as write_report
+
+    return write_report(run_dir, variant)
+
+
+def logs(run_dir: str, unit: str | None = None) -> str:
+    """Print what a unit printed and why it failed; without UNIT, list all logs and failures.
+
+    Args:
+        run_dir: The directory of a run.
+        unit: A unit, task or trial, as the list shows it.
+
+    """
+    from raypipe.commands import logs as command
+
+    return command.listing_text(run_dir) if unit is None else command.text(run_dir, unit)
+
+
+def ls(directory: str | None = None, *, as_json: bool = False) -> str:
+    """List runs, the newest first: status, age, time, stages and key result.
+
+    Args:
+        directory: A folder or URI with run directories in it, at any depth. [default: RAYPIPE_RUNS,
+            else runs]
+        as_json: Print JSON.
+
+    """
+    from raypipe.commands import runs_location, summary
+    from raypipe.commands.table_view import terminal_width
+
+    location = directory or runs_location()
+    runs = summary.runs(location)
+    if as_json:
+        return json.dumps([each.as_json() for each in runs], indent=1)
+    return summary.listing(runs, location, terminal_width())
+
+
+def show(run_dir: str, *, code: bool = False) -> str:
+    """Show what happened in a run: code, hardware, time, stages, results and failures.
+
+    Args:
+        run_dir: The directory of a run.
+        code: Print the kept source code, with the units that ran with it.
+
+    """
+    from raypipe.commands.code import code_text
+    from raypipe.commands.results import opened
+    from raypipe.commands.summary import show_text
+
+    run = opened(run_dir)
+    return code_text(run) if code else show_text(run)
+
+
+def replay(
+    run_dir: Location,
+    units: Sequence[str] = (),
+    *,
+    sample: int = 3,
+    every: bool = False,
+    tolerance: float = 1e-5,
+    kept_code: bool = False,
+) -> Replay:
+    """Compute stored units again and compare: equal, within a tolerance, or what differs and why.
+
+    They run in this process, without caches; RUN_DIR is only read. Columns that measure time,
+    memory or speed are not compared. The exit status is 0 if all results are equal or within the
+    tolerance, 1 otherwise.
+
+    Args:
+        run_dir: The directory of a run.
+        units: Names of units, or what such names begin with, e.g. a stage. [default: a sample]
+        sample: Units of the sample, evenly spaced.
+        every: All units instead of a sample.
+        tolerance: Relative difference that counts as equal.
+        kept_code: Run the code that RUN_DIR keeps, instead of the current code.
+
+    Raises:
+        ConfigError: a mistake, or nothing that can be computed again.
+
+    Examples:
+        raypipe replay RUN_DIR
+        raypipe replay RUN_DIR lda/20news/ga/0 --tolerance 1e-4
+        raypipe replay RUN_DIR --all --kept-code
+
+    """
+    from raypipe.commands.replay import replay as replayed
+
+    if sample < 1 or not 0 <= tolerance < 1:
+        raise ConfigError("replay: sample must be at least 1, and tolerance from 0 to below 1")
+    names = [units] if isinstance(units, str) else units
+    number = None if every or names else sample
+    return replayed(os.fspath(run_dir), names, number, tolerance, kept_code=kept_code)
+
+
+def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
+    """Show what differs between runs: configuration, environment and results.
+
+    Args:
+        run_dirs: Two run directories or more; the others are compared with the first.
+        as_json: Print JSON.
+
+    """
+    from raypipe.commands.compare import compare as compared
+    from raypipe.commands.results import opened
+    from raypipe.commands.table_view import terminal_width
+
+    if len(run_dirs) < 2:
+        raise ConfigError("compare: give two run directories or more")
+    found = compared([opened(each) for each in run_dirs])
+    return json.dumps(found.as_json(), indent=1) if as_json else found.text(terminal_width())
+
+
+def watch(run_dir: str) -> int:
+    """Follow a run that goes on elsewhere, until it ends; Ctrl-C ends only the watching.
+
+    The exit status is the run's: 0, 1 if it failed, 130 if it was interrupted.
+
+    Args:
+        run_dir: The directory of a run.
+
+    """
+    from raypipe.commands.results import opened
+    from raypipe.commands.watch import watch as follow
+
+    return follow(opened(run_dir))
+
+
+def command_line(verb: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
+    """Return a call of a verb as words of the command line; defaults are left out."""
+    words = ["raypipe", verb.__name__]
+    for name, parameter in inspect.signature(verb).parameters.items():
+        value, option = given.get(name), f"--{name.replace('_', '-')}"
+        if value is None or value is False or value == parameter.default:
+            continue
+        if value is True:
+            words.append(option)
+            continue
+        if isinstance(value, Mapping):
+            value = _texts(value)
+        several = value if isinstance(value, list | tuple) else [value]
+        texts = [f"{each:g}" if isinstance(each, float) else str(each) for each in several]
+        is_word = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        words += texts if is_word else [word for text in texts for word in (option, text)]
+    return words
+
+
+def _run(
+    verb: Callable[..., Run],
+    given: dict[str, Any],
+    document: Document | None = None,
+    overrides: Sequence[str] | None = None,
+) -> Run:
+    """Run an experiment with the arguments of a verb.
+
+    Raises:
+        ConfigError: a mistake; nothing was started.
+        RunFailedError: a stage failed.
+        KeyboardInterrupt: it was interrupted.
+
+    """
+    from raypipe.commands.run import execute
+
+    with _messages_alone():
+        if overrides is None:
+            overrides = [*_texts(given["overrides"]), *_of_matrix(given.get("matrix", ()))]
+        if document is None:
+            document = _document(given["config"])
+        again = partial(_continuation, verb, given, document, overrides)
+        options = {name: given[name] for name in _OPTIONS if name in given}
+        ended = execute(document, overrides, again, **options)
+    found = Run(ended.run_dir)
+    if ended.status == 130:
+        raise KeyboardInterrupt(ended.failure)
+    if ended.status:
+        raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
+    return found
+
+
+def _continuation(
+    verb: Callable[..., Run],
+    given: Mapping[str, Any],
+    document: Document,
+    overrides: Sequence[str],
+    run_dir: RunDirectory,
+) -> str:
+    """Return the command that continues in a run directory, without secrets.
+
+    Of a function that only this process has, it is the call.
+    """
+    if document.loaded is not None:
+        name = document.function.rpartition(":")[2]
+        return f"rp.map({name}, ..., run_dir={run_dir.shown!r})"
+    words = "arguments" if verb is map else "overrides"
+    now = {**given, "run_dir": run_dir.location, "matrix": (), "write": None, "overrides": None}
+    if isinstance(given.get("arguments", given.get("config")), Mapping):
+        verb, words, now = run, "overrides", {**now, "config": run_dir.config}
+    return shown_command(verb, {**now, words: overrides})
+
+
+def shown_command(verb: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """Return a call of a verb as a command line without secrets."""
+    from raypipe.config.overrides import hidden_override
+    from raypipe.redaction import without_credentials
+
+    hidden = {
+        name: [hidden_override(text) for text in _texts(given.get(name) or ())]
+        for name in ("overrides", "arguments", "matrix")
     }
-    document = Document(_ORIGIN, "", name, values, {}, loaded)
-    more = {"run_dir": run_dir, "address": address, "time_budget": time_budget, "local": local}
-    return _executed(_request("run", document, overrides, **more))
+    return without_credentials(shlex.join(command_line(verb, {**given, **hidden})))
 
 
-def _request(
-    command: str, config: Config | Document, overrides: Mapping[str, Any] | None, **more: Any
-) -> Request:
-    """Return the request of a command, with overrides as on the command line."""
-    from raypipe.commands.request import Request
-    from raypipe.config.document import Document, parse
+def _document(config: Config) -> Document:
+    """Read a configuration: a file, or values. Raises ConfigError."""
+    from raypipe.commands.configuration import read
+    from raypipe.config.document import parse
 
-    texts = [f"{key}={json.dumps(plain(value))}" for key, value in (overrides or {}).items()]
-    if more.get("run_dir") is not None:
-        more["run_dir"] = os.fspath(more["run_dir"])
     if isinstance(config, Mapping):
-        config = parse(json.dumps(plain(config)), "config")
-    path, document = ("", config) if isinstance(config, Document) else (os.fspath(config), None)
-    return Request(command, path, texts, document=document, keep_cluster=True, **more)
+        return parse(json.dumps(plain(config)), "config")
+    return read(os.fspath(config))
+
+
+def _texts(values: Values) -> list[str]:
+    """Return values as the texts of a command line: ``dotted.key=value``."""
+    if isinstance(values, Mapping):
+        return [f"{key}={json.dumps(plain(value))}" for key, value in values.items()]
+    return list(values or ())
+
+
+def _of_matrix(values: Values) -> list[str]:
+    return [f"matrix.{text}" for text in _texts(values)]
 
 
 @contextmanager
@@ -389,20 +825,6 @@ def _messages_alone() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(str(error)) from None
-
-
-def _executed(request: Request) -> Run:
-    """Run a command and return its run. Raises ConfigError, RunFailedError, KeyboardInterrupt."""
-    from raypipe.commands.run import execute
-
-    with _messages_alone():
-        ended = execute(request)
-    found = Run(ended.run_dir)
-    if ended.status == 130:
-        raise KeyboardInterrupt(ended.failure)
-    if ended.status:
-        raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
-    return found
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import raypipe as rp
 from raypipe import cli
 from raypipe.commands import cluster
 
@@ -28,6 +29,22 @@ EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
 class Ended:
     status: int
     output: str
+
+
+def status(
+    verb: Callable[..., rp.Run],
+    config: str | Path,
+    overrides: Sequence[str] = (),
+    **options: object,
+) -> int:
+    """The exit status that a verb of the Python API has as a command."""
+    try:
+        verb(config, overrides, **options)
+    except rp.RunFailedError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def start(

@@ -1,17 +1,25 @@
-"""Command line: parse arguments, return the exit status."""
+"""Command line: the verbs of :mod:`raypipe.api` as commands, with what they return printed.
+
+Arguments, defaults and help are those of the function: its positional parameters are words, the
+others options. ``_PARAMETERS`` adds what only a terminal has.
+"""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 import platform
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from raypipe.cli import experiments, machine, runs
+from raypipe import api
+from raypipe.cli import completion
+from raypipe.commands import stops_with_command
 from raypipe.errors import ConfigError, Interrupted, UnitError
 from raypipe.redaction import without_credentials
 
@@ -22,8 +30,193 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (experiments, machine, runs):
-    app.add_typer(commands.app)
+VERBS: tuple[Callable[..., Any], ...] = (
+    *(api.run, api.submit, api.sweep, api.fit, api.plan, api.config, api.map, api.init),
+    *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.replay),
+    *(api.compare, api.watch),
+)
+#: verbs of which a terminal shows that they have started: their imports take a second or more
+_SLOW = (api.run, api.sweep, api.fit, api.map, api.replay)
+#: names of options that are not those of the parameter
+_OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all", "listed": "--list"}
+#: parameters that only Python has: of the command line, the arguments of a function are typed
+_IN_PYTHON = {("map", "overrides")}
+#: how a terminal names and completes a parameter, and its bounds
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "config": {"metavar": "CONFIG", "autocompletion": completion.configurations},
+    "overrides": {"metavar": "[KEY=VALUE]...", "autocompletion": completion.keys},
+    "run_dir": {"metavar": "RUN_DIR", "autocompletion": completion.run_directories},
+    "run_dirs": {"metavar": "RUN_DIR...", "autocompletion": completion.run_directories},
+    "directory": {"metavar": "[DIR]", "autocompletion": completion.run_directories},
+    "table": {"metavar": "[TABLE]", "autocompletion": completion.tables},
+    "only": {"metavar": "STAGE...", "autocompletion": completion.stages},
+    "matrix": {"metavar": "KEY=[VALUE,...]"},
+    "function": {"metavar": "MODULE:FUNCTION"},
+    "arguments": {"metavar": "[NAME=VALUE]..."},
+    "unit": {"metavar": "[UNIT]"},
+    "units": {"metavar": "[UNIT]..."},
+    "name": {"metavar": "[NAME]"},
+    "time_budget": {"metavar": "TIME"},
+    "time_limit": {"metavar": "TIME"},
+    "maximize": {"metavar": "NAME"},
+    "minimize": {"metavar": "NAME"},
+    "columns": {"metavar": "NAME,..."},
+    "sort": {"metavar": "[-]NAME,..."},
+    "sql": {"metavar": "QUERY"},
+    "write": {"metavar": "FILE"},
+    "cards": {"metavar": "FILE"},
+    "limit": {"min": 0},
+    "sample": {"min": 1},
+    "tolerance": {"min": 0, "max": 0.99},
+    "cards_per_node": {"min": 1},
+}
+
+
+def _list_configurations(wanted: bool) -> None:
+    if wanted:
+        from raypipe.config.shipped import listing
+
+        typer.echo(listing())
+        raise typer.Exit
+
+
+#: options that only a terminal has
+_EXTRA = {
+    api.run: (
+        "_listed",
+        typer.Option(
+            "--list",
+            callback=_list_configurations,
+            is_eager=True,  # without CONFIG
+            help="List the configurations that come with raypipe.",
+        ),
+    ),
+    api.fit: ("as_json", typer.Option("--json", help="Print JSON.")),
+}
+
+
+def _command(verb: Callable[..., Any]) -> Callable[..., None]:
+    """Return a verb as a function from which Typer makes a command."""
+
+    def command(**given: Any) -> None:
+        raise typer.Exit(_run(verb, given))
+
+    text, helps, _ = sections(verb)
+    signature = [
+        _parameter(parameter, helps[name])
+        for name, parameter in inspect.signature(verb).parameters.items()
+        if (verb.__name__, name) not in _IN_PYTHON
+    ]
+    if verb in _EXTRA:
+        name, option = _EXTRA[verb]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        annotation = Annotated[bool, option]
+        signature.append(inspect.Parameter(name, kind, default=False, annotation=annotation))
+    command.__doc__ = text
+    command.__annotations__ = {}
+    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    return command
+
+
+def sections(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
+    """Return the parts of a docstring: the text, that of each argument, and the examples."""
+    parts = {"": list[str]()}
+    name = ""
+    for line in inspect.cleandoc(verb.__doc__ or "").splitlines():
+        if line in ("Args:", "Raises:", "Examples:"):
+            name = line
+        parts.setdefault(name, []).append(line)
+    arguments: dict[str, str] = {}
+    for line in parts.get("Args:", [])[1:]:
+        if line.startswith("        "):
+            arguments[name] += f" {line.strip()}"
+        elif line:
+            name, _, text = line.strip().partition(": ")
+            arguments[name] = text
+    if verb is not api.run:  # which has the arguments that several verbs share
+        shared = sections(api.run)[1]
+        arguments |= {name: shared[name] for name, t in arguments.items() if t == "As of run."}
+    examples = "\n".join(line[2:] for line in parts.get("Examples:", [])[1:])
+    return "\n".join(parts[""]).strip(), arguments, examples.rstrip()
+
+
+def _parameter(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
+    """Return a parameter with the annotation that Typer reads: an argument or an option."""
+    name, default = parameter.name, parameter.default
+    more: dict[str, Any] = {"help": text, **_PARAMETERS.get(name, {})}
+    kind = _kind(str(parameter.annotation))
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        if kind is bool and default is not False:
+            option += f"/--no-{option[2:]}"
+        info: Any = typer.Option(option, **more)
+    else:
+        info = typer.Argument(**more)
+    if default is None or default == ():
+        kind, default = kind | None, None
+    return parameter.replace(annotation=Annotated[kind, info], default=default)
+
+
+def _kind(annotation: str) -> Any:
+    """Return the type of the words of a terminal for an annotation of a verb."""
+    if "Sequence" in annotation or annotation == "Values":
+        return list[str]
+    names = annotation.split(" | ")
+    kinds = {"str": str, "bool": bool, "int": int, "float": float}
+    return next((kind for name, kind in kinds.items() if name in names), str)
+
+
+def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
+    """Run a verb and print what it returns; return the exit status."""
+    if verb in _SLOW and sys.stdout.isatty():
+        # until the first line of the command takes the place, which is longer
+        print("raypipe: loading", end="\r", flush=True)
+    extra = given.pop(_EXTRA[verb][0]) if verb in _EXTRA else None
+    token = stops_with_command.set(True)
+    try:
+        result = verb(**{name: v for name, v in given.items() if v is not None and v != []})
+    except api.RunFailedError:
+        return 1  # the command has said why
+    finally:
+        stops_with_command.reset(token)
+    if verb in (api.plan, api.fit):
+        return _print_rows(result, card=given.get("card"), as_json=bool(extra))
+    if isinstance(result, api.Run):
+        return 0
+    if isinstance(result, int):
+        return result
+    text, status = result if isinstance(result, tuple) else (result, 0)
+    typer.echo(text)
+    return int(not text.is_equal) if verb is api.replay else status
+
+
+def _print_rows(frame: Any, *, card: str | None, as_json: bool) -> int:
+    """Print what `plan` and `fit` return; return 1 if a precision could not be measured."""
+    from raypipe.commands.table_view import terminal_width, view
+
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    failed = any(row.get("failed") for row in rows)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(rows, indent=1))
+        return int(failed)
+    note = ""
+    if card is not None:
+        from raypipe.commands.prediction import conclusion, shown
+
+        note, rows = conclusion(rows), shown(rows)
+    rows = [{name: value for name, value in row.items() if name != "failed"} for row in rows]
+    typer.echo(view(rows, terminal_width(), whole=True, how="them on a wider terminal"))
+    if note:
+        typer.echo(note)
+    return int(failed)
+
+
+for _verb in VERBS:
+    _examples = sections(_verb)[2]
+    _epilog = f"\b\nExamples:\n{_examples}" if _examples else None
+    app.command(_verb.__name__, epilog=_epilog)(_command(_verb))
 
 
 def _show_version(asked: bool) -> None:

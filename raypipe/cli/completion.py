@@ -23,9 +23,9 @@ _DEPTH, _MOST = 3, 200
 
 def run_directories(incomplete: str) -> list[str]:
     """Return the run directories below the runs, the newest first, and folders of that name."""
-    from raypipe.commands.request import RUNS
+    from raypipe.commands import runs_location
 
-    root = os.environ.get(RUNS) or "runs"
+    root = runs_location()
     found = [] if "://" in root else sorted(map(str, _below(Path(root), _DEPTH)), reverse=True)
     head = incomplete.rpartition("/")[0]
     with suppress(OSError):

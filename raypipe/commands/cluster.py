@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
+from raypipe.commands import RUNS, stops_with_command
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster
@@ -30,17 +33,18 @@ def attach(address: str | None, stack: ExitStack) -> Launcher | None:
     return launcher
 
 
-def start(stack: ExitStack, modules: Mapping[str, str] | None = None) -> Launcher:
-    """Start a Ray cluster on this machine; it stops with the command.
+def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
+    """Start a Ray cluster on this machine; it stops with the command, or with the process.
 
-    With ``modules``, the hashes of the source modules of a run, it stops with the process instead:
-    a later call uses it again, unless one of the modules has changed since.
+    In the same process a later call uses it again, unless one of the modules of the run, given with
+    the hashes of their source, has changed since.
     """
     from raypipe.launch.cluster import RayLauncher
 
-    launcher = RayLauncher(modules=modules)
-    if modules is None:
-        stack.callback(launcher.close)
+    if not stops_with_command.get():
+        return RayLauncher(modules=modules)
+    launcher = RayLauncher()
+    stack.callback(launcher.close)
     return launcher
 
 
@@ -71,3 +75,14 @@ def local() -> Launcher:
 def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:
     """Return the hardware of a cluster's nodes; without a cluster, of this machine."""
     return launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
+
+
+def shared_location(location: str | os.PathLike[str] | None) -> str:
+    """Return a location that means the same on every node. Raises ConfigError."""
+    text = "" if location is None else os.fspath(location)
+    if not ("://" in text or Path(text).is_absolute()):
+        raise ConfigError(
+            "in a Ray job the working directory is a temporary copy: give --run-dir, or set "
+            f"{RUNS}, as an absolute path on shared storage or as a URI"
+        )
+    return text

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raypipe.commands.compared_measures import Measure, measures
 from raypipe.commands.declarations import about
-from raypipe.commands.run_summary import Summary, summary
-from raypipe.commands.show import newest
-from raypipe.commands.table_view import cell, view
+from raypipe.commands.results import newest_environment
+from raypipe.commands.summary import Summary, summary
+from raypipe.commands.table_view import cell, view, wrapped
+from raypipe.config.matrix import SEED
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
+from raypipe.graph.tables import CORE
 from raypipe.redaction import without_secrets
+from raypipe.stats import finite_or_none
 from raypipe.store import tables
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
+from raypipe.store.run_directory import BASE, RunDirectory
+from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
 
 if TYPE_CHECKING:
     from raypipe.report.best import Headline
@@ -30,8 +30,41 @@ if TYPE_CHECKING:
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
 #: columns of the blocks in addition to the runs
 _HEADINGS = frozenset({"key", "result", "row"})
-#: rows that are shown
-_MOST_ROWS = 60
+#: rows that are shown, and rows of a table of which no number is declared to be better
+_MOST_ROWS, _MOST_UNDECLARED = 60, 100
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a row in each run, None where there is none.
+
+    ``better`` is lower, higher, or empty if that is not declared. ``counts`` are the repetitions
+    that each number is the mean of; empty if the row is not averaged over seeds.
+    """
+
+    table: str
+    row: str
+    column: str
+    better: str
+    values: tuple[float | None, ...]
+    counts: tuple[int, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs have different numbers."""
+        return len(set(self.values)) > 1
+
+    @property
+    def cells(self) -> list[str]:
+        """The numbers, each but the first with its difference to the first."""
+        first, cells = self.values[0], []
+        for place, value in enumerate(self.values):
+            text = "" if value is None else f"{value:.5g}"
+            if place and value is not None and first is not None and value != first:
+                verdict = ", better" if (value < first) == (self.better == "lower") else ", worse"
+                text += f" ({value - first:+.3g}{verdict if self.better else ''})"
+            cells.append(text)
+        return cells
 
 
 @dataclass(frozen=True)
@@ -39,21 +72,14 @@ class Comparison:
     """Differences between runs, and all measures that any of them has.
 
     ``configuration`` and ``environment`` have the value of a key in each run, None where it has
-    none.
+    none; ``best`` the best points of each run by each number that several points have.
     """
 
     runs: tuple[Summary, ...]
     configuration: Mapping[str, tuple[Any, ...]]
     environment: Mapping[str, tuple[Any, ...]]
     results: tuple[Measure, ...]
-    bests: tuple[Sequence[Headline], ...]
-
-    @property
-    def best(self) -> dict[str, tuple[Headline | None, ...]]:
-        """The best points of each run by each number that several points have."""
-        known = [{each.label_of_metric: each for each in bests} for bests in self.bests]
-        names = dict.fromkeys(name for own in known for name, each in own.items() if each.leaders)
-        return {name: tuple(own.get(name) for own in known) for name in names}
+    best: Mapping[str, tuple[Headline | None, ...]]
 
     @property
     def names(self) -> list[str]:
@@ -62,6 +88,63 @@ class Comparison:
         last = [path.rstrip("/").rpartition("/")[2] for path in paths]
         is_clear = len(set(last)) == len(last) and not _HEADINGS.intersection(last)
         return last if is_clear else paths
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values: lists in the order of the runs."""
+        return {
+            "runs": [{"run_dir": each.run.shown, "status": each.status} for each in self.runs],
+            "configuration": {key: list(each) for key, each in self.configuration.items()},
+            "environment": {key: list(each) for key, each in self.environment.items()},
+            "results": [{**vars(each), "counts": list(each.counts)} for each in self.results],
+            "best": {
+                name: [each and each.leaders for each in bests] for name, bests in self.best.items()
+            },
+        }
+
+    def text(self, width: int | None) -> str:
+        """Return the comparison for a reader, as wide as the terminal."""
+        names = self.names
+        runs = zip(names, self.runs, strict=True)
+        blocks = ["\n".join(f"{name}: {each.run.shown}, {each.status}" for name, each in runs)]
+        for title, differences in (
+            ("configuration", self.configuration),
+            ("environment", self.environment),
+        ):
+            rows = [
+                {"key": key, **dict(zip(names, map(cell, values), strict=True))}
+                for key, values in differences.items()
+            ]
+            blocks.append(_block(title, rows, width))
+        differing = [each for each in self.results if each.differs]
+        rows = [
+            {
+                "result": f"{each.table}.{each.column}",
+                "row": each.row,
+                **dict(zip(names, each.cells, strict=True)),
+            }
+            for each in differing[:_MOST_ROWS]
+        ]
+        blocks.append(_block("results", rows, width))
+        if self.best:
+            lines = ["best setting of each run:"]
+            for metric, bests in self.best.items():
+                lines.append(metric)
+                for name, best in zip(names, bests, strict=True):
+                    value = "none" if best is None else f"{best.mean:.5g} ({best.text})"
+                    lines.append(wrapped(f"  {name}: {value}", width, "    "))
+            blocks.append("\n".join(lines))
+        blocks += _averaged(self)
+        if same := len(self.results) - len(differing):
+            blocks.append(f"{same} results are the same")
+        if len(differing) > _MOST_ROWS:
+            blocks.append(f"{len(differing) - _MOST_ROWS} more differ: see all with --json")
+        if not self.results:
+            blocks.append(
+                "no results to compare: no table has numbers that are declared to be better"
+            )
+        if not (self.configuration or self.environment or differing):
+            blocks.append("nothing differs")
+        return "\n\n".join(blocks)
 
 
 def compare(runs: Sequence[RunDirectory]) -> Comparison:
@@ -76,92 +159,28 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
 
     """
     try:
-        found = [summary(run) for run in runs]
+        summaries = tuple(summary(run) for run in runs)
         configurations = [_configuration(run) for run in runs]
     except OSError as error:
         raise ConfigError(f"compare: a run directory cannot be read: {error}") from error
-    environments = [_environment(each) for each in found]
+    bests = [{each.label_of_metric: each for each in about(run).bests} for run in runs]
+    metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each.leaders)
     return Comparison(
-        tuple(found),
+        summaries,
         _differences(configurations),
-        _differences(environments),
-        tuple(measures(runs)),
-        tuple(about(run).bests for run in runs),
+        _differences([_environment(each) for each in summaries]),
+        tuple(_measures(runs)),
+        {name: tuple(own.get(name) for own in bests) for name in metrics},
     )
 
 
-def text(found: Comparison, width: int | None) -> str:
-    """Return a comparison for a reader."""
-    names = found.names
-    blocks = [
-        "\n".join(f"{n}: {s.run.shown}, {s.status}" for n, s in zip(names, found.runs, strict=True))
-    ]
-    for title, differences in (
-        ("configuration", found.configuration),
-        ("environment", found.environment),
-    ):
-        rows = [
-            {"key": key, **{n: cell(v) for n, v in zip(names, values, strict=True)}}
-            for key, values in differences.items()
-        ]
-        blocks.append(_block(title, rows, "key", names, width))
-    differing = [each for each in found.results if each.differs]
-    rows = [
-        {
-            "result": f"{each.table}.{each.column}",
-            "row": each.row,
-            **dict(zip(names, _cells(each), strict=True)),
-        }
-        for each in differing[:_MOST_ROWS]
-    ]
-    blocks.append(_block("results", rows, "result", names, width))
-    if best := found.best:
-        lines = [line for name, of in best.items() for line in _best(name, names, of, width)]
-        blocks.append("\n".join(["best setting of each run:", *lines]))
-    notes = _averaged(found)
-    if same := len(found.results) - len(differing):
-        notes.append(f"{same} results are the same")
-    if len(differing) > _MOST_ROWS:
-        notes.append(f"{len(differing) - _MOST_ROWS} more differ: see all with --json")
-    if not found.results:
-        notes.append("no results to compare: no table has numbers that are declared to be better")
-    if not (found.configuration or found.environment or differing):
-        notes.append("nothing differs")
-    return "\n\n".join([*blocks, *notes])
-
-
-def as_json(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain values: lists in the order of the runs."""
-    return {
-        "runs": [{"run_dir": each.run.shown, "status": each.status} for each in found.runs],
-        "configuration": {key: list(each) for key, each in found.configuration.items()},
-        "environment": {key: list(each) for key, each in found.environment.items()},
-        "results": [_plain(each) for each in found.results],
-        "best": {
-            name: [None if each is None else each.leaders for each in best]
-            for name, best in found.best.items()
-        },
-    }
-
-
-def _plain(measure: Measure) -> dict[str, Any]:
-    return {**vars(measure), "values": list(measure.values), "counts": list(measure.counts)}
-
-
-def _best(
-    name: str, names: Sequence[str], best: Sequence[Headline | None], width: int | None
-) -> Iterator[str]:
-    """Yield the best number of each run with its setting, on lines that are never cut."""
-    yield name
-    for run, each in zip(names, best, strict=True):
-        text = "none" if each is None else f"{each.mean:.5g} ({each.text})"
-        yield from wrap(
-            f"  {run}: {text}",
-            width or sys.maxsize,
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+def _block(title: str, rows: Sequence[Mapping[str, str]], width: int | None) -> str:
+    if not rows:
+        return f"{title}: no difference"
+    kept = [name for name in rows[0] if name != "row"]
+    how = "everything with --json"
+    shown = view(rows, width, whole=True, first=kept, kept=len(kept), how=how)
+    return f"{title}:\n{shown}"
 
 
 def _averaged(found: Comparison) -> list[str]:
@@ -181,35 +200,6 @@ def _averaged(found: Comparison) -> list[str]:
     return notes
 
 
-def _block(
-    title: str, rows: list[dict[str, str]], first: str, names: list[str], width: int | None
-) -> str:
-    if not rows:
-        return f"{title}: no difference"
-    order = (first, *names)
-    return f"{title}:\n" + view(
-        pa.Table.from_pylist(rows),
-        width,
-        whole=True,
-        first=order,
-        by_words=names if first == "result" else (),
-        how="everything with --json",
-    )
-
-
-def _cells(measure: Measure) -> list[str]:
-    """Return a measure's numbers, each but the first with its difference to the first."""
-    first, *others = measure.values
-    cells = ["" if first is None else f"{first:.5g}"]
-    for value in others:
-        if value is None or first is None or value == first:
-            cells.append("" if value is None else f"{value:.5g}")
-            continue
-        verdict = ", better" if (value < first) == (measure.better == "lower") else ", worse"
-        cells.append(f"{value:.5g} ({value - first:+.3g}{verdict if measure.better else ''})")
-    return cells
-
-
 def _differences(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     keys = dict.fromkeys(key for each in found for key in each)
     values = {key: tuple(each.get(key) for each in found) for key in keys}
@@ -224,8 +214,8 @@ def _configuration(run: RunDirectory) -> dict[str, Any]:
         return {}
     except UnicodeDecodeError as error:
         raise ConfigError(f"{run.shown}/config.yaml: is damaged: {error}") from error
-    found = load_yaml(text, f"{run.shown}/config.yaml")
-    return dict(_flat(without_secrets(found))) if isinstance(found, Mapping) else {}
+    values = load_yaml(text, f"{run.shown}/config.yaml")
+    return _flat(without_secrets(values)) if isinstance(values, Mapping) else {}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -241,15 +231,112 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _environment(found: Summary) -> dict[str, Any]:
     """Return versions, hardware and code of the newest command, over all of its nodes."""
-    rows = newest(tables.read_arrow(found.run, "environment").to_pylist())
-    names = [name for row in rows for name in row if name not in _OWN]
+    rows = newest_environment(found.run)
+    names = dict.fromkeys(name for row in rows for name in row if name not in _OWN)
     environment = {
         name: ", ".join(sorted({cell(row[name]) for row in rows if row.get(name) is not None}))
-        for name in dict.fromkeys(names)
+        for name in names
     }
     if found.details is not None:
-        environment |= {
-            "profile": found.details.profile,
-            "experiment's code": found.details.code[:12],
-        }
+        code = found.details.code[:12]
+        environment |= {"profile": found.details.profile, "experiment's code": code}
     return environment
+
+
+def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
+    """Return the measures of all tables: those declared, else the numbers of short tables."""
+    core = by_name(CORE)
+    names = dict.fromkeys(name for run in runs for name in run.list(run.path("results")))
+    parts = {
+        name: [tables.read_arrow(run, name) for run in runs]
+        for name in names
+        if name not in core or not core[name].partitioned
+    }
+    declared: dict[str, dict[str, str]] = {}
+    for name in parts:
+        columns = core[name].columns if name in core else ()
+        declared[name] = {column.name: column.better for column in columns if column.better}
+        for run in runs:
+            declared[name] |= tables.measures(run, name)
+    if not any(better for name, better in declared.items() if name not in core):
+        declared |= {name: _numbers(each) for name, each in parts.items() if name not in core}
+    return [
+        measure
+        for name, better in declared.items()
+        if better
+        for measure in _of_table(name, better, parts[name])
+    ]
+
+
+def _numbers(parts: Sequence[pa.Table]) -> dict[str, str]:
+    """Return the real numbers of a short table, apart from times and axes."""
+    axes = _axes(parts)
+    for part in parts:
+        rows = {_key(row, axes) for row in part.to_pylist()} if axes else part
+        if len(rows) > _MOST_UNDECLARED:
+            return {}
+    numbers = [
+        each.name for part in parts for each in part.schema if pa.types.is_floating(each.type)
+    ]
+    return {name: "" for name in numbers if not name.endswith("_s") and name not in axes}
+
+
+def _axes(parts: Sequence[pa.Table]) -> list[str]:
+    """Return the columns that identify a setting; none if rows are not points that vary a seed."""
+    known = [part for part in parts if part.num_rows]
+    axes = dict.fromkeys(name for part in parts for name in tables.axes(part.schema))
+    are_points = all(SEED in p.column_names and tables.axes(p.schema) for p in known)
+    return [VARIANT.name, *axes] if known and are_points else []
+
+
+def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -> list[Measure]:
+    rows: list[list[dict[str, Any]]] = [part.to_pylist() for part in parts]
+    axes = _axes(parts)
+    keys = axes or _keys(parts, rows)
+    grouped: list[dict[tuple[str, ...], list[dict[str, Any]]]] = [{} for _ in rows]
+    for groups, of_run in zip(grouped, rows, strict=True):
+        for row in of_run:
+            groups.setdefault(_key(row, keys), []).append(row)
+    known = list(dict.fromkeys(key for groups in grouped for key in groups))
+    varied = [len({key[place] for key in known}) > 1 for place in range(len(keys))]
+    measures: list[Measure] = []
+    for key in known:
+        label = " ".join(part for part in key if part and part != BASE)
+        if axes:  # the axes that vary with their values, such as ``C=1, gamma=0.1``
+            named = [t if k == VARIANT.name else f"{k}={t}" for k, t in zip(keys, key, strict=True)]
+            label = ", ".join(text for text, is_ in zip(named, varied, strict=True) if is_)
+        for column, direction in better.items():
+            numbers = [_known(groups.get(key, ()), column) for groups in grouped]
+            values = tuple(finite_or_none(sum(of) / len(of)) if of else None for of in numbers)
+            if any(value is not None for value in values):
+                counts = tuple(map(len, numbers)) if axes else ()
+                measures.append(Measure(name, label, column, direction, values, counts))
+    return measures
+
+
+def _keys(parts: Sequence[pa.Table], rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return the columns that tell the rows of each run apart: texts, then whole numbers."""
+    fields = [each for part in parts for each in part.schema]
+    texts = [each.name for each in fields if pa.types.is_string(each.type)]
+    numbers = [each.name for each in fields if pa.types.is_integer(each.type)]
+    keys: list[str] = []
+    distinct = [min(1, len(of_run)) for of_run in rows]
+    for name in dict.fromkeys((*texts, *numbers)):
+        if name in (RUN_ID.name, COMMAND_ID.name):
+            continue
+        if all(count == len(of_run) for count, of_run in zip(distinct, rows, strict=True)):
+            break
+        wider = [len({_key(row, [*keys, name]) for row in of_run}) for of_run in rows]
+        if wider != distinct:
+            keys.append(name)
+            distinct = wider
+    return keys
+
+
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell(row.get(name)) for name in names)
+
+
+def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    """Return the numbers in ascending order, so that their sum does not depend on that of rows."""
+    return sorted(row[column] for row in rows if isinstance(row.get(column), int | float))

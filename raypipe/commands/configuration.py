@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, create_model
 
+from raypipe import hardware
 from raypipe.config import document as documents
 from raypipe.config import search_path, shipped
 from raypipe.config.document import NAMES, Document, parse
-from raypipe.config.levels import defaults, settings_of
+from raypipe.config.keys import Key, keys_of
+from raypipe.config.levels import defaults, origin_of, settings_of
 from raypipe.config.matrix import MatrixSettings
 from raypipe.config.overrides import parse_overrides
 from raypipe.config.profiles import CONDITIONS, FOR, check_made_for, profile_name
 from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import did_you_mean, dig
+from raypipe.config.yaml_text import dump_yaml
+from raypipe.errors import ConfigError
 from raypipe.functions import reference
 from raypipe.functions.arguments import override_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
@@ -26,9 +32,13 @@ from raypipe.graph.experiment import Experiment
 from raypipe.graph.source import SourceCode, current_source
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import TrackerName
+from raypipe.redaction import without_secrets
 from raypipe.study.sweep_settings import SweepSettings
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
+
+#: columns of the text of a configuration
+_WIDTH = 96
 
 
 class CommonSettings(Settings):
@@ -152,3 +162,76 @@ def settings_model(experiment: Experiment) -> type[BaseModel]:
     return create_model(
         experiment.settings.__name__, __base__=(experiment.settings, CommonSettings)
     )
+
+
+def resolved_text(path: str, overrides: Sequence[str], profile: str) -> str:
+    """Return the resolved configuration as YAML, with each value's origin as a comment.
+
+    The origin is ``command line``, ``profile NAME``, ``file``, ``default``, or ``derived`` from
+    other keys.
+    """
+    configuration = _of_file(path, overrides, profile)
+    values = without_secrets(configuration.settings.model_dump(mode="json"))
+    lines = list(_lines(configuration, values))
+    width = min(max((len(line) for line, _ in lines), default=0), _WIDTH)
+    head = [f"{key}: {value}" for key, value in configuration.named.items()]
+    return "\n".join(
+        [*head, *(f"{line:{width}}  # {origin}" if origin else line for line, origin in lines)]
+    )
+
+
+def keys_text(path: str, overrides: Sequence[str], profile: str, prefix: str = "") -> str:
+    """Return every key below a dotted prefix: its type, default and meaning.
+
+    Raises:
+        ConfigError: no key begins with the prefix.
+
+    """
+    configuration = _of_file(path, overrides, profile)
+    found = keys_of(configuration.model, prefix)
+    if not found:
+        names = [key.name for key in keys_of(configuration.model)]
+        raise ConfigError(f"--keys {prefix}: no such key{did_you_mean(prefix, names)}")
+    return "\n".join(_described(key) for key in found)
+
+
+def _of_file(path: str, overrides: Sequence[str], profile: str) -> Configuration:
+    return resolve(read(path), overrides, profile, [hardware.detect()])
+
+
+def _lines(
+    configuration: Configuration, values: Mapping[str, Any], path: str = "", depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    indent = "  " * depth
+    for name, value in values.items():
+        key = f"{path}{name}"
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:", ""
+            yield from _lines(configuration, value, f"{key}.", depth + 1)
+            continue
+        yield f"{indent}{name}: {_flow(value)}", _origin(configuration, key)
+
+
+def _origin(configuration: Configuration, key: str) -> str:
+    origin = origin_of(key, configuration.levels)
+    final = dig(configuration.settings.model_dump(mode="json"), *key.split("."))
+    default = dig(configuration.levels[-1].values, *key.split("."))
+    if origin == "default" and final is not None and default is None:
+        return "derived"
+    if origin == configuration.origin:
+        return "file"
+    return origin.removeprefix(f"{configuration.origin}, ")
+
+
+def _described(key: Key) -> str:
+    if key.is_section:
+        return f"\n{key.name}: {key.meaning}"
+    default = "required" if key.required else f"default {_flow(key.default)}"
+    meaning = textwrap.indent(textwrap.fill(key.meaning, _WIDTH), "    ")
+    return f"{key.name}  ({key.type}; {default})\n{meaning}"
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    text = dump_yaml(value, default_flow_style=True, width=10**9)
+    return text.removesuffix("...\n").strip()

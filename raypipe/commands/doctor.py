@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from contextlib import ExitStack
 
 from raypipe import hardware
-from raypipe.launch import in_cluster
+from raypipe.commands import cluster
+from raypipe.hardware import bytes_text
 from raypipe.provenance import environment_row, git_commit
 
 
-def doctor() -> dict[str, Any]:
-    """Return this machine's hardware and packages, and the Ray cluster if there is one."""
-    from raypipe.launch.cluster import RayLauncher
-
-    report: dict[str, Any] = {
-        **environment_row(),
-        "git_commit": git_commit(),
-        "hardware": hardware.detect().as_dict(),
-        "cluster": None,
-    }
-    if in_cluster():
-        launcher = RayLauncher()
-        try:
-            nodes = launcher.on_every_node(hardware.detect)
-            report["cluster"] = [node.as_dict() for node in nodes]
-        finally:
-            launcher.close()
-    return report
+def doctor(*, as_json: bool) -> tuple[str, int]:
+    """Return the text, and the exit status: 2 if there are GPUs and none of them can be used."""
+    here = hardware.detect()
+    with ExitStack() as stack:
+        launcher = cluster.attach(None, stack)
+        nodes = launcher.on_every_node(hardware.detect) if launcher is not None else []
+    status = 2 * any(node.gpu_problems and not node.gpus for node in (here, *nodes))
+    machine = {**environment_row(), "git_commit": git_commit()}
+    if as_json:
+        machine |= {"hardware": here.as_dict(), "cluster": [n.as_dict() for n in nodes] or None}
+        return json.dumps(machine, indent=2), status
+    lines = [
+        f"GPU {gpu.index}: {gpu.name}, {bytes_text(gpu.memory_bytes)}, "
+        f"compute capability {gpu.compute_capability}, {gpu.uuid}"
+        for gpu in here.gpus
+    ]
+    lines = lines or [f"no GPU ({here.gpu_note}): the cpu profile will be used"]
+    lines += [f"not used: {problem}" for problem in here.gpu_problems]
+    lines += [f"{name}: {value}" for name, value in machine.items() if name != "gpus"]
+    lines.append(f"Ray cluster: {f'{len(nodes)} node(s)' if nodes else 'none'}")
+    lines += [
+        f"{node.hostname}: not used: {problem}" for node in nodes for problem in node.gpu_problems
+    ]
+    return "\n".join(lines), status

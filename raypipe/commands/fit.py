@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
 from raypipe import faults
 from raypipe.commands import cluster
-from raypipe.commands.configuration import read, resolve
-from raypipe.commands.prediction import calibrate
-from raypipe.commands.request import Request
+from raypipe.commands.configuration import resolve
 from raypipe.commands.run import announce
 from raypipe.commands.selection import check_gpus
+from raypipe.config.document import Document
 from raypipe.graph.progress import Display
 from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
@@ -20,16 +20,21 @@ from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.study.fit import fit_stage, fitting
 
 
-def fit(request: Request, stage: str | None) -> list[Row]:
+def fit(
+    document: Document,
+    overrides: Sequence[str],
+    profile: str = "auto",
+    address: str | None = None,
+    stage: str | None = None,
+) -> list[Row]:
     """Return a row per training stage and precision."""
-    document = request.document or read(request.path)
     faults.from_environment()
     cache_directory()  # report a wrong name before anything starts
     rows: list[Row] = []
     with ExitStack() as stack:
-        launcher = cluster.attach(request.address, stack)
+        launcher = cluster.attach(address, stack)
         nodes = cluster.hardware_of(launcher)
-        configuration = resolve(document, request.overrides, request.profile, nodes)
+        configuration = resolve(document, overrides, profile, nodes)
         check_gpus(configuration, nodes, [s for s in configuration.stages() if s.training])
         makers = fitting(configuration, stage, nodes)
         folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
@@ -38,13 +43,14 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         announce(display, configuration, nodes)
         if launcher is None:
             display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
-            modules = configuration.source().modules if request.keep_cluster else None
-            launcher = cluster.start(stack, modules)
+            launcher = cluster.start(stack, configuration.source().modules)
         trackers = stack.enter_context(Trackers((), run_dir, "fit", name, {}))
         session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
         for maker in makers:
             rows += fit_stage(maker, session)
         if any(node.gpus for node in nodes):
+            from raypipe.commands.prediction import calibrate
+
             display.prepare("calibrating predictions (raypipe fit --card)")
-            calibrate(request, rows, nodes)
+            calibrate(document, overrides, profile, rows, nodes)
     return rows

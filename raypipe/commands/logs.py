@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
-from raypipe.commands.run_summary import opened
+from raypipe.commands.results import opened
+from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.redaction import last_state, printable, without_credentials
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 _SUFFIX = ".log"
 #: what is said of a run without logs
-NONE = (
+_NONE = (
     "has no logs: no unit printed anything or failed. What a unit prints goes to logs/ in the run "
     "directory; with --local, to the terminal"
 )
 
 
-def listing(run_dir: str) -> pd.DataFrame:
+def listing(run_dir: str) -> list[dict[str, Any]]:
     """Return a row per log, and per failed unit without one; also while the run goes on."""
-    import pandas as pd
-
     run = opened(run_dir)
     ledger = Ledger.to_read(run)
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
         failures.setdefault(row["log"], []).append(row)
-    sizes = run.sizes(run.logs)
-    units = {}
+    sizes, units = run.sizes(run.logs), {}
     for key, row in ledger.items("units"):
         variant = row.get("variant", BASE)
         unit = _full(key.removesuffix(f"@{variant}"), row["stage"], variant)
         units[run.log(unit).rpartition("/")[2]] = unit
-    rows = [
-        {
-            "unit": _unit(failed[-1]) if failed else units.get(name, name.removesuffix(_SUFFIX)),
-            "status": _status(ledger, failed),
+    rows = []
+    for name in sorted({*sizes, *failures}):
+        failed = failures.get(name, [])
+        unit, status = units.get(name, name.removesuffix(_SUFFIX)), "printed"
+        if failed:
+            last = failed[-1]
+            unit = _full(last["unit"], last["stage"], last.get("variant", BASE))
+            status = "failed" if last["outcome"] == "gave up" else last["outcome"]
+            if has_recovered(ledger, last):
+                status = "recovered"
+        row = {
+            "unit": unit,
+            "status": status,
             "failures": len(failed),
             "kind": failed[-1]["kind"] if failed else "",
             "bytes": sizes.get(name, 0),
             "log": f"logs/{name}" if name in sizes else "",
         }
-        for name in sorted({*sizes, *failures})
-        for failed in [failures.get(name, [])]
-    ]
-    return pd.DataFrame(rows, columns=["unit", "status", "failures", "kind", "bytes", "log"])
+        rows.append(row)
+    return rows
+
+
+def listing_text(run_dir: str) -> str:
+    """Return the list of logs as a table."""
+    rows = listing(run_dir)
+    return view(rows, terminal_width(), whole=True) if rows else f"{run_dir}: {_NONE}"
 
 
 def text(run_dir: str, unit: str) -> str:
@@ -70,12 +77,22 @@ def text(run_dir: str, unit: str) -> str:
     name = _chosen(run, unit, logs, failures)
     if name in logs:
         path = run.path("logs", f"{name}{_SUFFIX}")
-        found = without_credentials(run.read(path).decode(errors="replace"))
+        content = without_credentials(run.read(path).decode(errors="replace"))
     else:
         rows = [row for row in failures if row["log"] == f"{name}{_SUFFIX}"]
         texts = (f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
-        found = "\n".join(texts)
-    return printable("\n".join(map(last_state, found.split("\n"))), keep="\n\t").rstrip()
+        content = "\n".join(texts)
+    return printable("\n".join(map(last_state, content.split("\n"))), keep="\n\t").rstrip()
+
+
+def has_recovered(ledger: Ledger, failure: Row) -> bool:
+    """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
+    unit, stage = failure["unit"], failure["stage"]
+    variant = failure.get("variant", BASE)
+    row = ledger.get("units", variant_name(unit, variant))
+    if row is None and not unit.startswith(f"{stage}/"):
+        row = ledger.get("stages", variant_name(stage, variant))
+    return row is not None and row["status"] == "succeeded"
 
 
 def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
@@ -96,35 +113,11 @@ def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequenc
         if found:
             raise ConfigError(f"{unit}: names several logs: {', '.join(found[:10])}")
     if not known:
-        raise ConfigError(f"{run.shown}: {NONE}")
+        raise ConfigError(f"{run.shown}: {_NONE}")
     raise ConfigError(
         f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has none "
         f"(`raypipe logs {run.shown}` lists them){did_you_mean(exact, known)}"
     )
-
-
-def _status(ledger: Ledger, failed: Sequence[Row]) -> str:
-    """Return how the unit of a log ended, as far as its failures and the ledger say."""
-    if not failed:
-        return "printed"
-    if has_recovered(ledger, failed[-1]):
-        return "recovered"
-    return "failed" if failed[-1]["outcome"] == "gave up" else failed[-1]["outcome"]
-
-
-def has_recovered(ledger: Ledger, failure: Row) -> bool:
-    """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
-    unit, stage = failure["unit"], failure["stage"]
-    variant = failure.get("variant", BASE)
-    row = ledger.get("units", variant_name(unit, variant))
-    if row is None and not unit.startswith(f"{stage}/"):
-        row = ledger.get("stages", variant_name(stage, variant))
-    return row is not None and row["status"] == "succeeded"
-
-
-def _unit(failure: Row) -> str:
-    """Return the name of the unit of a failure in the whole run."""
-    return _full(failure["unit"], failure["stage"], failure.get("variant", BASE))
 
 
 def _full(unit: str, stage: str, variant: str) -> str:

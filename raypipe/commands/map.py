@@ -1,62 +1,74 @@
-"""``raypipe map``: call a function for every combination of its arguments."""
+"""``raypipe map``: a function and its arguments as a configuration."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raypipe.commands.request import Request
-from raypipe.commands.run import Ended, execute
+from raypipe.commands.time_budget import seconds_of
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
+from raypipe.functions import reference
 
-#: the name of the command line in messages
-ORIGIN = "command line"
+#: names of the command line, and of a call in Python, in messages
+_COMMAND, _CALL = "command line", "rp.map"
 
 
-def map_function(
-    name: str, texts: Sequence[str], settings: Mapping[str, Any], **more: Any
-) -> Ended:
-    """Call a function as tasks.
+def document_of(
+    function: Callable[..., Any] | str,
+    arguments: Mapping[str, Any] | Sequence[str],
+    options: Mapping[str, Any],
+) -> tuple[Document, list[str]]:
+    """Return the configuration of a function, and its arguments as overrides.
 
     Args:
-        name: ``module:function``.
-        texts: ``name=value`` for arguments of the function, ``dotted.key=value`` for settings.
-        settings: options by the key of the configuration that each stands for; None if not given.
-        more: further arguments of the request.
+        function: the function, or ``module:function``.
+        arguments: values by name, which become part of the configuration; or texts ``name=value``
+            for arguments of the function and ``dotted.key=value`` for settings.
+        options: the options of the command.
 
     Raises:
-        ConfigError: a mistake; nothing was started.
+        ConfigError: a mistake.
 
     """
+    name, loaded = (function, None) if isinstance(function, str) else _of_process(function)
+    values = dict(options)
+    limit = values.pop("time_limit")
+    values["time_limit_s"] = seconds_of(limit, "--time-limit") if isinstance(limit, str) else limit
+    if isinstance(arguments, Mapping):
+        values["arguments"] = dict(arguments)
+        return Document(_CALL, "", name, values, {}, loaded), []
+    _check(arguments)
+    return Document(_COMMAND, "", name, values, {}, loaded), list(arguments)
+
+
+def _of_process(function: Callable[..., Any]) -> tuple[str, Callable[..., Any] | None]:
+    """Return the name of a function, and the function if no other process can import it."""
+    name = reference.of_function(function)
+    reference.check(function, name, _CALL)
+    if reference.is_importable(name):
+        return name, None
+    from raypipe.functions.used import variables
+    from raypipe.launch.pool import obstacle
+
+    if reason := obstacle(function, variables(function)):
+        raise ConfigError(f"{_CALL}: function = {name}: {reason}")
+    return name, function
+
+
+def _check(texts: Sequence[str]) -> None:
+    """Reject texts that are not ``name=value``, and arguments that are given several times."""
     for text in texts:
         if not text.partition("=")[0] or "=" not in text:
             raise ConfigError(
-                f"command line: {text!r}: must have the form NAME=VALUE, such as C=0.1, "
+                f"{_COMMAND}: {text!r}: must have the form NAME=VALUE, such as C=0.1, "
                 "'C=[0.1,1,10]' or seed=0..4"
             )
-    for key, times in Counter(map(_argument, texts)).items():
-        if times > 1 and "." not in key:
+    names = Counter(text.partition("=")[0].removeprefix("arguments.") for text in texts)
+    for name, times in names.items():
+        if times > 1 and "." not in name:
             raise ConfigError(
-                f"command line: {key} is given {times} times; write several values of an "
-                f"argument in brackets: '{key}=[...]'"
+                f"{_COMMAND}: {name} is given {times} times; write several values of an "
+                f"argument in brackets: '{name}=[...]'"
             )
-    given = {key: value for key, value in settings.items() if value is not None and value != []}
-    options = [word for key, value in given.items() for word in _option(key, value)]
-    document = Document(ORIGIN, "", name, given, {})
-    request = Request("map", name, texts, document=document, options=options, **more)
-    return execute(request)
-
-
-def _argument(text: str) -> str:
-    return text.partition("=")[0].removeprefix("arguments.")
-
-
-def _option(key: str, value: Any) -> list[str]:
-    """Return the words of an option; one that may be repeated is given once per value."""
-    name = f"--{key.removesuffix('_s').replace('_', '-')}"
-    unit = "s" if key.endswith("_s") else ""
-    values = value if isinstance(value, list) else [value]
-    texts = (f"{each:g}" if isinstance(each, float) else str(each) for each in values)
-    return [word for text in texts for word in (name, f"{text}{unit}")]

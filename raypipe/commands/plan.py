@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
-from raypipe.commands.configuration import read, resolve
-from raypipe.commands.request import Request
+from raypipe.commands.configuration import resolve
 from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
+from raypipe.config.document import Document
 from raypipe.graph.continuation import is_done, resume
 from raypipe.graph.durations import Durations, Estimate
 from raypipe.graph.experiment import Stage, Unit
@@ -22,23 +22,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def plan(request: Request) -> pd.DataFrame:
+def plan(
+    document: Document,
+    overrides: Sequence[str],
+    run_dir: str | None = None,
+    profile: str = "auto",
+    only: Sequence[str] = (),
+    *,
+    confirmed: bool = False,
+) -> pd.DataFrame:
     """Return a row per stage: its units, how many are finished, and their workload.
 
     What this machine cannot run is planned as well, since a cluster may; a line on stderr says so.
     """
     import pandas as pd
 
-    document = request.document or read(request.path)
     nodes = [hardware.detect()]
-    configuration = resolve(document, request.overrides, request.profile, nodes)
-    configuration, _ = matrix_or_sweep(configuration, request.only)
-    graph = selected(configuration, request.only, nodes, confirmed=request.yes)
+    configuration, _ = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
+    graph = selected(configuration, only, nodes, confirmed=confirmed)
     if misfit := misfits(configuration, graph, nodes):
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None
-    if request.run_dir is not None:
-        run = RunDirectory.at(request.run_dir)
+    if run_dir is not None:
+        run = RunDirectory.at(run_dir)
         run.check_new()
         ledger = Ledger(run, writable=False)
         if ledger.damage:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from raypipe.commands.request import Request
 from raypipe.commands.table_view import cell, terminal_width, view
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
@@ -52,11 +52,11 @@ def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
     return f"{text}\n... and {more} more in the table trials" if more else text
 
 
-def print_recommendation(request: Request, configuration: Configuration, ledger: Ledger) -> None:
-    """Print the sweep's recommendation; write it as a configuration if ``--write`` asks for it."""
+def print_recommendation(
+    file: str | os.PathLike[str] | None, configuration: Configuration, ledger: Ledger
+) -> None:
+    """Print the sweep's recommendation; write it as a configuration to a file, if one is given."""
     settings = configuration.settings.sweep
-    if request.command != "sweep" or settings is None:
-        return
     row = ledger.get("recommendations", settings.stage)
     if row is None:
         print("nothing is recommended; the table trials has the outcome of each point", flush=True)
@@ -64,10 +64,10 @@ def print_recommendation(request: Request, configuration: Configuration, ledger:
     rows = [each for each in ledger.rows("trials") if each.get("trained_stage") == settings.stage]
     print(points_table(rows, row["metric"], row["mode"]), flush=True)
     print(snippet(row["settings"], row["reason"]), flush=True)
-    if request.write is not None:
+    if file is not None:
         chosen = {**row["settings"], f"{settings.stage}.from_sweep": False, SWEEP: None}
         text = snippet(configuration.with_values(chosen, "the sweep").resolved(), row["reason"])
         try:
-            Path(request.write).write_text(text, encoding="utf-8")
+            Path(file).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--write {request.write}: cannot be written: {error}") from error
+            raise ConfigError(f"--write {file}: cannot be written: {error}") from error

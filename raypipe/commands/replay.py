@@ -6,14 +6,16 @@ the stages before it but nothing that it wrote itself. Caches and trackers are n
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pyarrow import fs as arrow_fs
 
@@ -22,9 +24,8 @@ from raypipe.commands.code import code_of, edits, kept_code
 from raypipe.commands.configuration import resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.report import refuse_code_inside, stored_document
-from raypipe.commands.row_comparison import Pair, Replayed, RowComparison
+from raypipe.commands.results import opened
 from raypipe.commands.run import CONFIGURATION
-from raypipe.commands.run_summary import opened
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
@@ -43,18 +44,88 @@ from raypipe.redaction import printable, without_secrets
 from raypipe.store.ledger import INTERNAL, Ledger, Row
 from raypipe.store.ledger_view import writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
-from raypipe.store.tables import read_rows
+from raypipe.store.tables import Table, read_rows
 from raypipe.study.sweep_stage import NAME as SWEEP
+from raypipe.training.tables import SETTINGS, TRIALS
 
-#: units of a sample, and the relative difference of numbers that count as equal
-SAMPLE, TOLERANCE = 3, 1e-5
-_UNITS, _STEPS, _REPLAY, _MOST_LINES = "units", "steps", "replay", 30
-_CACHE = "RAYPIPE_CACHE"
+_UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"
+_MOST_LINES, _MOST_NAMED = 30, 8
 #: tables that are not part of the result of a stage
 _NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
 _INEXACT = ("memory_bytes", "gpu_memory_bytes")
-_SAME = ("equal", "within the tolerance")
+#: columns that raypipe adds to every row
+_ADDED = ("run_id", "variant", "command_id")
+#: columns of time, memory, energy, speed and use, by their names and their units
+_MEASURED = re.compile(r"(_s|_bytes|_w|_j|_j_per_\w+)$")
+_MEASURED_IN = frozenset({"s", "B", "W", "J", "%", "1/s"})
+#: columns that say where and how a row was computed; the second ones only where they are declared
+_PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
+_WAYS = frozenset(
+    (
+        *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
+        *("micro_batch", "accumulation", "loader_wait_share"),
+    )
+)
+#: columns of trainings that the configuration gives: equal values say nothing about the results
+_GIVEN = frozenset(("trial_id", "stage", "status", *(column.name for column in SETTINGS)))
+_PARAMETER = "param_"
+
+Outcome = Literal[
+    "equal", "within the tolerance", "differs", "failed", "changed", "nothing to compare"
+]
+_SAME: tuple[Outcome, ...] = ("equal", "within the tolerance")
+
+
+class Pair(NamedTuple):
+    """A row by its table and key: as it is stored, and as it was computed again."""
+
+    table: str
+    key: str
+    stored: Row | None
+    now: Row | None
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A column whose values differ: in how many rows, by how much, and the first such pair.
+
+    ``largest`` is relative; infinite where a value is not a number, or a whole row is missing.
+    """
+
+    column: str
+    rows: int
+    largest: float
+    stored: Any
+    now: Any
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        by = f" by up to {self.largest:.2g}" if math.isfinite(self.largest) else ""
+        rows = f" in {self.rows} rows" if self.rows > 1 else ""
+        return f"{self.column}{by}{rows} (stored {self.stored!r}, now {self.now!r})"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A unit, or a table that units share: how it compares with what is stored.
+
+    ``changed`` is a unit that was not computed: something else decides its result now. ``reason``
+    says what, or why a unit failed.
+    """
+
+    unit: str
+    outcome: Outcome
+    columns: tuple[Deviation, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Return it in a line."""
+        named = [str(each) for each in self.columns[:_MOST_NAMED]]
+        if len(self.columns) > _MOST_NAMED:
+            named.append(f"{len(self.columns) - _MOST_NAMED} more columns")
+        about = self.reason or "; ".join(named)
+        return f"{self.unit}: {self.outcome}{': ' * bool(about)}{about}"
 
 
 @dataclass(frozen=True)
@@ -114,46 +185,104 @@ class _Stored:
     def name(self) -> str:
         return variant_name(self.unit.key, self.stage.variant)
 
+    def difference(self, ledger: Ledger) -> str | None:
+        """Return what decides the result and is not as it was; None if it can be computed.
+
+        An edited script is not, as it is code.
+        """
+        seen = self.stage.seen(ledger)
+        if is_done(seen, self.unit):
+            return None
+        stored = seen.get(_UNITS, self.unit.key) or {}
+        shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
+        differing: dict[str, Any] = {}
+        if self.unit.identity is not None and stored.get("fingerprint") != self.unit.fingerprint:
+            differing = without_secrets(self.unit.identity.differences(stored, shared))
+        scripts = (ledger.get("code", str(stored.get("code"))) or {}).get("scripts", ())
+        if differing and differing.keys() <= {f"files.{name}" for name in scripts}:
+            return None
+        texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
+        return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
+
+
+@dataclass
+class _RowComparison:
+    """Comparison of rows, column by column.
+
+    Columns that measure or name a place, by the declarations of their tables, are left out and
+    collected in ``left_out``.
+    """
+
+    tolerance: float
+    left_out: set[str] = field(default_factory=set)
+
+    def of(self, name: str, pairs: Iterable[Pair], tables: Mapping[str, Table]) -> Replayed:
+        """Return how the rows of a unit compare."""
+        differing: dict[str, Deviation] = {}
+        compared = False
+        for table, key, old, new in pairs:
+            if old is None or new is None:
+                old, new = ({"whole row": each and key} for each in (old, new))
+            for column in {**old, **new}:
+                values = old.get(column), new.get(column)
+                if column in _ADDED:
+                    continue
+                if _is_measured(tables.get(table), column):
+                    self.left_out.add(f"{table}.{column}")
+                    continue
+                is_given = table == TRIALS.name and (
+                    column in _GIVEN or column.startswith(_PARAMETER)
+                )
+                compared |= values != (None, None) and not is_given
+                if by := _distance(*values):
+                    first = Deviation(f"{table}.{column}", 0, 0.0, *values)
+                    known = differing.get(first.column, first)
+                    largest = max(by, known.largest)
+                    differing[first.column] = replace(known, rows=known.rows + 1, largest=largest)
+        if not differing:
+            return Replayed(name, "equal" if compared else "nothing to compare")
+        near = all(each.largest <= self.tolerance for each in differing.values())
+        outcome: Outcome = "within the tolerance" if near else "differs"
+        return Replayed(name, outcome, tuple(differing.values()))
+
 
 def replay(
-    run_dir: str | os.PathLike[str],
-    units: Sequence[str] = (),
+    location: str,
+    units: Sequence[str],
+    sample: int | None,
+    tolerance: float,
     *,
-    sample: int = SAMPLE,
-    every: bool = False,
-    tolerance: float = TOLERANCE,
-    kept_code: bool = False,
+    kept_code: bool,
 ) -> Replay:
-    """Compute stored units again and compare them with what is stored: ``raypipe replay``.
-
-    They are computed in this process, without caches. The run directory is only read.
+    """Compute stored units again and compare them with what is stored.
 
     Args:
-        run_dir: the run directory.
-        units: names of units, or what such names begin with, such as a stage.
-        sample: how many units are computed, evenly spaced, if none is named.
-        every: whether to compute all units.
+        location: the run directory, which is only read.
+        units: names of units, or what such names begin with; all if empty.
+        sample: how many of them are computed, evenly spaced; None for all.
         tolerance: the relative difference up to which numbers count as equal.
-        kept_code: whether to run the code that the run directory keeps, not the current code.
+        kept_code: whether to run the code that the run directory keeps.
 
     Raises:
         ConfigError: a mistake, or nothing that can be computed again.
 
     """
-    if sample < 1 or not 0 <= tolerance < 1:
-        raise ConfigError("replay: sample must be at least 1, and tolerance from 0 to below 1")
-    run = opened(os.fspath(run_dir))
+    run = opened(location)
     ledger = Ledger.to_read(run)
     stored = {key: row for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"}
-    names = _names(run, ledger, stored, [units] if isinstance(units, str) else units)
+    names = _names(run, ledger, stored, units)
+    comparison = _RowComparison(tolerance)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="raypipe-replay-")))
         if kept_code:
             names = _use_kept_code(run, ledger, names, folder / "code", stack)
         found, rows = _find(run, ledger, names, named=bool(units))
-        chosen = found if every or units else _sample(found, sample)
-        if not chosen and not rows:
+        if not found and not rows:
             raise ConfigError(f"{run.shown}: has no stored unit that can be computed again")
+        chosen = found
+        if sample is not None and sample < len(found):
+            places = (n * (len(found) - 1) // max(1, sample - 1) for n in range(sample))
+            chosen = [found[place] for place in places]
         changes = _changes(run, ledger, chosen)
         if kept_code and any(each.startswith("code") for each in changes):
             raise ConfigError(
@@ -165,18 +294,40 @@ def replay(
             groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
         stack.callback(_set_variable, _CACHE, os.environ.get(_CACHE))
         _set_variable(_CACHE, str(folder / "cache"))  # else values of other runs would be taken
-        not_compared = set[str]()
         for number, group in enumerate(groups.values()):
-            tables = declared(group[0].configuration.experiment)
-            comparison = RowComparison(tables, tolerance, not_compared)
-            rows += _computed(run, ledger, group, RunDirectory.at(folder / str(number)), comparison)
+            scratch = RunDirectory.at(folder / str(number))
+            rows += _computed(run, ledger, group, scratch, comparison)
     choice = ""
     if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
         choice += f", {swept} of a sweep left out"
     if len(found) > len(chosen):
         choice += f", a sample of {len(chosen)} (choose with --all, --sample or names)"
-    columns = tuple(sorted(not_compared))
-    return Replay(run.shown, len(stored), tuple(rows), tuple(changes), columns, choice)
+    left_out = tuple(sorted(comparison.left_out))
+    return Replay(run.shown, len(stored), tuple(rows), tuple(changes), left_out, choice)
+
+
+def _is_measured(table: Table | None, column: str) -> bool:
+    """Whether a column measures time, memory or speed, or says where a row was computed."""
+    if column in _PLACES or _MEASURED.search(column):
+        return True
+    columns = table.columns if table is not None else ()
+    declared = next((each for each in columns if each.name == column), None)
+    if declared is None:
+        return False
+    return column in _WAYS or declared.type == "time" or declared.unit in _MEASURED_IN
+
+
+def _distance(stored: Any, now: Any) -> float:
+    """Return the relative difference of two values: 0 if equal, infinite if not numbers."""
+    if isinstance(stored, list) and isinstance(now, list) and len(stored) == len(now):
+        return max(map(_distance, stored, now), default=0.0)
+    if stored == now:
+        return 0.0
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in (stored, now)):
+        return math.inf
+    if math.isfinite(stored) and math.isfinite(now):
+        return float(abs(stored - now) / max(abs(stored), abs(now)))
+    return 0.0 if math.isnan(stored) and math.isnan(now) else math.inf
 
 
 def _names(
@@ -209,21 +360,13 @@ def _names(
     return list(dict.fromkeys(key for name in units for key in matching(names, name))) or names
 
 
-def _sample(found: Sequence[_Stored], number: int) -> Sequence[_Stored]:
-    """Return some units, evenly spaced, the first and the last among them."""
-    if number >= len(found):
-        return found
-    return [found[place * (len(found) - 1) // max(1, number - 1)] for place in range(number)]
-
-
 def _find(
     run: RunDirectory, ledger: Ledger, names: Sequence[str], *, named: bool
 ) -> tuple[list[_Stored], list[Replayed]]:
     """Return the stored units that a configuration of the run asks for.
 
-    Units are returned apart, each with the reason, if their result is decided by something else
-    now; an edited script is not, as it is code. If not named, the check of the hardware and stages
-    that only summarize are left out.
+    Those whose result is decided by something else now are returned apart, each with the reason. If
+    not named, the check of the hardware and stages that only summarize are left out.
     """
     found, changed = dict[str, _Stored](), dict[str, Replayed]()
     nodes, wanted = cluster.hardware_of(None), set(names)
@@ -248,7 +391,7 @@ def _find(
                 one = _Stored(configuration, keyed, stage, unit)
                 if one.name not in wanted or one.name in found:
                     continue
-                if (reason := _difference(ledger, one)) is None:
+                if (reason := one.difference(ledger)) is None:
                     found[one.name] = one
                 else:
                     changed.setdefault(one.name, Replayed(one.name, "changed", (), reason))
@@ -267,23 +410,6 @@ def _documents(run: RunDirectory, ledger: Ledger) -> Iterator[Document]:
     earlier = [row["text"] for k, row in ledger.items("runs") if k.startswith(CONFIGURATION)]
     for text in reversed(earlier):
         yield parse(text, f"{run.shown}: an earlier configuration")
-
-
-def _difference(ledger: Ledger, one: _Stored) -> str | None:
-    """Return what decides a unit's result and is not as it was; None if it can be computed."""
-    seen = one.stage.seen(ledger)
-    if is_done(seen, one.unit):
-        return None
-    stored = seen.get(_UNITS, one.unit.key) or {}
-    shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
-    differing: dict[str, Any] = {}
-    if one.unit.identity is not None and stored.get("fingerprint") != one.unit.fingerprint:
-        differing = without_secrets(one.unit.identity.differences(stored, shared))
-    scripts = (ledger.get("code", str(stored.get("code"))) or {}).get("scripts", ())
-    if differing and differing.keys() <= {f"files.{name}" for name in scripts}:
-        return None
-    texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
-    return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
 
 
 def _use_kept_code(
@@ -357,7 +483,7 @@ def _computed(
     ledger: Ledger,
     group: Sequence[_Stored],
     scratch: RunDirectory,
-    comparison: RowComparison,
+    comparison: _RowComparison,
 ) -> list[Replayed]:
     """Compute units of a stage again; return how each compares, and rows that they share."""
     one, keys = group[0], {each.unit.key for each in group}
@@ -392,7 +518,7 @@ def _computed(
     fresh = Ledger(scratch, stamp={"command_id": _REPLAY})
     fresh.put_tables(before)
     _copy_files(run, one, scratch)
-    name = one.configuration.experiment.name
+    name, tables = one.configuration.experiment.name, declared(one.configuration.experiment)
     with redirect_stdout(sys.stderr), Display(live=False) as display:
         session = Session(
             scratch,
@@ -403,7 +529,7 @@ def _computed(
             cluster.hardware_of(None),
             Trackers((), scratch, _REPLAY, name, {}),
             one.configuration.settings,
-            comparison.tables,
+            tables,
         )
         failure = run_stages([stage], session)
     now = {
@@ -433,7 +559,7 @@ def _computed(
         elif (fresh.get(_UNITS, unit) or {}).get("status") != "succeeded":
             found.append(Replayed(unit, "failed", (), failure or "did not finish"))
             continue
-        found.append(comparison.of(unit, each))
+        found.append(comparison.of(unit, each, tables))
     return found
 
 

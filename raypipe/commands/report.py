@@ -9,8 +9,7 @@ from pathlib import Path
 
 from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.declarations import declared, of_report
-from raypipe.commands.results import existing
-from raypipe.commands.show import newest
+from raypipe.commands.results import existing, newest_environment
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
@@ -90,8 +89,8 @@ def command_of(run_dir: RunDirectory) -> str:
     """
     if (status := run_status.read(run_dir)) is not None and status.command:
         return status.command
-    rows = newest(tables.read_arrow(run_dir, "environment").to_pylist())
-    if rows and (command := rows[0].get("command")):
-        return str(command)
+    for row in newest_environment(run_dir):
+        if command := row.get("command"):
+            return str(command)
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     return shlex.join(["raypipe", "run", path, "--run-dir", run_dir.shown])

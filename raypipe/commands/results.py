@@ -6,51 +6,40 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypipe.commands.run_summary import opened
+from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials
 from raypipe.store import tables
-from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory, is_run
 from raypipe.store.tables import by_name
 
-#: rows that are written at once
-_ROWS = 1000
+#: rows on a terminal without --limit
+_MOST_ROWS = 100
 
 
-def table(run: RunDirectory, name: str | None) -> pa.Table:
-    """Return a table; without a name, the tables with their numbers of rows.
-
-    Raises:
-        ConfigError: there is no such table, or it is damaged.
-
-    """
-    names = run.list(run.path("results"))
-    if name is None:
-        counts = [len(tables.read_arrow(run, each)) for each in names]
-        return pa.table(
-            {"table": pa.array(names, pa.string()), "rows": pa.array(counts, pa.int64())}
-        )
-    if name not in names and name not in by_name(CORE):
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
-    return tables.read_arrow(run, name)
-
-
-def without_empty(listed: pa.Table) -> tuple[pa.Table, list[str]]:
-    """Return those of the listed tables that have rows, and the names of the others."""
-    if "rows" not in listed.column_names or "table" not in listed.column_names:
-        return listed, []  # columns were chosen
-    is_empty = pc.equal(listed["rows"], 0)
-    return listed.filter(pc.invert(is_empty)), listed.filter(is_empty)["table"].to_pylist()
+def opened(location: str) -> RunDirectory:
+    """Return the run directory at a location. Raises ConfigError if there is none."""
+    run = RunDirectory.at(location)
+    run.check()
+    reason = "it has no status.json and no ledger/"
+    if run.is_file:
+        reason = "it is a file"
+    elif not run.exists(run.path()):
+        reason = "it does not exist"
+    elif is_run(run.list(run.path())):
+        return run
+    raise ConfigError(
+        f"{run.shown}: is not a run directory: {reason}; `raypipe ls` lists run directories"
+    )
 
 
 def existing(run_dir: str) -> RunDirectory:
@@ -61,55 +50,105 @@ def existing(run_dir: str) -> RunDirectory:
     return run
 
 
-def chosen(
-    rows: pa.Table, columns: str | None = None, sort: str | None = None, limit: int | None = None
-) -> pa.Table:
-    """Return some rows and columns of a table.
+def table(run: RunDirectory, name: str) -> pa.Table:
+    """Return a table. Raises ConfigError: there is no such table, or it is damaged."""
+    names = run.list(run.path("results"))
+    if name not in names and name not in by_name(CORE):
+        hint = did_you_mean(name, names)
+        raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
+    return tables.read_arrow(run, name)
+
+
+def newest_environment(run: RunDirectory) -> list[dict[str, Any]]:
+    """Return the rows of the table ``environment`` of the newest command, one per node."""
+    rows: list[dict[str, Any]] = tables.read_arrow(run, "environment").to_pylist()
+    newest = max(rows, key=lambda row: str(row["started_at"]), default={})
+    return [row for row in rows if row["command_id"] == newest["command_id"]]
+
+
+def printed(
+    run_dir: str,
+    name: str | None = None,
+    query: str | None = None,
+    columns: str | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    form: str = "",
+) -> str:
+    """Return a table, the rows of a query, or the list of tables as text.
 
     Args:
-        rows: the table.
+        run_dir: the run directory.
+        name: the table; all tables with their numbers of rows if not given.
+        query: SQL over all tables instead.
         columns: names, separated by commas; all if not given.
         sort: names of columns, separated by commas; ``-`` before a name sorts from the largest.
             Missing values come last.
-        limit: the first rows; all if not given.
+        limit: the first rows; 0 for all, None for as many as a terminal shows.
+        form: ``csv``, ``json``, or empty for a reader.
 
     Raises:
-        ConfigError: a column does not exist.
+        ConfigError: a table or a column does not exist, or the query is wrong.
 
     """
+    run = existing(run_dir)
+    if query is not None:
+        from raypipe.store.query import sql
+
+        rows = sql(run, query)
+    elif name is not None:
+        rows = table(run, name)
+    else:
+        names = run.list(run.path("results"))
+        counts = [len(tables.read_arrow(run, each)) for each in names]
+        rows = pa.table({"table": pa.array(names, pa.string()), "rows": pa.array(counts)})
+    is_list = name is None and query is None and columns is None
     if sort:
-        order = [_sort_key(rows, name) for name in _names(sort)]
+        order = [_sort_key(rows, each) for each in _names(sort)]
         rows = rows.take(pc.sort_indices(rows, sort_keys=order))
-    if limit is not None:
+    if limit:
         rows = rows.slice(0, limit)
     if columns:
-        rows = rows.select([_column(rows, name, "--columns") for name in _names(columns)])
-    return rows
+        rows = rows.select([_column(rows, each, "--columns") for each in _names(columns)])
+    if form:
+        return _csv(rows) if form == "csv" else _json(rows)
+    notes = []
+    if is_list:
+        is_empty = pc.equal(rows["rows"], 0)
+        if empty := rows.filter(is_empty)["table"].to_pylist():
+            notes.append(f"empty: {', '.join(empty)}")
+        rows = rows.filter(pc.invert(is_empty))
+    shown = rows.slice(0, _MOST_ROWS) if limit is None and sys.stdout.isatty() else rows
+    if len(shown) < len(rows):
+        notes.append(f"{len(shown):,} of {len(rows):,} rows; --limit 0 shows all")
+    whole = columns is not None or name is None
+    return "\n".join([view(shown, terminal_width(), whole=whole), *notes])
 
 
-def to_csv(rows: pa.Table) -> Iterator[str]:
-    """Yield a table as CSV, in parts; a missing value is an empty field."""
+def _csv(rows: pa.Table) -> str:
+    """Return a table as CSV; a missing value is an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows.column_names)
-    for batch in rows.to_batches(max_chunksize=_ROWS):
-        columns = [[_plain(value) for value in column] for column in batch.to_pydict().values()]
-        writer.writerows(zip(*columns, strict=True))
-        yield text.getvalue()
-        text.seek(0)
-        text.truncate()
-    yield text.getvalue()
+    writer.writerows([map(_plain, row.values()) for row in rows.to_pylist()])
+    return text.getvalue().removesuffix("\n")
 
 
-def to_json(rows: pa.Table) -> Iterator[str]:
-    """Yield a table as a JSON list of objects, in parts; NaN and infinity become null."""
-    before = "["
-    for batch in rows.to_batches(max_chunksize=_ROWS):
-        lines = [json.dumps(_finite(row)) for row in batch.to_pylist()]
-        if lines:
-            yield before + "\n" + ",\n".join(lines)
-            before = ","
-    yield "[]\n" if before == "[" else "\n]\n"
+def _json(rows: pa.Table) -> str:
+    """Return a table as a JSON list of objects; NaN and infinity become null."""
+    lines = []
+    for row in rows.to_pylist():
+        values = {name: _plain(value) for name, value in row.items()}
+        lost = {n for n, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+        lines.append(json.dumps(values | dict.fromkeys(lost)))
+    return "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for CSV or JSON: times as ISO 8601, texts without credentials."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return without_credentials(value) if isinstance(value, str) else value
 
 
 def _names(text: str) -> list[str]:
@@ -123,23 +162,8 @@ def _sort_key(rows: pa.Table, name: str) -> tuple[str, str]:
 
 
 def _column(rows: pa.Table, name: str, option: str) -> str:
-    known: Sequence[str] = rows.column_names
+    known = rows.column_names
     if name not in known:
         hint = did_you_mean(name, known)
         raise ConfigError(f"{option} {name}: no such column{hint} (there are: {', '.join(known)})")
     return name
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for CSV or JSON: times as ISO 8601, texts without credentials."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return without_credentials(value) if isinstance(value, str) else value
-
-
-def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    plain = {name: _plain(value) for name, value in row.items()}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in plain.items()
-    }

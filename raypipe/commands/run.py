@@ -1,23 +1,20 @@
-"""``raypipe run`` and ``raypipe sweep``: run an experiment, or continue it."""
+"""``raypipe run``: run an experiment, or continue it."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
 from raypipe import faults
-from raypipe.commands import cluster
-from raypipe.commands.code import after_edit, code_of
-from raypipe.commands.configuration import read, resolve
+from raypipe.commands import RUNS, cluster, runs_location
+from raypipe.commands.code import ExperimentCode, after_edit, code_of
+from raypipe.commands.configuration import resolve
 from raypipe.commands.declarations import about, declared, of_report
-from raypipe.commands.recommendation import print_recommendation
-from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import (
     check_size,
     check_training,
@@ -28,6 +25,7 @@ from raypipe.commands.selection import (
 )
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
+from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
@@ -49,9 +47,9 @@ from raypipe.redaction import without_secrets
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory, cache_directory
-from raypipe.store.run_status import KeyResult, StatusWriter, first_status
+from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import measures, single_tables
-from raypipe.study.sweep_stage import NAME as SWEEP
+from raypipe.study.matrix import StudyGraph
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
@@ -70,158 +68,152 @@ class Ended:
     failure: str = ""
 
 
-def run(request: Request) -> int:
-    """Run an experiment; return 0 when all is done, 1 if a stage failed, 130 if interrupted."""
-    return execute(request).status
+@dataclass(frozen=True)
+class Work:
+    """What a command is to do: the graph of a configuration on this hardware, and where it goes."""
+
+    configuration: Configuration
+    graph: StudyGraph
+    nodes: Sequence[Hardware]
+    run_dir: RunDirectory
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return self.configuration.experiment.name
+
+    def resumed(self, ledger: Ledger, *, strict: bool) -> Resumed:
+        """Return what is asked of the run directory. Raises ConfigError as :func:`resume`."""
+        entries = {**run_entry(self.configuration), **self.graph.entries(ledger)}
+        source = self.configuration.source()
+        return resume(self.run_dir, ledger, entries, self.graph.known, source, strict=strict)
 
 
-def execute(request: Request) -> Ended:
-    """Run an experiment; return how it ended.
+def execute(
+    document: Document,
+    overrides: Sequence[str],
+    again: Callable[[RunDirectory], str],
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    profile: str = "auto",
+    only: Sequence[str] = (),
+    address: str | None = None,
+    time_budget: str | None = None,
+    yes: bool = False,
+    strict_code: bool = False,
+    local: bool = False,
+    at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
+) -> Ended:
+    """Run an experiment; return how it ended. Options are those of :func:`raypipe.run`.
+
+    ``again`` returns the command that continues in a run directory; ``at_end`` reports on a run
+    that succeeded.
 
     Raises:
         ConfigError: a mistake; nothing started, nothing written.
 
     """
-    budget = TimeBudget(request.time_budget)
-    document = request.document or read(request.path)
+    budget = TimeBudget(time_budget)
     faults.from_environment()
-    if request.local and request.address is not None:
+    if local and address is not None:
         raise ConfigError("--local runs without a cluster, and --address names one; give only one")
     cache_directory()  # report a wrong name before anything starts
     with ExitStack() as stack:
-        launcher = None if request.local else cluster.attach(request.address, stack)
+        launcher = None if local else cluster.attach(address, stack)
         nodes = cluster.hardware_of(launcher)
-        configuration = resolve(document, request.overrides, request.profile, nodes)
-        configuration, left_out = matrix_or_sweep(configuration, request.only)
-        graph = selected(configuration, request.only, nodes, confirmed=request.yes)
+        configuration, note = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
+        graph = selected(configuration, only, nodes, confirmed=yes)
         check_training(configuration, graph, nodes)
-        if launcher is None and not request.local:  # a cluster may grow; this machine does not
+        if launcher is None and not local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
             cluster.check_address_space(nodes[0])
-        run_dir = _run_directory(request.run_dir, configuration)
-        fresh = not run_dir.exists(run_dir.ledger)
-        stored = Ledger(run_dir, writable=False)
-        tracking.check(configuration.settings.tracking, run_dir)
-
-        def resumed(ledger: Ledger) -> Resumed:
-            entries = {**run_entry(configuration), **graph.entries(ledger)}
-            source, strict = configuration.source(), request.strict_code
-            return resume(run_dir, ledger, entries, graph.known, source, strict=strict)
-
-        stages, is_whole, warning = resumed(stored)
+        work = Work(configuration, graph, nodes, _run_directory(run_dir, configuration))
+        stored = Ledger(work.run_dir, writable=False)
+        tracking.check(configuration.settings.tracking, work.run_dir)
+        stages, complete, warning = work.resumed(stored, strict=strict_code)
         on_gpu = any(node.gpus for node in nodes)
-        check_trainings(run_dir, stored, stages, configuration.origin, on_gpu=on_gpu)
+        check_trainings(work.run_dir, stored, stages, configuration.origin, on_gpu=on_gpu)
         code = code_of(configuration, stages)
-        print(f"run directory: {run_dir.shown}", flush=True)
+
+        print(f"run directory: {work.run_dir.shown}", flush=True)
         if stored.damage:
             print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
         if warning:
             print(warning, flush=True)
-        is_stored = not fresh and is_whole and not stored.damage
-        if is_stored and _is_shown(run_dir, stored, configuration, stages):
+        if complete and not stored.damage and _is_shown(work, stored, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
-            print_recommendation(request, configuration, stored)
-            return Ended(0, run_dir)
+            at_end(configuration, stored)
+            return Ended(0, work.run_dir)
         seen = stored.version
         del stored  # the writer reads it again, and it may be large
-        check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
-        display = stack.enter_context(Display(live=not request.local))
-        again = request.again(run_dir)
-        command_id = secrets.token_hex(4)
+        check = stack.enter_context(writing(work.run_dir, lambda text: print(text, flush=True)))
+        display = stack.enter_context(Display(live=not local))
+        command = again(work.run_dir)
         status: StatusWriter | None = None
-        printed = False
+        failed, interrupted = "", ""
         try:
-            ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
+            stamp = {"command_id": secrets.token_hex(4)}
+            ledger = Ledger(work.run_dir, before_writing=check, stamp=stamp)
             if ledger.version != seen:  # another command wrote in between
-                stages = resumed(ledger).stages
-            text = dump_yaml(without_secrets(configuration.resolved()))
-            run_dir.write(run_dir.config, text.encode())
-            ledger.put("runs", {_SHOWN: {"all": False}, **configuration_row(text)})
-            code.record(ledger, run_dir)
-            graph.record(ledger)
-            run_id, name = _run_id(ledger, configuration), configuration.experiment.name
+                stages = work.resumed(ledger, strict=strict_code).stages
+            run_id = _record(work, ledger, code)
             begun = first_status(
-                run_dir, name, run_id, again, configuration.profile, code.fingerprint
+                work.run_dir, work.name, run_id, command, configuration.profile, code.fingerprint
             )
-            status = stack.enter_context(StatusWriter(run_dir, begun, display.snapshot, check))
+            status = stack.enter_context(StatusWriter(work.run_dir, begun, display.snapshot, check))
             announce(display, configuration, nodes)
-            if graph.text:
-                display.say(graph.text)
-            if left_out:
-                display.say(left_out)
-            if request.local:
-                display.say(_local_text(left_out_locally(configuration, graph)))
+            _say_graph(display, work, note, local=local)
+            if local:
                 launcher = cluster.local()
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
-                modules = code.source.modules if request.keep_cluster else None
-                launcher = cluster.start(stack, modules)
-            _record_environment(ledger, launcher, again, command_id)
-            trackers = stack.enter_context(
-                Trackers(
-                    configuration.settings.tracking,
-                    run_dir,
-                    run_id,
-                    name,
-                    configuration.resolved(),
-                )
+                launcher = cluster.start(stack, code.source.modules)
+            _record_environment(ledger, launcher, command, stamp["command_id"])
+            settings = configuration.settings
+            trackers = Trackers(
+                settings.tracking, work.run_dir, run_id, work.name, configuration.resolved()
             )
             session = Session(
-                run_dir,
+                work.run_dir,
                 run_id,
                 ledger,
                 launcher,
                 display,
                 nodes,
-                trackers,
-                configuration.settings,
+                stack.enter_context(trackers),
+                settings,
                 declared(configuration.experiment),
-                command_id,
+                stamp["command_id"],
                 code.fingerprint,
-                None if request.local else Durations(nodes),
+                None if local else Durations(nodes),
             )
             with budget.watched(launcher, display.say):
-                loop = graph.loop(ledger)
-                first = loop.further(ledger, Outcomes(), display.say)
-                try:
-                    failed = run_stages(first, session, None if loop.is_over else loop.further)
-                except UnitError as error:  # a search without its metric; what there is, is shown
-                    failed = str(error)
-            if ledger.rows("stages"):
-                from raypipe.report.page import build  # matplotlib is slow to import
-
-                experiment = configuration.experiment
-                build(run_dir, name, experiment.report, again, None, of_report(experiment))
-            ledger.put("runs", {_SHOWN: {"all": True}})
-            status.key_result, warnings = _result(run_dir, configuration.experiment)
-            if status.key_result is not None:
-                display.say(f"result: {status.key_result.text}")
-            for warning in warnings:
-                display.say(f"WARNING: {warning}")
-            printed = bool(run_dir.list(run_dir.logs))
+                failed = _run_graph(graph, session)
+            _report(work, ledger, command, status, display)
         except KeyboardInterrupt:
-            why = "the time budget is over" if budget.is_over else "interrupted"
-            display.say(f"{why}; finished units are kept. Continue with: {again}")
-            if status is not None:
-                with suppress(ConfigError, OSError):
-                    status.key_result = about(run_dir).key_result
-                status.end("interrupted", why)
-            return Ended(130, run_dir, why)
+            interrupted = "the time budget is over" if budget.is_over else "interrupted"
         except (OSError, LostLeaseError) as error:
             failed = f"the run directory cannot be written: {error}"
         except UnitError as error:
             failed = str(error)
-        if failed or printed:
-            display.say(f"logs: {shlex.join(['raypipe', 'logs', run_dir.shown])}")
+        if interrupted:
+            display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
+            if status is not None:
+                with suppress(ConfigError, OSError):
+                    status.key_result = about(work.run_dir).key_result
+                status.end("interrupted", interrupted)
+            return Ended(130, work.run_dir, interrupted)
+        if failed or work.run_dir.list(work.run_dir.logs):
+            display.say(f"logs: {shlex.join(['raypipe', 'logs', work.run_dir.shown])}")
         if failed:
-            follow = f"{again}{after_edit(stages)}"
-            display.say(f"failed: {failed}\ncontinue with: {follow}")
+            display.say(f"failed: {failed}\ncontinue with: {command}{after_edit(stages)}")
         else:
-            print_recommendation(request, configuration, ledger)
-            display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
+            at_end(configuration, ledger)
+            shown = work.run_dir.shown
+            display.say(f"done: {shown} (report: {shown}/report/index.html)")
         if status is not None:
-            status.end("failed" if failed else "succeeded", failed or "")
-        return Ended(int(bool(failed)), run_dir, failed or "")
+            status.end("failed" if failed else "succeeded", failed)
+        return Ended(int(bool(failed)), work.run_dir, failed)
 
 
 def configuration_row(text: str) -> dict[str, Row]:
@@ -229,46 +221,50 @@ def configuration_row(text: str) -> dict[str, Row]:
     return {f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}": {"text": text}}
 
 
-def _result(run_dir: RunDirectory, experiment: Experiment) -> tuple[KeyResult | None, list[str]]:
-    """Return the result of a run, and warnings about it.
+def announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+    """Print the profile and the hardware that selected it, and enabled fault injection."""
+    gpus = [gpu.name for node in nodes for gpu in node.gpus]
+    if gpus:
+        hardware = f"{len(gpus)} GPU(s): {gpus[0]}"
+    else:
+        note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
+        hardware = f"no GPU ({note})"
+    display.say(f"profile {configuration.profile}: {hardware}")
+    for node in nodes:
+        for problem in node.gpu_problems:
+            display.say(f"WARNING: {node.hostname}: not used: {problem}")
+    if files := search_path.shadowing():
+        display.say(
+            f"WARNING: {', '.join(files)}: has the name of a module of Python or of a package that "
+            "raypipe needs, which every import gets instead; rename it"
+        )
+    if value := os.environ.get(faults.VARIABLE):
+        display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")
 
-    The warnings name numbers that are not finite, and results that a baseline of the run beats.
-    """
-    found = about(run_dir, experiment)
-    lost = found.beaten
-    rest = len(lost) - _MOST_WARNINGS
-    more = [f"{rest} more are in the report"] if rest > 0 else []
-    return found.key_result, [*found.not_finite, *lost[:_MOST_WARNINGS], *more]
 
-
-def _local_text(left_out: Sequence[str]) -> str:
-    text = "local: one process without Ray, one task at a time; a crash ends the command"
-    return f"{text}\nlocal: not followed: {'; '.join(left_out)}" if left_out else text
-
-
-def _run_directory(location: str | None, configuration: Configuration) -> RunDirectory:
-    runs = os.environ.get(RUNS)
+def _run_directory(
+    location: str | os.PathLike[str] | None, configuration: Configuration
+) -> RunDirectory:
     if in_job():
-        shared_location(location or runs)
+        cluster.shared_location(location or os.environ.get(RUNS))
     if location is None:
-        return RunDirectory.new(runs or "runs", configuration.experiment.name)
-    run_dir = RunDirectory.at(location)
+        return RunDirectory.new(runs_location(), configuration.experiment.name)
+    run_dir = RunDirectory.at(os.fspath(location))
     run_dir.check_new()
     return run_dir
 
 
-def _is_shown(
-    run_dir: RunDirectory, ledger: Ledger, configuration: Configuration, stages: Sequence[Stage]
-) -> bool:
+def _is_shown(work: Work, ledger: Ledger, stages: Sequence[Stage]) -> bool:
     """Whether the tables and the report exist, written after the last unit was stored.
 
     A stage that failed in units that are not asked for any more is not shown as it is, nor is a
     damaged table, or one that now declares otherwise which values are better.
     """
+    run_dir = work.run_dir
     rows = (ledger.get("stages", stage.key) for stage in stages)
     if any(row is not None and row["status"] != "succeeded" for row in rows):
         return False
-    single = single_tables(ledger, declared(configuration.experiment))
+    single = single_tables(ledger, declared(work.configuration.experiment))
     tables = [run_dir.partition(table.name, "data") for table in single]
     files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
     if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
@@ -278,19 +274,26 @@ def _is_shown(
         text = run_dir.read(run_dir.config).decode(errors="replace")
         if not isinstance(load_yaml(text, f"{run_dir.shown}/config.yaml"), dict):
             return False
-        stored = {name: measures(run_dir, name) for name in better}
+        return {name: measures(run_dir, name) for name in better} == better
     except ConfigError as error:  # the ledger has its rows
         print(f"WARNING: a damaged file is written again: {error}", flush=True)
         return False
-    return stored == better
 
 
-def _run_id(ledger: Ledger, configuration: Configuration) -> str:
-    """Return the run's name in every row, generated once for a run directory."""
+def _record(work: Work, ledger: Ledger, code: ExperimentCode) -> str:
+    """Record what this command runs; return the run's name in every row.
+
+    The name is made once for a run directory.
+    """
+    run_dir, configuration = work.run_dir, work.configuration
+    text = dump_yaml(without_secrets(configuration.resolved()))
+    run_dir.write(run_dir.config, text.encode())
+    ledger.put("runs", {_SHOWN: {"all": False}, **configuration_row(text)})
+    code.record(ledger, run_dir)
+    work.graph.record(ledger)
     stored = ledger.get("runs", "run")
     if stored is None:
-        name = configuration.experiment.name
-        stored = {"experiment": name, "run_id": f"{name}-{os.urandom(4).hex()}"}
+        stored = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
         ledger.put("runs", {"run": stored})
     return str(stored["run_id"])
 
@@ -308,34 +311,44 @@ def _record_environment(ledger: Ledger, launcher: Launcher, command: str, comman
     ledger.put("environment", {f"{command_id}/{r['hostname']}": {**about, **r} for r in rows})
 
 
-def announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
-    """Print the profile and the hardware that selected it, and enabled fault injection."""
-    gpus = [gpu.name for node in nodes for gpu in node.gpus]
-    if gpus:
-        found = f"{len(gpus)} GPU(s): {gpus[0]}"
-    else:
-        note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
-        found = f"no GPU ({note})"
-    display.say(f"profile {configuration.profile}: {found}")
-    for node in nodes:
-        for problem in node.gpu_problems:
-            display.say(f"WARNING: {node.hostname}: not used: {problem}")
-    if files := search_path.shadowing():
-        display.say(
-            f"WARNING: {', '.join(files)}: has the name of a module of Python or of a package that "
-            "raypipe needs, which every import gets instead; rename it"
-        )
-    if value := os.environ.get(faults.VARIABLE):
-        display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")
+def _say_graph(display: Display, work: Work, note: str, *, local: bool) -> None:
+    if work.graph.text:
+        display.say(work.graph.text)
+    if note:
+        display.say(note)
+    if local:
+        display.say("local: one process without Ray, one task at a time; a crash ends the command")
+        if left_out := left_out_locally(work.configuration, work.graph):
+            display.say(f"local: not followed: {'; '.join(left_out)}")
 
 
-def sweep(request: Request) -> int:
-    """Run the sweep, print what it recommends, and write it if ``--write`` asks for it.
+def _run_graph(graph: StudyGraph, session: Session) -> str:
+    """Run the stages; return why one failed, or nothing."""
+    loop = graph.loop(session.ledger)
+    first = loop.further(session.ledger, Outcomes(), session.display.say)
+    try:
+        return run_stages(first, session, None if loop.is_over else loop.further) or ""
+    except UnitError as error:  # a search without its metric; what there is, is shown
+        return str(error)
 
-    Raises:
-        ConfigError: ``--write`` names a file that exists.
 
-    """
-    if request.write is not None and Path(request.write).exists():
-        raise ConfigError(f"--write {request.write}: exists already; choose another name")
-    return run(replace(request, only=[SWEEP]))
+def _report(
+    work: Work, ledger: Ledger, command: str, status: StatusWriter, display: Display
+) -> None:
+    """Write the report, and say what came out: the result, what is not finite, lost comparisons."""
+    experiment: Experiment = work.configuration.experiment
+    if ledger.rows("stages"):
+        from raypipe.report.page import build  # matplotlib is slow to import
+
+        own = of_report(experiment)
+        build(work.run_dir, work.name, experiment.report, command, None, own)
+    ledger.put("runs", {_SHOWN: {"all": True}})
+    results = about(work.run_dir, experiment)
+    status.key_result = results.key_result
+    if results.key_result is not None:
+        display.say(f"result: {results.key_result.text}")
+    lost = results.beaten
+    for warning in (*results.not_finite, *lost[:_MOST_WARNINGS]):
+        display.say(f"WARNING: {warning}")
+    if len(lost) > _MOST_WARNINGS:
+        display.say(f"WARNING: {len(lost) - _MOST_WARNINGS} more are in the report")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,8 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from raypipe.commands.run_summary import Summary, summary
-from raypipe.commands.table_view import shorten
+from raypipe.commands.summary import Summary, summary
 from raypipe.errors import ConfigError
 from raypipe.graph.progress import clock_text
 from raypipe.graph.unit_logs import first_line
@@ -33,7 +32,7 @@ _MOST_EARLIER, _MOST_STAGES, _BAR = 10, 20, 12
 
 
 def watch(run: RunDirectory, console: Console | None = None, period_s: float | None = None) -> int:
-    """Follow a run until its command ends; return the exit status of that.
+    """Follow a run until its command ends; return the exit status of that: 0, 1 or 130.
 
     On a terminal the progress is live, below the lines that the run prints; else there is a line
     every ten seconds. A run that has ended is shown once.
@@ -45,66 +44,51 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
     console = console or Console(highlight=False, soft_wrap=True)
     if period_s is None:
         period_s = _PERIOD_S if run.is_local else _REMOTE_PERIOD_S
-    if not console.is_terminal:
-        return _follow(run, _Plain(console), period_s)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def update(found: Summary) -> None:
-            live.update(_rendered(found, console.width), refresh=True)
-
-        return _follow(run, update, period_s, console)
-
-
-def _follow(
-    run: RunDirectory,
-    show: Callable[[Summary], None],
-    period_s: float,
-    console: Console | None = None,
-) -> int:
-    console = console or getattr(show, "console", None) or Console()
     begun: str | None = None  # the command whose lines are printed
-    last, failures, was_running = 0, 0, False
+    last, was_running = 0, False
+    printed_at, printed = float("-inf"), ""
+    with ExitStack() as stack:
+        live = None
+        if console.is_terminal:
+            live = stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
+        for found in _looks(run, period_s):
+            # the next command of a run begins with the lock, and then writes its status
+            if found.status != "running" and not was_running and is_held(run):
+                continue
+            if found.details is not None:
+                if begun != found.details.started_at:
+                    begun, last = found.details.started_at, 0
+                for line in _new_lines(found.details.messages, last):
+                    console.print(without_credentials(line), markup=False, soft_wrap=True)
+                last = max([last, *(number for number, _ in found.details.messages)])
+            if found.status != "running":
+                console.print(_ending(found), markup=False, soft_wrap=True)
+                return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
+            was_running = True
+            if live is not None:
+                live.update(_rendered(found), refresh=True)
+                continue
+            text = "; ".join([_whole(found), *(" ".join(filter(None, s)) for s in _stages(found))])
+            if time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
+                printed_at, printed = time.monotonic(), text
+                console.print(text, markup=False, soft_wrap=True)
+    raise AssertionError
+
+
+def _looks(run: RunDirectory, period_s: float) -> Iterator[Summary]:
+    """Yield the summary again and again. Raises ConfigError."""
+    failures = 0
     while True:
         try:
             found = summary(run)
-            # the next command of a run begins with the lock, and then writes its status
-            starts = found.status != "running" and not was_running and is_held(run)
-            failures = 0
         except OSError as error:
             failures += 1
             if failures > _PATIENCE:
                 raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
-            time.sleep(period_s)
-            continue
-        details = found.details
-        if details is not None and not starts:
-            if begun != details.started_at:
-                begun, last = details.started_at, 0
-            for line in _new_lines(details.messages, last):
-                console.print(without_credentials(line), markup=False, soft_wrap=True)
-            last = max([last, *(number for number, _ in details.messages)])
-        if found.status != "running" and not starts:
-            console.print(_ending(found), markup=False, soft_wrap=True)
-            return found.exit_status
-        was_running = was_running or found.status == "running"
-        if not starts:
-            show(found)
+        else:
+            failures = 0
+            yield found
         time.sleep(period_s)
-
-
-class _Plain:
-    """Prints the progress as a plain line, every ten seconds if it has changed."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._printed, self._text = float("-inf"), ""
-
-    def __call__(self, found: Summary) -> None:
-        now = time.monotonic()
-        text = "; ".join([_whole(found), *map(_stage_text, _running(found))])
-        if now - self._printed >= _PLAIN_PERIOD_S and text != self._text:
-            self._printed, self._text = now, text
-            self.console.print(text, markup=False, soft_wrap=True)
 
 
 def _new_lines(messages: Sequence[tuple[int, str]], last: int) -> list[str]:
@@ -121,56 +105,47 @@ def _ending(found: Summary) -> str:
     result = f", {found.result}" if found.result else ""
     message = first_line(found.message)
     why = f" ({without_credentials(message)})" if message else ""
-    ended = f", {found.ended} of {found.stages} stages" if found.stages else ""
+    known = found.details
+    ended = f", {known.ended} of {known.stages} stages" if known and known.stages else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
     return f"{found.status}{why}{took}{ended}{result}: {found.run.shown}"
 
 
 def _whole(found: Summary) -> str:
-    parts = [f"{found.ended} of {found.stages} stages done"] if found.stages else ["starting"]
+    known = found.details
+    if known is None:
+        return "starting"
+    parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
     if found.duration_s is not None:
         parts.append(f"{clock_text(found.duration_s)} elapsed")
-    if found.details is not None:
-        parts += [part for part in (found.details.left, found.details.use) if part]
-    return ", ".join(parts)
+    return ", ".join([*parts, *filter(None, (known.left, known.use))])
 
 
-def _running(found: Summary) -> Sequence[Mapping[str, Any]]:
-    """Return the running stages, with the seconds up to now."""
-    if found.details is None:
-        return ()
-    written = datetime.fromisoformat(found.details.updated_at)
-    since = max(0.0, (datetime.now(UTC) - written).total_seconds())
+def _stages(found: Summary) -> list[tuple[str, str, str]]:
+    """Return the running stages: name, units done and in all, and a note."""
+    rows = found.details.running[:_MOST_STAGES] if found.details is not None else ()
     return [
-        {**row, "seconds": float(row.get("seconds") or 0.0) + since}
-        for row in found.details.running[:_MOST_STAGES]
+        (
+            str(row.get("stage")),
+            f"{row.get('done')}/{row['total']}" if row.get("total") else "",
+            str(row.get("note") or ""),
+        )
+        for row in rows
     ]
 
 
-def _count(row: Mapping[str, Any]) -> str:
-    return f"{row.get('done')}/{row['total']}" if row.get("total") else ""
-
-
-def _stage_text(row: Mapping[str, Any]) -> str:
-    parts = (str(row.get("stage")), _count(row), str(row.get("note") or ""))
-    return " ".join(filter(None, parts))
-
-
-def _rendered(found: Summary, width: int) -> RenderableType:
+def _rendered(found: Summary) -> RenderableType:
     table = Table.grid(padding=(0, 1))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    for _ in range(2):
-        table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for row in _running(found):
+    for justify in ("left", "left", "right", "right", "left"):
+        table.add_column(justify=justify)
+    since = 0.0
+    if found.details is not None:
+        written = datetime.fromisoformat(found.details.updated_at)
+        since = max(0.0, (datetime.now(UTC) - written).total_seconds())
+    rows = found.details.running if found.details is not None else ()
+    for row, (name, count, note) in zip(rows, _stages(found), strict=False):
         done, total = float(row.get("done") or 0), float(row.get("total") or 0)
-        table.add_row(
-            Text(shorten(str(row.get("stage")), max(12, width // 3))),
-            ProgressBar(total, done, width=_BAR) if total else Text(),
-            Text(_count(row)),
-            Text(clock_text(row["seconds"])),
-            Text(str(row.get("note") or "")),
-        )
-    head = Text(shorten(_whole(found), width), style="bold", no_wrap=True)
-    return Group(head, table)
+        bar = ProgressBar(total, done, width=_BAR) if total else Text()
+        elapsed = clock_text(float(row.get("seconds") or 0.0) + since)
+        table.add_row(Text(name), bar, Text(count), Text(elapsed), Text(note))
+    return Group(Text(_whole(found), style="bold"), table)

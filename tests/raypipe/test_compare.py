@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.commands.compare import as_json, compare, text
+from raypipe.commands.compare import compare
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column, Table, write_table
@@ -36,12 +36,12 @@ def test_settings_are_compared_by_their_means_over_seeds(tmp_path: Path) -> None
     best = rows["C=2, gamma=0.5"]
     assert best.values == (pytest.approx(20.7), pytest.approx(21.1))
     assert best.counts == (5, 3)
-    shown = text(found, None)
+    shown = found.text(None)
     assert "21.1 (+0.4, better)" in shown
     assert "20.7 (C=2, gamma=0.5, mean of 5)" in shown
     assert "21.1 (C=2, gamma=0.5, mean of 3)" in shown
     assert "calls: means over seeds: 5 in one, 3 in two" in shown
-    assert as_json(found)["best"] == {"calls.score": ["C=2, gamma=0.5"] * 2}
+    assert found.as_json()["best"] == {"calls.score": ["C=2, gamma=0.5"] * 2}
 
 
 def test_groups_are_not_averaged(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_groups_are_not_averaged(tmp_path: Path) -> None:
 
 
 def test_the_same_calls_in_another_order_are_the_same(tmp_path: Path) -> None:
-    shown = text(compare([_run(tmp_path / "a", [0, 1, 2]), _run(tmp_path / "b", [2, 0, 1])]), None)
+    shown = compare([_run(tmp_path / "a", [0, 1, 2]), _run(tmp_path / "b", [2, 0, 1])]).text(None)
     assert "results: no difference" in shown
     assert "4 results are the same" in shown
 

@@ -91,7 +91,7 @@ def test_an_error_in_a_stage_has_a_traceback(work, no_ray, capsys):
 def test_logs_are_listed_and_shown(failing, no_ray, capsys):
     raypipe("run", "toy.yaml", "--run-dir", "out", "--local")
     listed = command.listing("out")
-    assert listed.to_dict("records") == [
+    assert listed == [
         {
             "unit": "squares/2",
             "status": "failed",
@@ -106,7 +106,7 @@ def test_logs_are_listed_and_shown(failing, no_ray, capsys):
     assert texts[0].endswith("ZeroDivisionError: division by zero")
     (failing / "out/logs/squares-2.log").unlink()
     assert command.text("out", "squares/2").startswith("error: Traceback")
-    assert command.listing("out")["log"].tolist() == [""]
+    assert [row["log"] for row in command.listing("out")] == [""]
     with pytest.raises(ConfigError, match="did you mean squares-2"):
         command.text("out", "sqares/2")
     with pytest.raises(ConfigError, match="is not a run directory"):
@@ -133,7 +133,7 @@ def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, mo
         place.delete(f"{place.ledger}/none")
         monkeypatch.setattr(RunDirectory, "check", lambda self: None)
         assert command.text("it", "lda/1") == "# lda/1\nhello"
-        assert command.listing("it")["status"].tolist() == ["printed"]
+        assert [row["status"] for row in command.listing("it")] == ["printed"]
 
 
 def test_a_cluster_and_local_are_refused(work, capsys):

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
+import raypipe as rp
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import large, medium, tiny
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
-from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Unit
@@ -175,8 +173,7 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
         *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
         *["train.training.steps=40", "train.training.warmup_steps=4"],
     ]
-    request = Request("run", str(PLAIN), overrides, str(tmp_path / "run"), profile="cpu")
-    assert commands.run(request) == 0
+    rp.run(PLAIN, overrides, run_dir=tmp_path / "run", profile="cpu")
     row = results.read_table(RunDirectory.at(tmp_path / "run"), "trials").iloc[0]
     assert (row["status"], row["steps"]) == ("succeeded", 40)
     assert row["eval_loss"] == pytest.approx(math.log(256), abs=0.02)
@@ -184,10 +181,7 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    request = Request(
-        "sweep", str(SWEEP), [*SMALL, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
-    )
-    assert sweep(request) == 0
+    rp.sweep(SWEEP, [*SMALL, "sweep.repeats=1"], run_dir=tmp_path / "run", profile="cpu")
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert (len(rows), set(rows["status"])) == (12, {"succeeded"})
     assert rows["parity"].max() < 1e-3

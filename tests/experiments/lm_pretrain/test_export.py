@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raypipe as rp
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
@@ -20,12 +21,11 @@ from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
+from tests.command import status
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -183,7 +183,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     run = RunDirectory.at(tmp_path / "run")
 
     def command(*more: str) -> int:
-        return commands.run(Request("run", PLAIN, [*given, *more], run.location, profile="cpu"))
+        return status(rp.run, PLAIN, [*given, *more], run_dir=run.location, profile="cpu")
 
     assert command() == 0
     folder = Path(run.artifact("export", "hf"))

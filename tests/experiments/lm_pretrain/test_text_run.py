@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import raypipe as rp
 from experiments.lm_pretrain import tokenize_stage
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from raypipe.commands import cluster
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
 from raypipe.graph.source import SourceCode
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
+from tests import command
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = str(PROJECT / "configs/lm_pretrain.yaml")
@@ -53,10 +53,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         only: tuple[str, ...] = (),
     ) -> RunDirectory:
         given = [*SMALL, "data.source=text", f"data.files=[{path}]", *overrides]
-        request = Request("run", PLAIN, given, str(tmp_path / name), profile="cpu", only=only)
-        if not plain:
-            request = Request("run", SHAKESPEARE, given, str(tmp_path / name))
-        assert commands.run(request) == status
+        options = {"profile": "cpu", "only": only} if plain else {}
+        config = PLAIN if plain else SHAKESPEARE
+        assert command.status(rp.run, config, given, run_dir=tmp_path / name, **options) == status
         return RunDirectory.at(tmp_path / name)
 
     return start

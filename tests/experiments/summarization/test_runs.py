@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import raypipe as rp
 from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model, summarize
 from experiments.summarization.figures import sections
@@ -22,10 +23,6 @@ from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import documents_path, pairs_path, tokenizer_of
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
-from raypipe.commands import run as commands
-from raypipe.commands.fit import fit
-from raypipe.commands.request import Request
-from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Unit
@@ -34,6 +31,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
+from tests.command import status
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = PROJECT / "configs/summarization.yaml"
@@ -77,9 +75,7 @@ def corpus(folder: Path, rows: int = 240) -> list[str]:
 
 def run(folder: Path, *overrides: str, path: Path = PLAIN, **options) -> int:
     given = [*SMALL, *overrides]
-    return commands.run(
-        Request("run", str(path), given, str(folder / "run"), profile="cpu", **options)
-    )
+    return status(rp.run, path, given, run_dir=folder / "run", profile="cpu", **options)
 
 
 def found(folder: Path, name: str = "measures") -> pd.DataFrame:
@@ -238,8 +234,7 @@ def test_the_trained_model_is_exported_and_begun_with(tmp_path):
     again = tmp_path / "again"
     again.mkdir()
     small = [f"model={folder}", "train.training.learning_rate=1e-9", *given]
-    request = Request("run", str(PLAIN), small, str(again / "run"), profile="cpu")
-    assert commands.run(request) == 0
+    rp.run(PLAIN, small, run_dir=again / "run", profile="cpu")
     after = RunDirectory.at(again / "run")
     assert tokenizer_of(after).encode(["Then a node"]) == tokenizer_of(directory).encode(
         ["Then a node"]
@@ -381,10 +376,7 @@ def test_the_place_of_the_files_decides_nothing(tmp_path):
 
 def test_it_can_be_swept(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60)]
-    request = Request(
-        "sweep", str(SWEEP), [*given, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
-    )
-    assert sweep(request) == 0
+    rp.sweep(SWEEP, [*given, "sweep.repeats=1"], run_dir=tmp_path / "run", profile="cpu")
     rows = found(tmp_path, "trials")
     by_precision = rows.groupby("precision")["status"].agg(set).to_dict()
     assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
@@ -393,8 +385,8 @@ def test_it_can_be_swept(tmp_path):
 
 def test_fit_says_what_fits_and_why_fp16_does_not(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60), "train.training.micro_batch=4"]
-    rows = fit(Request("fit", str(PLAIN), given, profile="cpu"), None)
+    rows = rp.fit(PLAIN, given, profile="cpu").to_dict("records")
     by_precision = {row["precision"]: row for row in rows if "precision" in row}
     assert by_precision["fp32"]["micro_batch"] == 4
-    assert by_precision["fp16"]["micro_batch"] is None
+    assert pd.isna(by_precision["fp16"]["micro_batch"])
     assert "overflow" in by_precision["fp16"]["note"]

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+import raypipe as rp
 from experiments.teleclass import encoders
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.taxonomy import read_taxonomy
@@ -20,16 +21,12 @@ from experiments.teleclass.embeddings import Embeddings
 from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.settings import PUBLISHED_REFINE
 from raypipe.commands import cluster
-from raypipe.commands import run as commands
-from raypipe.commands.fit import fit
-from raypipe.commands.request import Request
-from raypipe.commands.run import sweep
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.command import Ended, in_process
+from tests.command import Ended, in_process, status
 
 PROJECT = Path(__file__).resolve().parents[3]
 CONFIG = PROJECT / "configs/teleclass.yaml"
@@ -59,7 +56,7 @@ def inline(monkeypatch):
 
 def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), path: Path = CONFIG) -> int:
     given = [*(SMALL if path == CONFIG else ()), *overrides]
-    return commands.run(Request("run", str(path), given, str(folder), profile="cpu", only=only))
+    return status(rp.run, path, given, run_dir=folder, profile="cpu", only=only)
 
 
 def measures(folder: Path) -> pd.DataFrame:
@@ -160,18 +157,15 @@ def test_a_damaged_block_is_encoded_again(tmp_path):
 def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
     axes = ("sweep.stage=train", "sweep.axes.training.micro_batch=[4, 8]", "sweep.steps=4")
     more = ("sweep.axes.training.precision=[fp32, bf16]", "sweep.warmup_steps=2")
-    request = Request(
-        "sweep", str(CONFIG), [*SMALL, *axes, *more], str(tmp_path / "run"), profile="cpu"
-    )
-    assert sweep(request) == 0
+    rp.sweep(CONFIG, [*SMALL, *axes, *more], run_dir=tmp_path / "run", profile="cpu")
     rows = read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert (len(rows), set(rows["status"])) == (4 * 3, {"succeeded"})  # each point three times
     assert rows["parity"].max() < 0.02
     assert "micro_batch" in capsys.readouterr().out
 
-    rows = fit(Request("fit", str(CONFIG), SMALL, profile="cpu"), None)
-    assert {row["stage"] for row in rows} == {"train"}
-    assert {row["micro_batch"] for row in rows if not row["failed"] and row["micro_batch"]} == {16}
+    rows = rp.fit(CONFIG, SMALL, profile="cpu")
+    assert set(rows["stage"]) == {"train"}
+    assert set(rows["micro_batch"][~rows["failed"]].dropna()) == {16}
 
 
 @pytest.mark.slow

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
+import raypipe as rp
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
-from raypipe.commands.run import sweep
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
@@ -130,10 +128,8 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
     training += ["train.training.warmup_steps=20"]
-    request = Request(
-        "run", str(PLAIN), [*SMALL, *inputs, *training], str(tmp_path / "run"), profile="cpu"
-    )
-    assert commands.run(request) == 0
+    given = [*SMALL, *inputs, *training]
+    rp.run(PLAIN, given, run_dir=tmp_path / "run", profile="cpu")
     run = RunDirectory.at(tmp_path / "run")
     steps = results.read_table(run, "steps")
     row = results.read_table(run, "trials").iloc[0]
@@ -144,14 +140,8 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    request = Request(
-        "sweep",
-        str(SWEEP),
-        [*SMALL, *TABLE, "sweep.repeats=1"],
-        str(tmp_path / "run"),
-        profile="cpu",
-    )
-    assert sweep(request) == 0
+    given = [*SMALL, *TABLE, "sweep.repeats=1"]
+    rp.sweep(SWEEP, given, run_dir=tmp_path / "run", profile="cpu")
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

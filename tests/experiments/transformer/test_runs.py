@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import raypipe as rp
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
 from experiments.transformer.data import sequences
@@ -24,9 +25,6 @@ from experiments.transformer.figures import figures
 from experiments.transformer.training import TransformerTask
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
-from raypipe.commands.run import sweep
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware
@@ -35,6 +33,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
+from tests.command import status
 from tests.experiments.transformer.samples import frame, lines, write
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -58,9 +57,7 @@ def _inline(monkeypatch, tmp_path):
 
 def run(folder: Path, *overrides: str, **options) -> int:
     given = [*SMALL, *overrides]
-    return commands.run(
-        Request("run", str(CONFIG), given, str(folder / "run"), profile="cpu", **options)
-    )
+    return status(rp.run, CONFIG, given, run_dir=folder / "run", profile="cpu", **options)
 
 
 def found(folder: Path, name: str = "measures") -> pd.DataFrame:
@@ -303,10 +300,7 @@ def test_rare_classes_are_shown_as_one():
 def test_what_trains_on_data_can_be_swept(tmp_path):
     path = PROJECT / "configs/sweeps/transformer.yaml"
     given = [*SMALL, *of_table(tmp_path)]
-    request = Request(
-        "sweep", str(path), [*given, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
-    )
-    assert sweep(request) == 0
+    rp.sweep(path, [*given, "sweep.repeats=1"], run_dir=tmp_path / "run", profile="cpu")
     rows = found(tmp_path, "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

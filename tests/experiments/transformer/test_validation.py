@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import raypipe as rp
 from experiments.common.corpora.corpus import CorpusError
 from experiments.transformer.data.load import load
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.settings import TransformerDataSettings
 from raypipe.commands import cluster
-from raypipe.commands import run as commands
-from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
@@ -40,8 +39,7 @@ def noise(path: Path, rows: int, seed: int) -> Path:
 
 
 def run(folder: Path, *given: str) -> pd.Series:
-    request = Request("run", str(CONFIG), [*SMALL, *given], str(folder), profile="cpu")
-    assert commands.run(request) == 0
+    rp.run(CONFIG, [*SMALL, *given], run_dir=folder, profile="cpu")
     return read_table(RunDirectory.at(folder), "trials").iloc[0]
 
 

@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from raypipe.cards import calibration
 from raypipe.cli import app
 from raypipe.commands import prediction
-from raypipe.commands.prediction import Wanted, predict
-from raypipe.commands.prediction_table import PREDICTIONS
-from raypipe.commands.prediction_view import conclusion, shown
-from raypipe.commands.request import Request
+from raypipe.commands.configuration import read
+from raypipe.commands.declarations import PREDICTIONS
+from raypipe.commands.prediction import conclusion, predict, shown
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
 from raypipe.store.ledger import Ledger
@@ -40,8 +39,8 @@ def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYPIPE_CARDS", str(file))
 
 
-def request(*overrides: str, **more: Any) -> Request:
-    return Request("fit", "lm_pretrain", [*SMALL, *overrides], **more)
+def predicted(card: str, *overrides: str, **options: Any) -> list[dict[str, Any]]:
+    return predict(read("lm_pretrain"), [*SMALL, *overrides], card, **options)
 
 
 def columns(rows: list[dict[str, Any]], name: str) -> list[Any]:
@@ -49,7 +48,7 @@ def columns(rows: list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def test_a_row_per_precision_that_the_card_supports() -> None:
-    rows = predict(request(), Wanted("l4"))
+    rows = predicted("l4")
     assert columns(rows, "precision") == ["bf16", "fp16", "tf32", "fp32"]
     assert set(columns(rows, "micro_batch")) == {8}
     assert set(columns(rows, "accumulation")) == {1}
@@ -64,13 +63,13 @@ def test_a_row_per_precision_that_the_card_supports() -> None:
         assert held == row["peak_bytes"]
         assert row["note"] == "predicted, uncalibrated"
     json.dumps(rows)
-    assert columns(predict(request(), Wanted("t4")), "precision") == ["fp16", "fp32"]
+    assert columns(predicted("t4"), "precision") == ["fp16", "fp32"]
 
 
 def test_only_the_named_precisions_are_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = predict(request(), Wanted("l4", precisions=["fp32"]))
+    rows = predicted("l4", precisions=["fp32"])
     assert columns(rows, "precision") == ["fp32"]
     lines = [line for line in capsys.readouterr().err.splitlines() if "recording" in line]
     assert lines
@@ -78,7 +77,7 @@ def test_only_the_named_precisions_are_recorded(
     file = tmp_path / "cards.yaml"
     half = CARD.format(16384).replace("6.1", "8.0").replace("fp32: 1", "fp32: 1, bf16: 2")
     file.write_text(f"cards: {{Half: {half}}}")
-    every = predict(request(), Wanted("all", file=file, precisions=["fp32"]))
+    every = predicted("all", file=file, precisions=["fp32"])
     assert set(columns(every, "precision")) == {"fp32"}
     assert {"Half", "T4"} <= set(columns(every, "card"))
 
@@ -86,7 +85,7 @@ def test_only_the_named_precisions_are_recorded(
 def test_fp8_is_not_predicted_and_the_other_precisions_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = predict(request("train.training.precision=fp8"), Wanted("plain"))
+    rows = predicted("plain", "train.training.precision=fp8")
     assert columns(rows, "precision") == ["fp32"]
     assert "train.training.precision = fp8: is not predicted; measure it" in capsys.readouterr().err
 
@@ -97,12 +96,12 @@ def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
     text = "".join(f"  {name}: {CARD.format(size)}\n" for name, size in cards.items())
     file.write_text(f"cards:\n{text}")
     large = ("model.context=512", "train.training.effective_batch=64")
-    none = predict(request(*large), Wanted("Full", file=file))
+    none = predicted("Full", *large, file=file)
     assert columns(none, "micro_batch") == [None, None]
     assert columns(none, "gradient_checkpointing") == [False, True]
     assert none[0]["note"] == "micro-batch 1 does not fit; predicted, uncalibrated"
     assert shown(none)[0]["batch"] == "none"
-    some = predict(request(*large), Wanted("Small", file=file))
+    some = predicted("Small", *large, file=file)
     without, recomputed = columns(some, "micro_batch")
     assert 1 <= without < recomputed <= 64
     room = 0.95 * 580 * 2**20 - some[0]["context_bytes"]
@@ -110,26 +109,26 @@ def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
         assert row["peak_bytes"] <= room
         assert row["micro_batch"] * row["accumulation"] >= 64
     for chosen, row in zip((False, True), some, strict=True):  # one of them halves the recordings
-        given = Wanted("Small", file=file, precisions=["fp32"], checkpointing=chosen)
-        assert predict(request(*large), given) == [{**row, "recommended": True}]
+        given = {"file": file, "precisions": ["fp32"], "checkpointing": chosen}
+        assert predicted("Small", *large, **given) == [{**row, "recommended": True}]
 
 
 def test_cards_share_the_gradients_or_the_model() -> None:
-    rows = predict(request(), Wanted("plain", cards_per_node=2))
+    rows = predicted("plain", cards_per_node=2)
     assert set(columns(rows, "workers")) == {2}
     assert set(columns(rows, "strategy")) == {"ddp"}  # all of the batch fits
-    sharded = predict(request("train.scaling.strategy=fsdp"), Wanted("plain", cards_per_node=2))
+    sharded = predicted("plain", "train.scaling.strategy=fsdp", cards_per_node=2)
     assert set(columns(sharded, "strategy")) == {"fsdp"}
     for one, other in zip(rows, sharded, strict=True):
         assert other["optimizer_bytes"] == pytest.approx(one["optimizer_bytes"] / 2, rel=0.05)
     with pytest.raises(ConfigError, match=r"9 cards for train.training.effective_batch = 8"):
-        predict(request(), Wanted("plain", cards_per_node=9))
+        predicted("plain", cards_per_node=9)
 
 
 def test_the_cheapest_of_all_cards_is_named(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
     file.write_text("cards: {A10: {price_per_hour: 1}, L4: {price_per_hour: 0.5}}")
-    rows = predict(request(), Wanted("all", file=file))
+    rows = predicted("all", file=file)
     assert len(set(columns(rows, "card"))) == len(rows) > 50
     priced = {row["card"]: row["cost"] for row in rows if row["cost"] is not None}
     assert set(priced) == {"A10", "L4"}
@@ -150,21 +149,21 @@ def test_all_cards_are_compared_by_the_same_training(
         "  gpu_big: {min_gpu_memory_gb: 100, model: {layers: 3}}\n"
     )
     words = [word for word in SMALL if "layers" not in word]
-    given = Request("fit", str(config), words)
-    rows = predict(given, Wanted("all"))
+    given = read(config), words
+    rows = predict(*given, "all")
     assert "profile: gpu_big on all cards, as GB200 has it" in capsys.readouterr().err
     assert set(columns(rows, "profile")) == {"gpu_big"}
     assert len(set(columns(rows, "parameters_bytes"))) == 1
-    own = predict(replace(given, profile="gpu"), Wanted("all"))
+    own = predict(*given, "all", profile="gpu")
     assert max(columns(own, "parameters_bytes")) < min(columns(rows, "parameters_bytes"))
-    assert set(columns(predict(given, Wanted("l4")), "profile")) == {"gpu"}
+    assert set(columns(predict(*given, "l4"), "profile")) == {"gpu"}
 
 
 def test_measurements_of_a_run_stand_beside_and_calibrate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "report", lambda location: location)
-    before = predict(request(), Wanted("plain"))[0]
+    before = predicted("plain")[0]
     run = RunDirectory.at(tmp_path / "run")
     trial = {
         "trial_id": "train", "stage": "train", "status": "succeeded", "device": PLAIN,
@@ -175,7 +174,7 @@ def test_measurements_of_a_run_stand_beside_and_calibrate(
     ledger = Ledger(run)
     ledger.put_tables({"trials": {"train": trial}, "runs": {"run": {"run_id": "r"}}})
     del ledger
-    after = predict(request(run_dir=str(tmp_path / "run")), Wanted("plain"))[0]
+    after = predicted("plain", run_dir=str(tmp_path / "run"))[0]
     assert after["measured_samples_per_s"] == trial["samples_per_s"]
     assert after["samples_per_s"] == pytest.approx(trial["samples_per_s"])
     assert after["peak_bytes"] == pytest.approx(trial["gpu_peak_bytes"])
@@ -183,11 +182,11 @@ def test_measurements_of_a_run_stand_beside_and_calibrate(
     assert after["note"] == "predicted, calibrated by 1 measurement(s)"
     stored = read_table(run, "card_predictions")
     assert list(stored["precision"]) == ["fp32"]
-    assert predict(request(), Wanted("plain"))[0]["samples_per_s"] == after["samples_per_s"]
+    assert predicted("plain")[0]["samples_per_s"] == after["samples_per_s"]
 
 
 def test_a_measured_fit_calibrates_its_card() -> None:
-    before = predict(request(), Wanted("plain"))[0]
+    before = predicted("plain")[0]
     measured = {"stage": "train", "precision": "fp32", "micro_batch": 8, "failed": False}
     rows = [
         {**measured, "samples_per_s": before["samples_per_s"] * 0.8, "peak_bytes": 10**9},
@@ -195,12 +194,14 @@ def test_a_measured_fit_calibrates_its_card() -> None:
         {**measured, "samples_per_s": None, "micro_batch": None},
     ]
     node = replace(detect(), gpus=(Gpu(0, "", PLAIN, 2**34, "6.1"),))
-    prediction.calibrate(request(), rows, [node])
+    prediction.calibrate(read("lm_pretrain"), SMALL, "auto", rows, [node])
     found = calibration.load("Plain")
     assert found.number == 1
     assert found.speed == pytest.approx(0.8)
     other = replace(node, gpus=(Gpu(0, "", "NVIDIA Unknown", 2**34, "6.1"),))
-    prediction.calibrate(request(), rows, [other])  # not listed: nothing to calibrate
+    prediction.calibrate(
+        read("lm_pretrain"), SMALL, "auto", rows, [other]
+    )  # not listed: nothing to calibrate
     assert calibration.load("Plain") == found
     assert [path.name for path in (cache_directory() / "cards").glob("*.json")] == ["Plain.json"]
 
@@ -209,23 +210,23 @@ def test_mistakes_are_refused_before_anything_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"--card L5: unknown card; nearest names: .*L4"):
-        predict(request(), Wanted("L5"))
+        predicted("L5")
     for precision, card in (("bf8", "L4"), ("fp8", "L4"), ("bf16", "T4")):
         with pytest.raises(ConfigError, match=rf"--precision {precision}: must be one of .*fp32"):
-            predict(request(), Wanted(card, precisions=["fp32", precision]))
+            predicted(card, precisions=["fp32", precision])
     with pytest.raises(ConfigError, match=r"--precision fp16: .*T5"):
-        predict(Request("fit", "summarization"), Wanted("L4", precisions=["fp16"]))
+        predict(read("summarization"), [], "L4", precisions=["fp16"])
     with pytest.raises(ConfigError, match=r"--run-dir .*: is not a run"):
-        predict(request(run_dir=str(tmp_path)), Wanted("L4"))
+        predicted("L4", run_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="command line: --stage = 'tokenize': must be a training"):
-        predict(request(), Wanted("L4", stage="tokenize"))
+        predicted("L4", stage="tokenize")
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     Path("script.yaml").write_text(
         "experiment: raypipe.scripts\ntrain: {command: 'python train.py {micro_batch}'}\n"
     )
     with pytest.raises(ConfigError, match="cannot be predicted, since another program trains"):
-        predict(Request("fit", "script.yaml"), Wanted("L4"))
+        predict(read("script.yaml"), [], "L4")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,341 @@
+"""Summary of a run directory: ``raypipe ls`` has a line of it, ``raypipe show`` about ten.
+
+What became of the newest command is read from its status, without the ledger.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pyarrow import fs as arrow_fs
+
+from raypipe.commands.declarations import about
+from raypipe.commands.logs import has_recovered
+from raypipe.commands.results import newest_environment
+from raypipe.commands.table_view import cell, terminal_width, view, wrapped
+from raypipe.errors import ConfigError
+from raypipe.graph.progress import rough
+from raypipe.graph.unit_logs import first_line
+from raypipe.hardware import bytes_text
+from raypipe.redaction import printable
+from raypipe.store import run_status, tables
+from raypipe.store.ledger import REPLACED, Ledger
+from raypipe.store.lock import is_held
+from raypipe.store.run_directory import BASE, RunDirectory, is_run, variant_name
+from raypipe.store.run_status import RunStatus
+
+KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
+#: folders below the given one in which runs are looked for, one inside the other
+_DEPTH = 4
+#: listings and readings at the same time, which an object store answers slowly one by one
+_THREADS = 16
+#: results, points of each, failures and stages that ``show`` names
+_MOST_MEASURES, _MOST_POINTS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
+#: lines to copy from, which stay on one line
+_COPIED = ("run", "command", "continue", "follow", "report")
+_VERSIONS = ("raypipe", "torch", "ray")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Outcome of a run: running, succeeded, failed, interrupted, or unknown without details.
+
+    ``details`` is what the newest command wrote; None if that is missing or damaged.
+    """
+
+    run: RunDirectory
+    status: str
+    message: str = ""
+    duration_s: float | None = None
+    details: RunStatus | None = None
+
+    @property
+    def experiment(self) -> str:
+        """The experiment; empty if unknown."""
+        return self.details.experiment if self.details is not None else ""
+
+    @property
+    def started_at(self) -> datetime | None:
+        """The start of the newest command."""
+        return datetime.fromisoformat(self.details.started_at) if self.details else None
+
+    @property
+    def result(self) -> str:
+        """The result that stands for the run, in words."""
+        key = self.details.key_result if self.details is not None else None
+        return key.text if key is not None else ""
+
+    @property
+    def counted(self) -> str:
+        """Stages that have ended, of those that the command runs: ``2/5``; empty if unknown."""
+        known = self.details is not None and self.details.stages
+        return f"{self.details.ended}/{self.details.stages}" if self.details and known else ""
+
+    @property
+    def progress(self) -> str:
+        """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
+        rows = self.details.running if self.details is not None else ()
+        return ", ".join(f"{r['stage']} {r['done']}/{r['total']}" for r in rows if r["total"])
+
+    @property
+    def ago(self) -> str:
+        """How long ago the newest command started: ``3 min ago``."""
+        if self.started_at is None:
+            return ""
+        return f"{rough(max(0.0, (datetime.now(UTC) - self.started_at).total_seconds()))} ago"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        known = self.details
+        return {
+            "run_dir": self.run.shown,
+            "experiment": self.experiment,
+            "status": self.status,
+            "message": self.message,
+            "started_at": self.started_at and self.started_at.isoformat(),
+            "duration_s": self.duration_s,
+            "stages_ended": known.ended if known else 0,
+            "stages": known.stages if known else 0,
+            "result": known and known.key_result and vars(known.key_result),
+        }
+
+
+def summary(run: RunDirectory) -> Summary:
+    """Return the summary of a run directory.
+
+    Raises:
+        OSError: it cannot be read.
+
+    """
+    known = run_status.read(run)
+    if known is None:  # damaged, or the first command has not written it yet
+        return Summary(run, "running" if is_held(run) else "unknown")
+    if known.status != "running":
+        return Summary(run, known.status, known.message, known.duration_s, known)
+    if is_held(run):
+        written = datetime.fromisoformat(known.updated_at)
+        since = max(0.0, (datetime.now(UTC) - written).total_seconds())
+        return Summary(run, known.status, known.message, known.duration_s + since, known)
+    known = run_status.read(run) or known  # it may have ended since the status was read
+    if known.status != "running":
+        return Summary(run, known.status, known.message, known.duration_s, known)
+    with suppress(ConfigError):  # what it had computed is in the tables
+        known = replace(known, key_result=about(run).key_result)
+    return Summary(run, "interrupted", KILLED, known.duration_s, known)
+
+
+def runs(location: str) -> list[Summary]:
+    """Return the runs in a folder and those below, the newest first.
+
+    Raises:
+        ConfigError: there is no such folder, or it cannot be read.
+
+    """
+    root = RunDirectory.at(location)
+    try:
+        if not root.exists(root.path()) and not root.list(root.path()):
+            raise ConfigError(f"{root.shown}: does not exist; `raypipe ls DIR` looks in DIR")
+        if root.is_file:
+            raise ConfigError(f"{root.shown}: is a file; `raypipe ls DIR` looks in a folder")
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = [each for each in threads.map(_summary, _below(root, threads)) if each]
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{root.shown}: cannot be read: {error}") from error
+    oldest = datetime.fromtimestamp(0, UTC)
+    return sorted(found, key=lambda each: each.started_at or oldest, reverse=True)
+
+
+def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
+    """Return runs as a table; paths begin as the location does."""
+    base = RunDirectory.at(location)
+    if not found:
+        return f"no runs in {base.shown}"
+    rows = []
+    for each in found:
+        path = each.run.shown
+        if base.is_local and path.startswith(base.path()):
+            rest = path.removeprefix(base.path()).lstrip("/")
+            path = "/".join(filter(None, (location.rstrip("/"), rest)))
+        progress = f"({each.progress})" if each.progress else ""
+        row = {
+            "run": path,
+            "experiment": each.experiment,
+            "status": each.status,
+            "started": each.ago,
+            "took": "" if each.duration_s is None else rough(each.duration_s),
+            "stages": " ".join(filter(None, (each.counted, progress))),
+            "result": each.result,
+        }
+        rows.append(row)
+    if all(row["experiment"] in row["run"].split("/") for row in rows):
+        for row in rows:
+            del row["experiment"]
+    first = ("run", "result", "status", "stages", "started")
+    return view(rows, width, whole=True, first=first, kept=3, how="them with --json")
+
+
+def show_text(run: RunDirectory) -> str:
+    """Return the lines on a run.
+
+    Raises:
+        ConfigError: the run directory cannot be read.
+
+    """
+    try:
+        lines = [(name, printable(text)) for name, text in _lines(run, summary(run))]
+    except OSError as error:
+        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
+    widest, width = max(len(name) for name, _ in lines), terminal_width()
+    shown = []
+    for name, text in lines:
+        if width is not None and name not in _COPIED:
+            hanging = f"\n{' ' * (widest + 2)}"
+            text = wrapped(text, max(20, width - widest - 2)).replace("\n", hanging)
+        shown.append(f"{name:{widest}}  {text}")
+    return "\n".join(shown)
+
+
+def _below(root: RunDirectory, threads: ThreadPoolExecutor) -> list[RunDirectory]:
+    """Return the run directories in a folder and those below; nothing inside of them counts."""
+    found: list[RunDirectory] = []
+    level = [root]
+    for _ in range(_DEPTH + 1):
+        below: list[RunDirectory] = []
+        for folder, (is_found, names) in zip(level, threads.map(_listed, level), strict=True):
+            if is_found:
+                found.append(folder)
+            else:
+                below += [folder.inside(name) for name in names]
+        level = below
+    return found
+
+
+def _listed(folder: RunDirectory) -> tuple[bool, list[str]]:
+    """Return whether a folder is a run directory, and the names of its folders."""
+    try:
+        infos = folder.infos(folder.path())
+    except OSError:  # another user's
+        return False, []
+    folders = [i.base_name for i in infos if i.type == arrow_fs.FileType.Directory]
+    usable = (n for n in folders if not n.startswith(".") and n.isprintable())
+    return is_run({info.base_name for info in infos}), sorted(usable)
+
+
+def _summary(run: RunDirectory) -> Summary | None:
+    try:
+        return summary(run)
+    except OSError:  # removed meanwhile, or another user's
+        return None
+
+
+def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
+    ledger, known = Ledger(run, writable=False), found.details
+    environment = newest_environment(run)
+    command = known.command if known is not None else ""
+    yield "run", run.shown
+    stages = f"{known.ended} of {known.stages} stages" if known and known.stages else ""
+    message = cell(first_line(found.message))
+    yield "status", ", ".join(filter(None, (found.status, stages, found.progress, message)))
+    profile = f", profile {known.profile}" if known is not None and known.profile else ""
+    yield "experiment", f"{found.experiment}{profile}"
+    if environment:
+        command = command or cell(environment[0].get("command"))
+        yield "command", cell(environment[0].get("command"))
+        yield "code", _code(environment[0])
+        yield "hardware", "; ".join(dict.fromkeys(map(_node, environment)))
+    yield "time", _time(found)
+    replaced = [name for name in run.list(run.ledger) if name.endswith(REPLACED)]
+    if ledger.damage:
+        yield "ledger", f"damaged: {ledger.damage}"
+    elif replaced:
+        yield "ledger", f"was damaged and repaired; ledger/{replaced[-1]} has the damaged lines"
+    if rows := tables.read_arrow(run, "stages").to_pylist():
+        yield "stages", _stages(rows)
+    yield from (("result", text) for text in results(run))
+    failed = ledger.rows("failures")
+    failures = [row for row in failed if not has_recovered(ledger, row)]
+    for row in failures[-_MOST_FAILURES:]:
+        last = str(row.get("message") or "").strip().rpartition("\n")[2]
+        then = f" ({row['outcome']})" if row.get("outcome") else ""
+        yield "failure", cell(f"{row.get('unit')}: {row.get('kind')}{then}: {last}")
+    if len(failures) > _MOST_FAILURES:
+        all_of_them = shlex.join(["raypipe", "results", run.shown, "failures"])
+        yield "", f"all {len(failures)}: {all_of_them}"
+    if later := len(failed) - len(failures):
+        logs = shlex.join(["raypipe", "logs", run.shown])
+        attempts = "attempt" if later == 1 else "attempts"
+        yield "recovered", f"{later} failed {attempts} of units that succeeded later: {logs}"
+    if found.status == "running":
+        yield "follow", shlex.join(["raypipe", "watch", run.shown])
+    elif found.status != "succeeded" and command:
+        yield "continue", command
+    page = f"{run.report}/index.html"
+    if run.exists(page):
+        yield "report", page if run.is_local else f"{run.shown}/report/index.html"
+
+
+def results(run: RunDirectory) -> Iterator[str]:
+    """Yield a line for each of the best results with the next ones, and for what is not finite."""
+    found = about(run)
+    for best in found.bests[:_MOST_MEASURES]:
+        after = best.ranking[best.ties :][: max(0, _MOST_POINTS - best.ties)]
+        parts = [_value(best.mean, best.text)]
+        for each in after:
+            repeated = f"mean of {each.runs}" if each.runs > 1 else ""
+            parts.append(_value(each.mean, ", ".join(filter(None, (each.label, repeated)))))
+        more = len(best.points) - best.ties - len(after)
+        parts += [f"and {more} more"] * (more > 0)
+        yield f"{best.metric} ({best.column.better} is better): {', '.join(parts)}"
+    yield from found.not_finite
+
+
+def _value(mean: float, text: str) -> str:
+    return f"{mean:.4g}" + (f" ({text})" if text else "")
+
+
+def _code(row: Mapping[str, Any]) -> str:
+    commit = str(row.get("git_commit") or "")[:12]
+    text = f"commit {commit}" if commit else "no commit"
+    if row.get("git_dirty"):
+        text += " with changed files"
+    return ", ".join([text, *(f"{n} {row[n]}" for n in _VERSIONS if row.get(n))])
+
+
+def _node(row: Mapping[str, Any]) -> str:
+    gpus = f"{row.get('gpu_count')} x {row['gpus']}" if row.get("gpus") else "no GPU"
+    memory = bytes_text(row["memory_bytes"]) if row.get("memory_bytes") else "unknown memory"
+    return f"{row.get('hostname')}: {row.get('cpus')} CPUs, {memory}, {gpus}"
+
+
+def _time(found: Summary) -> str:
+    if found.started_at is None or found.duration_s is None or found.details is None:
+        return "unknown"
+    at = found.started_at.astimezone().strftime("%Y-%m-%d %H:%M")
+    many = found.details.commands
+    of = f" in {many} commands" if many > 1 else ""
+    verb = "runs" if found.status == "running" else "took"
+    return f"started {at} ({found.ago}), {verb} {rough(found.duration_s)}{of}"
+
+
+def _stages(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the stages: those that did not succeed, then the longest."""
+    ranked = sorted(
+        rows, key=lambda row: (row.get("status") == "succeeded", -(row.get("duration_s") or 0.0))
+    )
+    parts = []
+    for row in ranked[:_MOST_STAGES]:
+        name = variant_name(cell(row.get("stage")), str(row.get("variant") or BASE))
+        status = "" if row.get("status") == "succeeded" else f"{row.get('status')} "
+        parts.append(f"{name} {status}{rough(row.get('duration_s') or 0.0)}")
+    rest = Counter(str(row.get("status")) for row in ranked[_MOST_STAGES:])
+    parts += [f"and {count} more {status}" for status, count in rest.items()]
+    return ", ".join(parts)
