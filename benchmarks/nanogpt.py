@@ -39,7 +39,6 @@ from benchmarks.loops.measure import Contender, GpuUtilization, run
 from benchmarks.training import machine
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain.data import divide
-from experiments.lm_pretrain.dataset import PackedTokens
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.shards import (
     TOKENIZER,
@@ -50,7 +49,7 @@ from experiments.lm_pretrain.shards import (
     shard_name,
 )
 from experiments.lm_pretrain.tokenizer import make_tokenizer
-from experiments.lm_pretrain.training import LanguageModelTask
+from experiments.lm_pretrain.training import LanguageModelTask, PackedTokens
 from raypipe.provenance import git_commit, package_version
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainingSettings

@@ -18,11 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from experiments.teleclass.data.corpus import LabeledCorpus, load
-from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
+from experiments.teleclass.corpus import LabeledCorpus, load
+from experiments.teleclass.documents import Documents
 from experiments.teleclass.settings import TeleclassDataSettings
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
 
 #: a class keeps the share 1 / rank ** ZIPF of its documents
 ZIPF = 1.0

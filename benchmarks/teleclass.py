@@ -30,20 +30,18 @@ import pyarrow as pa
 import torch
 
 from benchmarks.teleclass_structures import measure_all
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
-from experiments.teleclass.dataset import LongestSamples
-from experiments.teleclass.embeddings import Embeddings
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.encoders import Embeddings
 from experiments.teleclass.model import build_classifier
-from experiments.teleclass.phases.refine import run_refine
+from experiments.teleclass.refine import run_refine
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
     TeleclassSettings,
 )
-from experiments.teleclass.training import Collate, TeleclassTask
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
+from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
@@ -78,11 +76,11 @@ def make_vectors(run: RunDirectory, encoding: EncodeSettings, documents: int) ->
         for number in range(len(store)):
             start, stop = store.bounds(number)
             if name == "classes":
-                store.write(number, classes[start:stop], name)
+                store.write(number, classes[start:stop])
                 continue
             own = classes[draw.integers(0, CLASSES, stop - start)]
             noise = NOISE * draw.standard_normal(own.shape, dtype=np.float32)
-            store.write(number, own + noise, name)
+            store.write(number, own + noise)
 
 
 SETTINGS = TeleclassSettings()

@@ -16,13 +16,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import adjusted_mutual_info_score, cohen_kappa_score, mutual_info_score
 from sklearn.preprocessing import normalize
 
-from experiments.teleclass.class_vectors import ClassVectors, centered
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.taxonomy import Taxonomy
+from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.evaluation import example_f1
-from experiments.teleclass.phases.infer import TrainedClassifier, choose
-from experiments.teleclass.refinement import label, label_sets, similarities
+from experiments.teleclass.infer import TrainedClassifier, choose
+from experiments.teleclass.refinement import ClassVectors, centered, label, label_sets, similarities
 from experiments.teleclass.settings import InferSettings, TeleclassSettings
+from experiments.teleclass.taxonomy import Taxonomy
 from raypipe.store.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]

@@ -22,14 +22,13 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from benchmarks import taxonomies, teleclass_guards
-from experiments.teleclass.class_vectors import ClassVectors
-from experiments.teleclass.data.corpus import LabeledCorpus, load
-from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.embeddings import embeddings_of
+from experiments.teleclass.baselines import tfidf_similarities
+from experiments.teleclass.corpus import LabeledCorpus, load
+from experiments.teleclass.encoders import embeddings_of
 from experiments.teleclass.evaluation import example_f1
-from experiments.teleclass.phases.baselines import tfidf_similarities
-from experiments.teleclass.refinement import label, label_sets, similarities
+from experiments.teleclass.refinement import ClassVectors, label, label_sets, similarities
 from experiments.teleclass.settings import TeleclassDataSettings, TeleclassSettings
+from experiments.teleclass.taxonomy import Taxonomy
 from raypipe.config.yaml_text import load_yaml
 from raypipe.stats import half_width
 from raypipe.store.artifacts import read_parquet

@@ -17,9 +17,8 @@ import torch
 from benchmarks.gpu_parts.bench import NO_DROPOUT, WORKLOADS, Bench, Row
 from benchmarks.loops.cases import Case
 from benchmarks.loops.raypipe_loop import measured
-from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import medium, tiny
-from experiments.lm_pretrain.training import LanguageModelTask
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.training.data_sheets import peak_flops
 from raypipe.training.settings import TrainingSettings
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import LmSettings, medium, tiny
-from experiments.lm_pretrain.training import LanguageModelTask
-from experiments.transformer.dataset import RandomSamples
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from experiments.transformer.settings import TransformerSettings
-from experiments.transformer.training import TransformerTask
+from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.hardware import Precision
 from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import TrainingSettings

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import LanguageModel, tiny
-from experiments.lm_pretrain.training import LanguageModelTask
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.stages import train_stage

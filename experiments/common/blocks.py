@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.common.corpora.corpus import CorpusError
 from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import PoolOptions
 
@@ -15,6 +20,69 @@ Part = Literal["train", "validation", "held_out"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 S = TypeVar("S", bound=str)
+T = TypeVar("T")
+
+_SHARES = 10_000
+#: rows that a validation part must have: fewer hardly tell which step is the best one
+_FEWEST_VALIDATION = 20
+
+
+def text_hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a hash of each text, the same on every platform."""
+    digests = b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)
+    return np.frombuffer(digests, "<u8")
+
+
+def held_out(hashes: NDArray[np.uint64], share: float, source: str, key: str) -> NDArray[np.bool_]:
+    """Return which rows are held out; equal rows are on the same side.
+
+    Args:
+        hashes: of the rows.
+        share: approximate fraction of the rows.
+        source: the origin for error messages.
+        key: the setting that holds the share.
+
+    Raises:
+        CorpusError: all rows are on one side.
+
+    """
+    mask: NDArray[np.bool_] = hashes % np.uint64(_SHARES) < round(share * _SHARES)
+    if mask.all() or not mask.any():
+        raise CorpusError(
+            f"{source}: of {len(mask)} rows {int(mask.sum())} are held out; give more "
+            f"rows, another {key} or a separate file"
+        )
+    return mask
+
+
+def validation(hashes: NDArray[np.uint64], share: float) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return which training rows choose the best step, and a remark if there are too few.
+
+    Equal rows are on the same side. The choice does not depend on that of :func:`held_out`.
+
+    Args:
+        hashes: of the training rows.
+        share: approximate fraction of the rows.
+
+    """
+    mask: NDArray[np.bool_] = hashes // np.uint64(_SHARES) % np.uint64(_SHARES) < round(
+        share * _SHARES
+    )
+    if _FEWEST_VALIDATION <= mask.sum() < len(mask):
+        return mask, []
+    note = (
+        f"no validation part: data.validation_share = {share:g} of {len(mask)} training rows is "
+        f"{mask.sum()}, and {_FEWEST_VALIDATION} are needed; the model of the last step is measured"
+    )
+    return np.zeros_like(mask), [note]
+
+
+def evenly_spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most ``most`` items, at equal distances from the first to the last.
+
+    A tokenizer that is trained on the beginning of a sorted file has a biased vocabulary.
+    """
+    return items[:: max(1, -(-len(items) // most))]
 
 
 class Block(NamedTuple, Generic[S]):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
+from raypipe.report.formatting import number
 from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training import precision
@@ -54,3 +55,26 @@ def measure_rows(
     for method, values in measures.items():
         context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in values.items())}")
     return {name: {"method": name, **held_out, **values} for name, values in measures.items()}
+
+
+def gain_sentence(
+    row: Mapping[Any, Any], column: str, data: str, metric: str, baseline: str, better: str
+) -> str:
+    """Return how far a model is from a baseline on held-out data, and whether it may be chance.
+
+    Args:
+        row: of a table of gains, which are positive where the model is better.
+        column: the gain; its 95 % limits are in ``<column>_low`` and ``<column>_high``.
+        data: what was measured on, such as ``5000 held-out tokens``.
+        metric: whose, such as ``the summarizer's ROUGE-2``.
+        baseline: its name.
+        better: ``lower`` or ``higher``.
+
+    """
+    gain, low, high = (float(row[f"{column}{end}"]) for end in ("", "_low", "_high"))
+    judged = "more than chance" if low * high > 0 else "it may be chance"
+    side = "above" if (gain > 0) == (better == "higher") else "below"
+    return (
+        f"Over the {data}, {metric} is {number(abs(gain))} {side} that of {baseline} "
+        f"(95 % interval of the gain {number(low)} to {number(high)}): {judged}."
+    )

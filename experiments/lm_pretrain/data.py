@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import SKIPPED, docstring_records
-from experiments.common.corpora.files import check_known, json_objects, open_text, reading
-from experiments.common.corpora.rows import checksum
+from experiments.common.corpora.files import checksum, open_text, read_rows, reading
 
 _FILE_KEYS = ("files", "held_out_files")
 
@@ -102,31 +101,15 @@ def _docstrings() -> list[str]:
 
 def _documents(settings: Any, key: str) -> list[str]:
     """Return the non-empty documents of the files; a ``.txt`` file is one document."""
-    documents = []
+    documents: list[str] = []
     for path in getattr(settings, key):
-        rows = _column(path, settings.column) if _is_jsonl(path) else _whole(path)
-        for place, text in rows:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise CorpusError(f"{place}: half of a surrogate pair is not text") from error
-            if text:
-                documents.append(text)
-    return documents
-
-
-def _whole(path: Path) -> Iterator[tuple[str, str]]:
-    with reading(path, "UTF-8 text"), open_text(path) as file:
-        yield str(path), file.read()
-
-
-def _column(path: Path, column: str) -> Iterator[tuple[str, str]]:
-    """Yield place and text of each row of a JSONL file."""
-    for place, row in json_objects(path):
-        check_known("column", column, list(row), f"{place} (data.column)")
-        if not isinstance(row[column], str):
-            raise CorpusError(f"{place}: {column!r} is {type(row[column]).__name__}, not text")
-        yield place, row[column]
+        if _is_jsonl(path):
+            column = settings.column
+            documents += read_rows(path, texts=[column])[column].to_pylist()
+        else:
+            with reading(path, "UTF-8 text"), open_text(path) as file:
+                documents.append(file.read())
+    return [text for text in documents if text]
 
 
 def _checksum(path: Path, key: str) -> str:

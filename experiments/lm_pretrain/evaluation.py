@@ -1,9 +1,9 @@
-"""Evaluation on held-out text: the trained model in two ways, and a unigram baseline."""
+"""Evaluation on held-out text: the model in two ways, n-grams, and the mixture of both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,25 +17,101 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.lm_pretrain.dataset import PackedTokens, model_of, validation_tokens
-from experiments.lm_pretrain.mixture import (
-    MIXTURE,
-    MODEL,
-    MODELS,
-    NGRAMS,
-    SLIDING,
-    WEIGHTS,
-    Costs,
-    Losses,
-    gain_rows,
-    mixed,
-)
+from experiments.lm_pretrain.baselines import token_log_probabilities
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
-from experiments.lm_pretrain.shards import Index, TokenFolder, run_folder
-from experiments.lm_pretrain.token_ngrams import token_log_probabilities
+from experiments.lm_pretrain.shards import TokenFolder, run_folder
+from experiments.lm_pretrain.tables import MIXTURE, MODEL, MODELS, NGRAMS, SLIDING
+from experiments.lm_pretrain.training import PackedTokens, model_of, validation_tokens
 from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
+from raypipe.stats import half_width
+from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
+
+#: weights of the model that the choice is among
+WEIGHTS = tuple(number / 50 for number in range(51))
+
+Costs = NDArray[np.float64]
+
+
+class Losses(NamedTuple):
+    """Summed cross-entropies in nats of groups of successive tokens.
+
+    Attributes:
+        tokens: number of tokens of each group, ``[G]``.
+        samples: of the model, each token after those of its sample, ``[G]``.
+        sliding: of the model, each token after half of the context or more, except at the start of
+            the text, ``[G]``.
+        ngrams: of the n-grams, ``[G]``; NaN where they are not stored.
+        mixtures: of the mixture with each weight, ``[G, W]``.
+
+    """
+
+    tokens: Costs
+    samples: Costs
+    sliding: Costs
+    ngrams: Costs
+    mixtures: Costs
+
+    def part(self, groups: NDArray[np.bool_]) -> Losses:
+        """Return the losses of some groups."""
+        return Losses(*(each[groups] for each in self))
+
+
+def mixed(model: Costs, ngrams: Costs, weight: float) -> Costs:
+    """Return the cost of each token under ``weight`` model + (1 - ``weight``) n-grams, in nats.
+
+    Probabilities are interpolated (Mikolov et al. 2010, Recurrent neural network based language
+    model, section 3), so those of all tokens sum to one again.
+
+    Args:
+        model: cost of each token under the model.
+        ngrams: cost of the same tokens under the n-grams.
+        weight: of the model, 0 to 1.
+
+    """
+    # a weight of 0 or 1 has no logarithm, and n-grams that are not stored have no cost
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log([weight, 1 - weight])
+        costs: Costs = -np.logaddexp(logs[0] - model, logs[1] - ngrams)
+    return costs
+
+
+def gain_rows(losses: Losses, bits_per_nat: float) -> dict[str, Row]:
+    """Return by how much the model and the mixture are better than the n-grams, with intervals.
+
+    The gain is the difference of the losses in bits per byte. Groups of tokens count as independent
+    observations: the interval is Student's 95 % interval of the ratio of sums over groups (Cochran
+    1977, Sampling techniques, section 6.3). It says nothing about other seeds of the training.
+
+    Args:
+        losses: of groups in which all methods have a loss, with at most one mixture.
+        bits_per_nat: bits per byte of one nat per token.
+
+    """
+    costs = {MODEL: losses.samples, SLIDING: losses.sliding}
+    if losses.mixtures.shape[1]:
+        costs[MIXTURE] = losses.mixtures[:, 0]
+    total, groups = float(losses.tokens.sum()), len(losses.tokens)
+    rows: dict[str, Row] = {}
+    for method, cost in costs.items():
+        better = (losses.ngrams - cost) * bits_per_nat
+        gain = float(better.sum()) / total
+        half = math.nan
+        if groups > 1:
+            residuals = (better - gain * losses.tokens) * groups / total
+            half = float(half_width(residuals.std(ddof=1), groups))
+        rows[method] = {
+            "method": method,
+            "baseline": NGRAMS,
+            "tokens": int(total),
+            "groups": groups,
+            "gain": gain,
+            "gain_low": gain - half,
+            "gain_high": gain + half,
+        }
+    return rows
+
 
 #: tokens per forward pass; the logits of 50,000 different tokens then take 1.6 GB
 _AT_ONCE = 8192
@@ -64,14 +140,14 @@ def run_evaluate(context: StageContext) -> None:
         SLIDING: found.sliding.sum() / predicted,
         "unigram": unigram_loss(folder, predicted, model.vocabulary),
     }
-    rows = measure_rows(context, {"tokens": predicted}, _measures(nats, index))
+    rows = measure_rows(context, {"tokens": predicted}, index.measures(nats))
     known = found.part(np.isfinite(found.ngrams))
     if counted := int(known.tokens.sum()):
         nats = {NGRAMS: known.ngrams.sum() / counted}
         if weight is not None:
             nats[MIXTURE] = known.mixtures.sum() / counted
-        rows |= measure_rows(context, {"tokens": counted}, _measures(nats, index))
-        context.ledger.put("gains", gain_rows(known, bits_per_nat(index)))
+        rows |= measure_rows(context, {"tokens": counted}, index.measures(nats))
+        context.ledger.put("gains", gain_rows(known, index.bits_per_nat))
     for method, row in rows.items():
         row["weight"] = weight if method == MIXTURE else float(method in MODELS)
     context.ledger.put("measures", rows)
@@ -109,23 +185,6 @@ def _losses(
         on_gpus=context.stage.on_gpu,
     )
     return Losses(*map(np.concatenate, zip(*(each for _, each in found), strict=True)))
-
-
-def _measures(nats: Mapping[str, float], index: Index) -> dict[str, dict[str, float]]:
-    """Return the measures of methods from their losses in nats per token."""
-    return {
-        method: {
-            "loss": float(loss),
-            "perplexity": math.exp(loss),
-            "bits_per_byte": float(loss * bits_per_nat(index)),
-        }
-        for method, loss in nats.items()
-    }
-
-
-def bits_per_nat(index: Index) -> float:
-    """Return the bits per byte of held-out text of a loss of one nat per token."""
-    return index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
 
 
 def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:

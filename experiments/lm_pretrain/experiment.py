@@ -6,11 +6,10 @@ from experiments.lm_pretrain.baselines import run_baselines
 from experiments.lm_pretrain.data import keys_read, text_content
 from experiments.lm_pretrain.evaluation import run_evaluate
 from experiments.lm_pretrain.export import run_export
-from experiments.lm_pretrain.report_sections import sections
 from experiments.lm_pretrain.sampling import run_sample
 from experiments.lm_pretrain.settings import PretrainingSettings
-from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
-from experiments.lm_pretrain.tokenize_stage import run_tokenize
+from experiments.lm_pretrain.shards import run_tokenize
+from experiments.lm_pretrain.tables import STEP_METRICS, TABLES, sections
 from experiments.lm_pretrain.training import build_random_task, build_task
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.stages import hardware_stage, train_stage

@@ -6,18 +6,17 @@ logits and tokens are equal. Writing it does not need ``transformers``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import save as save_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from experiments.lm_pretrain.dataset import model_of
+from experiments.common.pretrained import save_model
 from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
+from experiments.lm_pretrain.training import model_of
 from raypipe.graph.context import StageContext
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
@@ -66,25 +65,9 @@ def export(run_dir: RunDirectory, settings: LmSettings, folder: str) -> None:
     check_exportable(settings)
     state, _ = read_weights(run_dir, run_dir.model("train"))
     tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
-    tokenizer = run_folder(run_dir).tokenizer()
-    files = {
-        "model.safetensors": save_tensors(tensors, metadata={"format": "pt"}),
-        "config.json": _json(architecture(settings)),
-        "tokenizer.json": library_tokenizer(tokenizer).to_str().encode(),
-        "tokenizer_config.json": _json(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": END,
-                "eos_token": END,
-                "model_max_length": settings.context,
-                "clean_up_tokenization_spaces": False,
-                # an end of text that is spelled out in a text is text
-                "split_special_tokens": True,
-            }
-        ),
-    }
-    for name, content in files.items():
-        run_dir.write(f"{folder}/{name}", content)
+    about = {"bos_token": END, "eos_token": END, "model_max_length": settings.context}
+    tokenizer = library_tokenizer(run_folder(run_dir).tokenizer())
+    save_model(run_dir, folder, tensors, tokenizer, about, {"config.json": architecture(settings)})
 
 
 def architecture(settings: LmSettings) -> dict[str, Any]:
@@ -216,7 +199,3 @@ def _byte_letters() -> list[tuple[int, str]]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [(byte, chr(byte if byte in printable else next(others))) for byte in range(256)]
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from experiments.common.evaluation import task_arithmetic
-from experiments.lm_pretrain.dataset import model_of
 from experiments.lm_pretrain.evaluation import load_model
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from experiments.lm_pretrain.training import model_of
 from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
 from raypipe.store.run_directory import RunDirectory

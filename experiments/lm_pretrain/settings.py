@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from experiments.common.bpe import FEWEST_TOKENS
+from experiments.common.tokenizer import FEWEST_TOKENS
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind

@@ -1,9 +1,21 @@
-"""Tables of language-model pretraining."""
+"""Tables of language-model pretraining, and the report's sentence on the gain over n-grams."""
 
 from __future__ import annotations
 
-from experiments.lm_pretrain.mixture import MIXTURE, NGRAMS
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from experiments.common.evaluation import gain_sentence
+from raypipe.report.plots import rows
+from raypipe.report.sections import Section
 from raypipe.store.tables import Column, Table
+
+#: rows of the table ``measures``: the model, in two ways, the n-grams, and both mixed
+MODEL, SLIDING = "language model", "sliding window"
+NGRAMS, MIXTURE = "kneser-ney tokens", "language model + kneser-ney"
+MODELS = (MODEL, SLIDING)
 
 STEP_METRICS = (
     Column(
@@ -82,3 +94,18 @@ SAMPLES = Table(
     ),
 )
 TABLES = (MEASURES, GAINS, SAMPLES)
+
+
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """Return the model's gain over n-grams, with its interval, for the first screen."""
+    gains = rows(tables, "gains")
+    if gains is None:
+        return []
+    own = gains[gains["method"].isin(MODELS) & np.isfinite(gains["gain_low"].astype(float))]
+    if own.empty:
+        return []
+    row = max(own.to_dict("records"), key=lambda row: float(row["gain"]))
+    data = f"{int(row['tokens'])} held-out tokens"
+    metric = "the language model's loss in bits per byte"
+    sentence = gain_sentence(row, "gain", data, metric, str(row["baseline"]), "lower")
+    return [Section("Gain", [], certainty=[sentence])]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.common.bpe import load_tokenizer, train_bpe
+from experiments.common.tokenizer import load_tokenizer, train_bpe
 from raypipe.errors import ConfigError
 
 Kind = Literal["bpe", "characters", "bytes"]

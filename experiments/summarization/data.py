@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from experiments.common.blocks import held_out, text_hashes, validation
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import docstring_records
-from experiments.common.corpora.files import check_known
-from experiments.common.corpora.rows import checksum, held_out, read_rows, text_hashes, validation
+from experiments.common.corpora.files import check_known, checksum, is_text, read_rows
 from raypipe.graph.identity import fingerprint
 
 SHARE_KEY = "data.held_out_share"
@@ -171,7 +171,7 @@ def _texts(rows: pa.Table, names: Sequence[str], key: str, path: Path) -> list[l
     column = rows[name].combine_chunks()
     several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     kind = column.type.value_type if several else column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not is_text(kind):
         raise CorpusError(f"{path}: column {name!r} is {column.type}; {key} must name one of texts")
     values = column.to_pylist() if several else [[text] for text in column.to_pylist()]
     texts = [[part.strip() for part in row or () if part and part.strip()] for row in values]

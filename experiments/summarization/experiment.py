@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.common.pretrained import model_fingerprint
+from experiments.common.pretrained import model_fingerprint, require_libraries
+from experiments.summarization.baselines import run_baselines
 from experiments.summarization.data import keys_read, load
-from experiments.summarization.evaluation import run_baselines, run_evaluate
+from experiments.summarization.evaluation import run_evaluate
 from experiments.summarization.export import run_export
-from experiments.summarization.figures import sections
-from experiments.summarization.model import require_transformers
 from experiments.summarization.settings import SummarizationSettings
-from experiments.summarization.tables import STEP_METRICS, TABLES
-from experiments.summarization.tokenize_stage import run_tokenize
+from experiments.summarization.tables import STEP_METRICS, TABLES, sections
+from experiments.summarization.tokenizer import run_tokenize
 from experiments.summarization.training import build_task
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.stages import hardware_stage, train_stage
@@ -25,7 +24,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         ConfigError: documents that cannot be used, or ``transformers`` is not installed.
 
     """
-    require_transformers()
+    require_libraries("summarization", "transformers")
     data, name = load(settings.data), settings.model.pretrained
     pretrained = {} if name is None else {"model.pretrained": model_fingerprint(name)}
     workload = f"{len(data.train)} documents to train on, {len(data.held_out)} held out"

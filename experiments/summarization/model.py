@@ -10,13 +10,12 @@ tasks that tokenize work without it.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PositiveInt, model_validator
 
+from experiments.common.pretrained import require_libraries
 from raypipe.config.settings import Settings
-from raypipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,12 +137,6 @@ def flops_per_sample(settings: T5Settings, source_length: int, target_length: in
     return 6 * (s.layers * encoder + s.decoder_depth * (own + cross) + output)
 
 
-def require_transformers() -> None:
-    """Check that the library is installed. Raises ConfigError: it is not."""
-    if find_spec("transformers") is None:
-        raise ConfigError("transformers is not installed; pip install 'raypipe-runner[nlp]'")
-
-
 def library_config(settings: T5Settings) -> dict[str, Any]:
     """Return the settings under the names that ``transformers.T5Config`` has for them."""
     return {
@@ -163,7 +156,7 @@ def build_model(settings: T5Settings) -> T5ForConditionalGeneration:
         ConfigError: ``transformers`` is not installed.
 
     """
-    require_transformers()
+    require_libraries("summarization", "transformers")
     import torch
     from torch import nn
     from transformers import T5Config, T5ForConditionalGeneration

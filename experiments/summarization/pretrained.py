@@ -1,15 +1,14 @@
-"""Pretrained T5 and mT5 by name or directory, and export to such a directory.
-
-Weights are read from and written to safetensors: nothing is unpickled.
-"""
+"""Pretrained T5 and mT5 by name or directory; nothing is unpickled."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from experiments.common.pretrained import (
+    check_saved_model,
+    load_fast_tokenizer,
+    require_libraries,
+)
 from experiments.summarization.model import (
     ACTIVATIONS,
     END,
@@ -19,12 +18,10 @@ from experiments.summarization.model import (
     SPECIAL_TOKENS,
     T5Settings,
     library_config,
-    require_transformers,
     separate_output,
     store_shared_weights_once,
 )
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -105,20 +102,11 @@ def tokenizer_content(name: str) -> str:
     """The tokenizer of a model, by its name or directory, as JSON of the library ``tokenizers``.
 
     Raises:
-        ConfigError: ``transformers`` is missing, there is no such tokenizer, or it is not one of a
-            T5.
+        ConfigError: there is no such tokenizer, or it is not one of a T5.
 
     """
     _check_place(name)
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{name}: its tokenizer cannot be read: {error}") from error
-    # of a folder without a tokenizer the library makes one that knows the white space alone
-    if not loaded.is_fast or len(loaded) <= len(loaded.all_special_tokens) + 1:
-        raise ConfigError(f"{name}: has no tokenizer; take a model with a tokenizer.json")
+    loaded = load_fast_tokenizer(name, name)
     if (loaded.pad_token_id, loaded.eos_token_id) != (PAD, END):
         raise ConfigError(
             f"{name}: its tokenizer pads with {loaded.pad_token_id} and ends a text with "
@@ -128,64 +116,6 @@ def tokenizer_content(name: str) -> str:
     return content
 
 
-def export(
-    model: T5ForConditionalGeneration,
-    settings: T5Settings,
-    tokenizer: str,
-    run: RunDirectory,
-    folder: str,
-) -> None:
-    """Write a model and its tokenizer to a folder that ``transformers`` reads.
-
-    ``T5ForConditionalGeneration`` has equal logits, and ``AutoTokenizer`` equal tokens, each text
-    with its end. The folder is a path of the run's file system, ``tokenizer`` JSON of the library
-    ``tokenizers`` in which :data:`PAD` and :data:`END` are tokens.
-    """
-    from safetensors.torch import save
-    from tokenizers import Tokenizer
-    from tokenizers.processors import TemplateProcessing
-
-    library = Tokenizer.from_str(tokenizer)
-    library.no_padding()
-    library.no_truncation()
-    pad, end = library.id_to_token(PAD), library.id_to_token(END)
-    library.post_processor = TemplateProcessing(
-        single=["$A", end], pair=["$A", end, "$B", end], special_tokens=[(end, END)]
-    )
-    architecture = {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
-        **library_config(settings),
-    }
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": pad,
-        "eos_token": end,
-        "clean_up_tokenization_spaces": False,
-        # an end of a text that is spelled out in a text is text
-        "split_special_tokens": True,
-    }
-    files = {
-        "model.safetensors": save(model.cpu().state_dict(), metadata={"format": "pt"}),
-        "config.json": _json(architecture),
-        "generation_config.json": _json(SPECIAL_TOKENS),
-        "tokenizer.json": library.to_str().encode(),
-        "tokenizer_config.json": _json(about),
-    }
-    for name, content in files.items():
-        run.write(f"{folder}/{name}", content)
-
-
 def _check_place(name: str) -> None:
-    require_transformers()
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{name}: holds no config.json, so it is not a saved model")
-    elif folder.is_absolute() or name.startswith("."):
-        raise ConfigError(f"{name}: there is no such directory")
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+    require_libraries("summarization", "transformers")
+    check_saved_model(name, name)

@@ -1,9 +1,24 @@
-"""Tables of summarization."""
+"""Tables of summarization, and the report's sentence on the gain over the best baseline."""
 
 from __future__ import annotations
 
-from experiments.summarization import rouge
+from collections.abc import Mapping
+
+import pandas as pd
+
+from experiments.common.evaluation import gain_sentence
+from raypipe.report.plots import rows
+from raypipe.report.sections import Section
 from raypipe.store.tables import Column, Table
+
+MODEL = "summarizer"
+LEAD = "lead sentence"
+#: number of sentences of each baseline
+LEADS = {LEAD: 1, "lead three sentences": 3}
+CENTRAL = {"central sentence": 1, "central three sentences": 3}
+BASELINES = (*LEADS, *CENTRAL)
+#: columns of the ROUGE measures, with their titles
+ROUGE = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
 
 STEP_METRICS = (
     Column(
@@ -33,7 +48,7 @@ def _gain_columns(meaning: str) -> tuple[Column, ...]:
     }
     return tuple(
         Column(f"{name}_gain{end}", "real", text.format(title))
-        for name, title in rouge.MEASURES.items()
+        for name, title in ROUGE.items()
         for end, text in ends.items()
     )
 
@@ -51,16 +66,13 @@ MEASURES = Table(
                 f"Mean F1 of {title}; with several references, of the best one.",
                 better="higher",
             )
-            for name, title in rouge.MEASURES.items()
+            for name, title in ROUGE.items()
         ),
         Column("words", "real", "Mean length of a summary.", "words"),
         *_gain_columns("Mean gain of {} over the lead sentence."),
     ),
     axes=("method",),
-    baselines=(
-        *("lead sentence", "lead three sentences"),
-        *("central sentence", "central three sentences"),
-    ),
+    baselines=BASELINES,
 )
 GAINS = Table(
     "gains",
@@ -83,8 +95,20 @@ SUMMARIES = Table(
         Column("lead_sentence", "text", "First sentence of the document."),
         *(
             Column(name, "real", f"F1 of {title} of the model's summary.")
-            for name, title in rouge.MEASURES.items()
+            for name, title in ROUGE.items()
         ),
     ),
 )
 TABLES = (MEASURES, GAINS, SUMMARIES)
+
+
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """Return the gain over the strongest baseline, with its interval, for the first screen."""
+    compared = rows(tables, "gains")
+    if compared is None:
+        return []
+    row = min(compared.to_dict("records"), key=lambda row: float(row["rouge_2_gain"]))
+    data, metric = f"{int(row['documents'])} held-out documents", "the summarizer's ROUGE-2"
+    best = f"the {row['baseline']}, the best baseline"
+    sentence = gain_sentence(row, "rouge_2_gain", data, metric, best, "higher")
+    return [Section("Gain", [], certainty=[sentence])]

@@ -1,17 +1,23 @@
-"""Tokenizer of documents and summaries: a BPE trained here, or a pretrained model's."""
+"""Tokenizer, a BPE trained here or a pretrained model's, and the stage that encodes the splits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from experiments.common.bpe import FEWEST_TOKENS as _FEWEST
-from experiments.common.bpe import load_tokenizer, train_bpe
+from experiments.common.blocks import PARTS, Block, Part, evenly_spread, map_blocks
+from experiments.common.tokenizer import FEWEST_TOKENS as _FEWEST
+from experiments.common.tokenizer import load_tokenizer, read_tokenizer, store_tokenizer, train_bpe
+from experiments.summarization.data import load
+from raypipe.errors import ConfigError
+from raypipe.graph.context import StageContext
+from raypipe.store.artifacts import read_arrow, write_arrow
+from raypipe.store.run_directory import RunDirectory
 
 #: special tokens of the BPE: padding, which also begins a summary, and the end of a text
 SPECIAL = ("<pad>", "</s>")
@@ -104,3 +110,73 @@ def encode_pairs(
 
 def _ended(ids: list[int], length: int) -> list[int]:
     return [*ids[: length - 1], END]
+
+
+#: documents per task
+_BLOCK = 256
+#: documents that the tokenizer is trained on at most, with their summaries
+_TRAINED_ON = 50_000
+
+
+def pairs_path(run_dir: RunDirectory, split: Part) -> str:
+    """Return the path of a split: ``source`` and ``target``, a row per summary."""
+    return run_dir.artifact("tokenize", f"{split}.arrow")
+
+
+def documents_path(run_dir: RunDirectory) -> str:
+    """Return the path of the held-out documents: ``source``, ``text`` and ``references``."""
+    return run_dir.artifact("tokenize", "documents.arrow")
+
+
+def tokenizer_of(run_dir: RunDirectory) -> SubwordTokenizer:
+    """Return the tokenizer of a run. Raises ConfigError if it is missing."""
+    return SubwordTokenizer(read_tokenizer(run_dir))
+
+
+def read_documents(run_dir: RunDirectory) -> pa.Table:
+    """Return a run's held-out documents. Raises ConfigError if they are missing or damaged."""
+    path = documents_path(run_dir)
+    try:
+        return read_arrow(run_dir, path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: a stage's result is missing or damaged ({error}); run the configuration in "
+            "another run directory"
+        ) from error
+
+
+def run_tokenize(context: StageContext) -> None:
+    """Make the tokenizer, encode the splits block by block, and store them."""
+    settings, run_dir = context.settings.data, context.run_dir
+    lengths = Lengths(settings.source_length, settings.target_length)
+    data = load(settings)
+    for note in data.notes:
+        context.say(note)
+    rows = evenly_spread(range(len(data.train)), _TRAINED_ON)
+    texts = [data.train.documents[row] for row in rows]
+    texts += [text for row in rows for text in data.train.summaries[row]]
+    model = context.settings.model
+    content = store_tokenizer(context, make_tokenizer, texts, model.vocabulary, model.pretrained)
+    splits = {split: pairs for split in PARTS if len(pairs := getattr(data, split))}
+
+    def call(block: Block[Part]) -> tuple[Any, ...]:
+        pairs, part = splits[block.split], slice(block.start, block.end)
+        tokenizer = SubwordTokenizer(content)
+        texts = pairs.documents[part], pairs.summaries[part]
+        return encode_pairs, tokenizer, settings.prefix, lengths, *texts
+
+    blocks: dict[Part, list[Encoded]] = {split: [] for split in splits}
+    sizes = {split: len(pairs) for split, pairs in splits.items()}
+    for block, encoded in map_blocks(context, sizes, _BLOCK, call):
+        blocks[block.split].append(encoded)
+    for split, parts in blocks.items():
+        pairs = pa.concat_tables(part.pairs for part in parts).combine_chunks()
+        write_arrow(run_dir, pairs_path(run_dir, split), pairs)
+        sources = sum(part.cut_sources for part in parts)
+        targets = sum(part.cut_targets for part in parts)
+        context.say(
+            f"{split}: {sizes[split]} documents, of which {sources} are cut at {lengths.source} "
+            f"tokens, and {len(pairs)} summaries, of which {targets} are cut at {lengths.target}"
+        )
+    documents = pa.concat_tables(part.documents for part in blocks["held_out"]).combine_chunks()
+    write_arrow(run_dir, documents_path(run_dir), documents)

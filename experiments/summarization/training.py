@@ -1,17 +1,23 @@
-"""Training task of the summarizer: mean cross-entropy of each token of a summary."""
+"""Training of the summarizer on stored or random pairs, by the cross-entropy of each token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.summarization.dataset import Pair, RandomPairs, StoredPairs
+from experiments.common.blocks import Part
+from experiments.common.task import DatasetTask
 from experiments.summarization.model import (
     PAD,
     T5Settings,
@@ -19,12 +25,96 @@ from experiments.summarization.model import (
     flops_per_sample,
     next_token_states,
 )
+from experiments.summarization.tokenizer import END, pairs_path
+from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropies
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.keyed_random import words
+from raypipe.training.task import Loss, StepContext
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
+
+#: source and target, int64 ``[S]`` and ``[T]``; both end with END
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredPairs(Dataset[Pair]):
+    """The pairs of a split; cheap to pickle, because a process opens the file when it reads.
+
+    Attributes:
+        run_dir: the run directory.
+        split: the split.
+        source_length: maximum number of tokens of a source, including its end.
+
+    """
+
+    run_dir: RunDirectory
+    split: Part
+    source_length: int
+
+    def __len__(self) -> int:
+        return len(self._columns["target"])
+
+    def __getitem__(self, index: int) -> Pair:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        source, target = (
+            torch.tensor(self._columns[name][index].values.to_numpy(), dtype=torch.int64)
+            for name in ("source", "target")
+        )
+        if len(source) > self.source_length:
+            source = torch.cat((source[: self.source_length - 1], source[-1:]))
+        return source, target
+
+    def lengths(self) -> Tensor:
+        """Return the numbers of tokens of each source and target, int64 ``[samples, 2]``."""
+        source, target = (
+            pc.list_value_length(self._columns[name]).to_numpy(zero_copy_only=False)
+            for name in ("source", "target")
+        )
+        both = np.stack((np.minimum(source, self.source_length), target), axis=1)
+        return torch.from_numpy(both.astype(np.int64))
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        table: pa.Table = read_arrow(self.run_dir, pairs_path(self.run_dir, self.split))
+        # each column is one chunk; combine_chunks would copy it
+        return {name: table.column(name).chunk(0) for name in table.column_names}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("run_dir", "split", "source_length")}
+
+
+@dataclass(frozen=True)
+class RandomPairs(Dataset[Pair]):
+    """Uniform random tokens of full length: nothing to learn, but the full work of a step.
+
+    Sample ``i`` depends only on ``i``.
+    """
+
+    vocabulary: int
+    source_length: int
+    target_length: int
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Pair:
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        size = self.source_length + self.target_length
+        draws = words(0, 0, torch.tensor([index]), size)[0]
+        ids = END + (draws * (self.vocabulary - END) >> 32)
+        ids[self.source_length - 1] = ids[-1] = END
+        return ids[: self.source_length], ids[self.source_length :]
+
+    def lengths(self) -> Tensor:
+        """Return the numbers of tokens of each source and target, int64 ``[samples, 2]``."""
+        return torch.tensor([[self.source_length, self.target_length]]).expand(self.samples, 2)
+
 
 #: batches are padded to a multiple of what matrix units process at once
 MULTIPLE = 8
@@ -55,13 +145,17 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-class SummarizationTask(TrainTask):
+class SummarizationTask(DatasetTask):
     """Prediction of a summary; a sample is a source and its target, int64, both with an end.
 
     The evaluation's ``cross_entropy`` is that of the references, without smoothing.
     """
 
     counts = "tokens"
+
+    settings: T5Settings
+    data: Pairs
+    held_out: Pairs | None
 
     def __init__(
         self,
@@ -73,9 +167,7 @@ class SummarizationTask(TrainTask):
         copying: bool = False,
         pretrained: str | None = None,
     ) -> None:
-        self.settings = settings
-        self.data = data
-        self.held_out = held_out
+        super().__init__(settings, data, held_out)
         self.label_smoothing = label_smoothing
         self.copying = copying
         self.pretrained = pretrained
@@ -91,18 +183,6 @@ class SummarizationTask(TrainTask):
             begin_as_copy(model)
         return model
 
-    def metadata(self) -> Mapping[str, str]:
-        """Return the settings of the model."""
-        return {"model": self.settings.model_dump_json()}
-
-    def build_dataset(self) -> Dataset[Pair]:
-        """Return the training pairs."""
-        return self.data
-
-    def build_eval_dataset(self) -> Dataset[Pair] | None:
-        """Return the pairs that choose the best step, if any."""
-        return self.held_out
-
     def lengths(self) -> Tensor:
         """Return the length of each training sample, source and target, int64 ``[samples]``."""
         return self.data.lengths().sum(1)
@@ -112,15 +192,10 @@ class SummarizationTask(TrainTask):
         length = self.data.source_length // 2
         if length < SHORTEST:
             return None
-        held_out = self.held_out
-        shorter = SummarizationTask(
-            self.settings,
-            replace(self.data, source_length=length),
-            None if held_out is None else replace(held_out, source_length=length),
-            label_smoothing=self.label_smoothing,
-            copying=self.copying,
-            pretrained=self.pretrained,
-        )
+        shorter = copy(self)
+        shorter.data = replace(self.data, source_length=length)
+        if self.held_out is not None:
+            shorter.held_out = replace(self.held_out, source_length=length)
         return shorter, f"sources of at most {length} tokens"
 
     def collate(self) -> Callable[[list[Pair]], Batch]:

@@ -1,4 +1,4 @@
-"""Artifacts that one phase leaves for the next, and rows of the table of measures."""
+"""What the phases share: their artifacts in a run directory, and their pools of tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
-from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.evaluation import Counts, summarize
+from experiments.teleclass.settings import StageSettings
 from raypipe.graph.context import StageContext
+from raypipe.graph.launcher import PoolOptions
 from raypipe.store.run_directory import RunDirectory
 
 
@@ -54,21 +54,18 @@ def label_matrix(lists: pa.ChunkedArray, classes: int) -> sparse.csr_matrix:
     return sparse.csr_matrix((data, values, starts), (len(array), classes))
 
 
-def record_measures(
-    context: StageContext, taxonomy: Taxonomy, method: str, documents: str, counts: Counts
-) -> None:
-    """Write rows of the table ``measures``, one per level, and report the measures."""
-    if not counts.documents[0]:
-        context.say(f"{method} on {documents}: no document has a gold label to measure it by")
-        return
-    about = {"phase": context.stage.name, "method": method, "documents_of": documents}
-    rows = {
-        f"{context.stage.name}/{method}/{documents}/{row['level']}": about
-        | {name: None if value != value else value for name, value in row.items()}  # NaN
-        for row in summarize(counts, taxonomy.depth)
-    }
-    context.ledger.put("measures", rows)
-    whole = rows[f"{context.stage.name}/{method}/{documents}/all"]
-    names = ("example_f1", "precision_at_1", "precision_at_3", "mrr", "macro_f1")
-    shown = ", ".join(f"{name} {whole[name]:.3f}" for name in names)
-    context.say(f"{method} on {documents}: {shown}")
+def pool_options(context: StageContext, settings: StageSettings, *, neural: bool) -> PoolOptions:
+    """Return the pool of a phase; a neural model runs on a GPU if there is one."""
+    gpus = settings.gpus
+    names = [gpu.name for node in context.session.nodes for gpu in node.gpus]
+    if gpus is None:
+        gpus = float(neural and bool(names))
+    if gpus and names:
+        context.device = names[0]
+    return PoolOptions(
+        cpus=settings.cpus,
+        gpus=gpus,
+        time_limit_s=settings.time_limit_s,
+        keep_processes=True,
+        most_tasks=settings.workers,
+    )

@@ -1,4 +1,4 @@
-"""Text encoders: LSA (TF-IDF with a truncated SVD) fitted here, or a sentence-transformers model.
+"""Text encoders, LSA fitted here or a sentence-transformers model, and the vectors that they store.
 
 An encoder is a frozen description that is cheap to pickle; a task loads its weights once per
 process.
@@ -9,26 +9,28 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from experiments.common.pretrained import model_fingerprint
-from experiments.teleclass.data.corpus import LabeledCorpus
+from experiments.common.pretrained import check_saved_model, model_fingerprint, require_libraries
+from experiments.teleclass.artifacts import vector_lists
+from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 from raypipe.graph.identity import fingerprint
 from raypipe.hardware import Arithmetic
+from raypipe.store.artifacts import read_arrow, write_arrow
 from raypipe.store.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
@@ -105,35 +107,27 @@ class SentenceEncoder:
 Encoder = LsaEncoder | SentenceEncoder
 
 
-def stored_encoder(
-    run_dir: RunDirectory, corpus: LabeledCorpus, settings: EncodeSettings
-) -> Encoder:
+def stored_encoder(run_dir: RunDirectory, settings: EncodeSettings) -> Encoder:
     """Return the encoder of the vectors that a run directory holds.
 
     Raises:
-        ConfigError: its weights are missing or corrupt, or it was fitted otherwise.
+        ConfigError: its weights are missing or corrupt.
 
     """
     if settings.model is not None:
         return sentence_encoder(settings)
-    if not is_fitted(run_dir, lsa_identity(corpus, settings)):  # another fit has other axes
+    try:
+        encoder = LsaEncoder.stored(run_dir)
+        _lsa(encoder)
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
         raise ConfigError(
             f"{LsaEncoder.path(run_dir)}: the encoder of the stored vectors is missing or "
-            "damaged; run the configuration in another run directory"
-        )
-    return LsaEncoder.stored(run_dir)
+            f"damaged ({error}); run the configuration in another run directory"
+        ) from error
+    return encoder
 
 
-def lsa_identity(corpus: LabeledCorpus, settings: EncodeSettings) -> str:
-    """Return the fingerprint of the settings and texts that LSA is fitted to."""
-    names = {"dimensions", "max_features", "fit_documents", "seed"}
-    fit = settings.model_dump(mode="json", include=names)
-    return fingerprint({"lsa": fit, "data": corpus.identity()})
-
-
-def fit_lsa(
-    texts: Iterable[str], settings: EncodeSettings, identity: str, run_dir: RunDirectory
-) -> int:
+def fit_lsa(texts: Iterable[str], settings: EncodeSettings, run_dir: RunDirectory) -> int:
     """Fit LSA to texts, store its weights, and return the number of dimensions.
 
     Words must occur in at least two texts. Few words or texts give fewer dimensions.
@@ -168,23 +162,9 @@ def fit_lsa(
         words=np.frombuffer(json.dumps(words).encode(), np.uint8),
         idf=vectorizer.idf_.astype(np.float32),
         components=svd.components_.astype(np.float32),
-        identity=np.frombuffer(identity.encode(), np.uint8),
     )
     run_dir.write(LsaEncoder.path(run_dir), stream.getvalue())
     return dimensions
-
-
-def is_fitted(run_dir: RunDirectory, identity: str) -> bool:
-    """Whether the run directory holds intact weights with this identity."""
-    path = LsaEncoder.path(run_dir)
-    if not run_dir.exists(path):
-        return False
-    try:
-        with np.load(io.BytesIO(run_dir.read(path)), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}  # verifies their checksums
-    except (OSError, ValueError, EOFError, BadZipFile):
-        return False
-    return "identity" in arrays and arrays["identity"].tobytes() == identity.encode()
 
 
 def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
@@ -196,7 +176,6 @@ def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
     """
     if (model := settings.model) is None:
         raise ValueError("these settings name no model")
-    need_nlp(f"encode.model = {model}")
     identity = {
         "model": model_identity(model, "encode.model"),
         "max_tokens": settings.max_tokens,
@@ -211,26 +190,15 @@ def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
     )
 
 
-def need_nlp(what: str) -> None:
-    """Refuse what needs the extra ``nlp`` if it is not installed. Raises ConfigError."""
-    for module in ("transformers", "sentence_transformers"):
-        if find_spec(module) is None:
-            raise ConfigError(f"{what}: needs {module}: pip install 'raypipe-runner[nlp]'")
-
-
 def model_identity(model: str, key: str) -> str:
     """Return the identity of a pretrained model: its name, or a hash of its directory's files.
 
     Raises:
-        ConfigError: the directory does not hold a model.
+        ConfigError: the libraries are missing, or the directory does not hold a model.
 
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        if folder.is_absolute() or model.startswith("."):
-            raise ConfigError(f"{key} = {model}: there is no such directory")
-    elif not (folder / "config.json").is_file():
-        raise ConfigError(f"{key} = {model}: holds no config.json, so it is not a saved model")
+    require_libraries(f"{key} = {model}", "transformers", "sentence_transformers")
+    check_saved_model(model, f"{key} = {model}")
     return model_fingerprint(model)
 
 
@@ -256,3 +224,79 @@ def _sentence_transformer(name: str, max_tokens: int) -> Any:
     model = SentenceTransformer(name)
     model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
     return model
+
+
+_COLUMN = "embedding"
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The vectors ``[n, d]`` of ``n`` texts, in blocks of ``block`` rows; the last may be shorter.
+
+    Cheap to pickle: a task opens the blocks it works on. On a local file system a block is
+    memory-mapped, so that its rows are read when they are used.
+    """
+
+    run_dir: RunDirectory
+    name: str
+    rows: int
+    block: int
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.block)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the rows ``[start, stop)`` of a block."""
+        start = number * self.block
+        return start, min(start + self.block, self.rows)
+
+    def read(self, number: int) -> Vectors:
+        """Return the vectors of a block, read-only.
+
+        Raises:
+            OSError, ValueError: the block does not exist or is corrupt.
+
+        """
+        table = read_arrow(self.run_dir, self._path(number))
+        chunks = table.column(0).chunks if table.column_names == [_COLUMN] else []
+        if len(chunks) != 1 or not pa.types.is_fixed_size_list(chunks[0].type):
+            raise ValueError(f"block of vectors is corrupt: it holds {table.schema}")
+        # combine_chunks would copy even a single chunk
+        vectors: Vectors = chunks[0].values.to_numpy(zero_copy_only=True)
+        return vectors.reshape(-1, chunks[0].type.list_size)
+
+    def read_rows(self, rows: NDArray[np.int64]) -> Vectors:
+        """Return the vectors ``[k, d]`` of these rows."""
+        numbers = rows // self.block
+        vectors = np.empty((len(rows), self.read(0).shape[1]), np.float32)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            vectors[here] = self.read(number)[rows[here] - number * self.block]
+        return vectors
+
+    def write(self, number: int, vectors: Vectors) -> None:
+        """Store a block atomically."""
+        table = pa.table({_COLUMN: vector_lists(vectors)})
+        write_arrow(self.run_dir, self._path(number), table)
+
+    def blocks(self) -> Iterator[tuple[int, Vectors]]:
+        """Yield the first row and the vectors of each block."""
+        for number in range(len(self)):
+            yield self.bounds(number)[0], self.read(number)
+
+    def _path(self, number: int) -> str:
+        return self.run_dir.artifact("encode", self.name, f"{number:06d}.arrow")
+
+
+def text_sets(corpus: LabeledCorpus) -> dict[str, int]:
+    """Return the number of texts in each set that is encoded, by name."""
+    classes = len(corpus.taxonomy.ids)
+    sets = {"train": len(corpus.train), "classes": classes, "names": classes}
+    return sets if corpus.test is None else {**sets, "test": len(corpus.test)}
+
+
+def embeddings_of(
+    run_dir: RunDirectory, corpus: LabeledCorpus, settings: EncodeSettings, name: str
+) -> Embeddings:
+    """Return the stored vectors of a set of texts."""
+    return Embeddings(run_dir, name, text_sets(corpus)[name], settings.block)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+
+from experiments.teleclass.taxonomy import Taxonomy
+from raypipe.graph.context import StageContext
 
 #: cells compared at a time when gold labels are ranked, which bounds the memory
 RANKED_CELLS = 2**22
@@ -51,6 +55,15 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def to_json(self) -> str:
+        """Return the sums as a text."""
+        return json.dumps({f.name: getattr(self, f.name).tolist() for f in fields(self)})
+
+    @staticmethod
+    def from_json(text: str) -> Counts:
+        """Return the sums of :meth:`to_json`."""
+        return Counts(**{name: np.array(values) for name, values in json.loads(text).items()})
 
 
 def count(
@@ -194,3 +207,23 @@ def _reciprocal_ranks(scores: Floats, truth: Mask) -> float:
         ranks = 1 + (others[row] >= scores[row, column][:, None]).sum(axis=1)
         total += float((1 / ranks).sum())
     return total
+
+
+def record_measures(
+    context: StageContext, taxonomy: Taxonomy, method: str, documents: str, counts: Counts
+) -> None:
+    """Write rows of the table ``measures``, one per level, and report the measures."""
+    if not counts.documents[0]:
+        context.say(f"{method} on {documents}: no document has a gold label to measure it by")
+        return
+    about = {"phase": context.stage.name, "method": method, "documents_of": documents}
+    rows = {
+        f"{context.stage.name}/{method}/{documents}/{row['level']}": about
+        | {name: None if value != value else value for name, value in row.items()}  # NaN
+        for row in summarize(counts, taxonomy.depth)
+    }
+    context.ledger.put("measures", rows)
+    whole = rows[f"{context.stage.name}/{method}/{documents}/all"]
+    names = ("example_f1", "precision_at_1", "precision_at_3", "mrr", "macro_f1")
+    shown = ", ".join(f"{name} {whole[name]:.3f}" for name in names)
+    context.say(f"{method} on {documents}: {shown}")

@@ -7,21 +7,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import LabeledCorpus, load
-from experiments.teleclass.encoders import model_identity, need_nlp
+from experiments.teleclass.augment import generated_files, run_augment
+from experiments.teleclass.baselines import run_baselines
+from experiments.teleclass.corpus import LabeledCorpus, load, read_annotations
+from experiments.teleclass.encode import run_encode
+from experiments.teleclass.encoders import model_identity
 from experiments.teleclass.figures import sections
 from experiments.teleclass.generators import load_generator
-from experiments.teleclass.phases.augment import generated_files, run_augment
-from experiments.teleclass.phases.baselines import run_baselines
-from experiments.teleclass.phases.encode import run_encode
-from experiments.teleclass.phases.hierarchy import run_hierarchy
-from experiments.teleclass.phases.infer import run_infer
-from experiments.teleclass.phases.refine import run_refine
+from experiments.teleclass.infer import run_infer
+from experiments.teleclass.refine import run_refine
 from experiments.teleclass.settings import TeleclassSettings
 from experiments.teleclass.tables import STEP_METRICS, TABLES
-from experiments.teleclass.tokenize_stage import pretrained_tokenizer, run_tokenize
 from experiments.teleclass.training import build_task
+from experiments.teleclass.training_set import make_tokenizer, run_hierarchy, run_tokenize
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import fingerprint
@@ -119,7 +117,6 @@ def _model_literal(model: str | None, key: str) -> dict[str, str]:
     """Return the identity of a pretrained model. Raises ConfigError if it cannot be used."""
     if model is None:
         return {}
-    need_nlp(f"{key} = {model}")
     return {"model": model_identity(model, key)}
 
 
@@ -127,7 +124,7 @@ def _check(settings: TeleclassSettings) -> None:
     """Refuse now what would fail only phases later. Raises ConfigError."""
     classifier = settings.train.classifier
     if classifier.pretrained is not None and Path(classifier.pretrained).is_dir():
-        pretrained_tokenizer(classifier.pretrained, classifier.length)
+        make_tokenizer((), classifier.pretrained, classifier.vocabulary, classifier.length)
     allowed = supported_precisions(None)
     for name, section in (("encode", settings.encode), ("infer", settings.infer)):
         if name == "encode" and settings.encode.model is None:

@@ -6,16 +6,19 @@ the number of documents. Scores are cosine similarities; ties go to the smaller 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.preprocessing import normalize
 
-from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.settings import RefineSettings
+from experiments.teleclass.taxonomy import Taxonomy
+from raypipe.store.run_directory import RunDirectory
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -25,56 +28,39 @@ NEVER = -np.inf
 _RANKED = 32
 
 
-@dataclass(frozen=True)
-class TopDocuments:
-    """The best documents of each class so far, the best first: scores and rows ``[k, C]``.
+class TopDocuments(NamedTuple):
+    """The best documents of classes: a class, a row and a score each ``[n]``.
 
-    Missing documents have row -1; no document has the score :data:`NEVER`.
+    They are ordered by class, then by score, the best first, then by row.
     """
 
-    scores: Floats
+    classes: Rows
     rows: Rows
+    scores: Floats
+
+    def best(self, k: int) -> TopDocuments:
+        """Return the ``k`` best documents of each class."""
+        order = np.lexsort((self.rows, -self.scores, self.classes))
+        classes = self.classes[order]
+        kept = order[np.arange(len(order)) - np.searchsorted(classes, classes) < k]
+        return TopDocuments(self.classes[kept], self.rows[kept], self.scores[kept])
 
     @staticmethod
-    def empty(k: int, classes: int) -> TopDocuments:
-        """Return the state before any document."""
-        scores = np.full((k, classes), -np.inf, np.float32)
-        return TopDocuments(scores, np.full((k, classes), -1, np.int64))
+    def of_block(scores: Floats, first_row: int, k: int) -> TopDocuments:
+        """Return the best of a block of documents ``[B, C]`` that begins at this row.
 
-    def members(self) -> tuple[Rows, Rows]:
-        """Return classes and rows ``[n]`` of all top documents, class by class."""
-        classes, ranks = np.nonzero(self.rows.T >= 0)
-        return classes, self.rows[ranks, classes]
+        No document has the score :data:`NEVER`.
+        """
+        possible = scores > NEVER
+        if len(scores) > k:
+            possible &= scores >= np.partition(scores, -k, axis=0)[-k]
+        rows, classes = np.nonzero(possible)
+        return TopDocuments(classes, rows + first_row, scores[rows, classes]).best(k)
 
-    def merge(self, other: TopDocuments) -> TopDocuments:
-        """Return the best documents of both."""
-        scores = np.concatenate((self.scores, other.scores))
-        rows = np.concatenate((self.rows, other.rows))
-        order = np.lexsort((rows, -scores), axis=0)[: len(self.scores)]
-        return TopDocuments(
-            np.take_along_axis(scores, order, 0), np.take_along_axis(rows, order, 0)
-        )
-
-    def with_block(self, scores: Floats, first_row: int) -> TopDocuments:
-        """Return the best after a block of documents ``[B, C]`` that begins at this row."""
-        k = len(self.scores)
-        # >=: on a tie the smaller row wins, and blocks come in any order
-        better = (scores >= self.scores[-1]) & (scores > NEVER)
-        if len(scores) > k and better.sum() > 2 * k * scores.shape[1]:
-            better &= scores >= np.partition(scores, -k, axis=0)[-k]
-        rows, classes = np.nonzero(better)
-        if not len(rows):
-            return self
-        values = scores[rows, classes]
-        order = np.lexsort((rows, -values, classes))
-        rows, classes, values = rows[order], classes[order], values[order]
-        starts = np.searchsorted(classes, np.arange(scores.shape[1]))
-        rank = np.arange(len(classes)) - starts[classes]
-        kept = rank < k
-        block = TopDocuments.empty(k, scores.shape[1])
-        block.scores[rank[kept], classes[kept]] = values[kept]
-        block.rows[rank[kept], classes[kept]] = rows[kept] + first_row
-        return self.merge(block)
+    @staticmethod
+    def merged(parts: Iterable[TopDocuments], k: int) -> TopDocuments:
+        """Return the best documents of all parts, at least one, in any order."""
+        return TopDocuments(*map(np.concatenate, zip(*parts, strict=True))).best(k)
 
 
 def similarities(documents: Floats, classes: Floats) -> Floats:
@@ -335,3 +321,56 @@ def label_sets(labels: NDArray[np.int32], classes: int) -> sparse.csr_matrix:
     matrix = sparse.csr_matrix((np.ones(len(indices), bool), (rows, indices)), shape)
     matrix.sort_indices()
     return matrix
+
+
+def centered(vectors: Floats, center: Floats) -> Floats:
+    """Return vectors ``[n, d]`` of length 1 minus a center ``[d]``; zero for a zero vector."""
+    known = vectors.any(1, keepdims=True)
+    return np.where(known, normalize(vectors) - center, 0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ClassVectors:
+    """Vectors of classes, and the center that is subtracted from the vectors of documents.
+
+    Attributes:
+        vectors: float32 [C, d] of length 1, or 0 for a class without a vector.
+        center: float32 [d].
+
+    """
+
+    vectors: Floats
+    center: Floats
+
+    @staticmethod
+    def of_descriptions(encoded: Floats, center: Floats) -> ClassVectors:
+        """Return the vectors of descriptions as they were encoded ``[C, d]``, centered."""
+        return ClassVectors(normalize(centered(encoded, center)), center)
+
+    def similarities(self, documents: Floats) -> Floats:
+        """Return the similarity of encoded documents to classes ``[B, C]``.
+
+        It is :data:`~experiments.teleclass.refinement.NEVER` where a vector is zero.
+        """
+        return similarities(centered(documents, self.center), self.vectors)
+
+    def write(self, run_dir: RunDirectory) -> None:
+        """Store the vectors in a run directory."""
+        stream = io.BytesIO()
+        np.savez(stream, vectors=self.vectors, center=self.center)
+        run_dir.write(_path(run_dir), stream.getvalue())
+
+    @staticmethod
+    def read(run_dir: RunDirectory) -> ClassVectors:
+        """Return the vectors of a run directory.
+
+        Raises:
+            OSError, ValueError: they are missing or corrupt.
+
+        """
+        with np.load(io.BytesIO(run_dir.read(_path(run_dir))), allow_pickle=False) as stored:
+            return ClassVectors(stored["vectors"], stored["center"])
+
+
+def _path(run_dir: RunDirectory) -> str:
+    return run_dir.artifact("refine", "classes.npz")

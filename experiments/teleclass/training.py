@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.common.task import DatasetTask
 from experiments.teleclass.artifacts import training_set_path
-from experiments.teleclass.dataset import LongestSamples, Sample, TokenizedDocuments
 from experiments.teleclass.model import (
     blocks_of,
     build_classifier,
@@ -22,9 +25,81 @@ from experiments.teleclass.model import (
     vocabulary_of,
 )
 from experiments.teleclass.settings import ClassifierSettings, takes_vectors
+from experiments.teleclass.training_set import BLOCK, read_tokens
 from raypipe.store.artifacts import read_parquet
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext
+
+#: token ids, class indices, the vector of phase 1 (empty if it is not an input)
+Sample = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+
+NOTHING = np.empty(0, np.float32)
+_LONGEST = 10_000
+
+
+@dataclass(frozen=True)
+class TokenizedDocuments(Dataset[Sample]):
+    """Rows of the training set as tokens, class indices and vectors, memory-mapped.
+
+    Attributes:
+        run_dir: the run directory that holds it.
+        rows: the positions of the samples, int64.
+
+    """
+
+    run_dir: RunDirectory
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        block, row = divmod(int(self.rows[index]), BLOCK)
+        tokens, labels, vectors = self._block(block)
+        vector = NOTHING if vectors is None else vectors[row].values.to_numpy()
+        return tokens[row].values.to_numpy(), labels[row].values.to_numpy(), vector
+
+    @cached_property
+    def width(self) -> int:
+        """The dimensions of the vectors; 0 where there are none."""
+        return len(self[0][2])
+
+    def _block(self, number: int) -> tuple[pa.Array, pa.Array, pa.Array | None]:
+        if number not in self._blocks:
+            table = read_tokens(self.run_dir, number)
+            names = ("tokens", "labels", "vector")
+            self._blocks[number] = tuple(  # one chunk each; combine_chunks would copy it
+                table.column(name).chunk(0) if name in table.column_names else None
+                for name in names
+            )
+        return self._blocks[number]
+
+    @cached_property
+    def _blocks(self) -> dict[int, tuple[pa.Array, ...]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"run_dir": self.run_dir, "rows": self.rows}
+
+
+@dataclass(frozen=True)
+class LongestSamples(Dataset[Sample]):
+    """Random samples of the full length, for measurements without data."""
+
+    length: int
+    vocabulary: int
+    classes: int
+    width: int
+
+    def __len__(self) -> int:
+        return _LONGEST
+
+    def __getitem__(self, index: int) -> Sample:
+        draw = np.random.default_rng(index)
+        tokens = draw.integers(1, self.vocabulary, self.length, dtype=np.int32)
+        labels = draw.integers(0, self.classes, 3, dtype=np.int32)
+        return tokens, labels, draw.standard_normal(self.width, dtype=np.float32)
+
 
 #: token ids ``[B, L]`` padded by 0, their lengths ``[B]``, vectors ``[B, d]``, targets ``[B, C]``
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -52,7 +127,7 @@ class Collate:
         return ids, lengths, vectors, targets
 
 
-class TeleclassTask(TrainTask):
+class TeleclassTask(DatasetTask):
     """The multi-label classifier; a sample is the tokens of a document and its class indices."""
 
     def __init__(
@@ -62,8 +137,8 @@ class TeleclassTask(TrainTask):
         data: TokenizedDocuments | LongestSamples,
         held_out: Dataset[Sample] | None = None,
     ) -> None:
-        self.settings, self.classes = settings, classes
-        self.data, self.held_out = data, held_out
+        super().__init__(settings, data, held_out)
+        self.classes = classes
 
     def build_model(self) -> nn.Module:
         """Return the classifier of the settings."""
@@ -72,14 +147,6 @@ class TeleclassTask(TrainTask):
     def metadata(self) -> Mapping[str, str]:
         """Return what the classifier is restored from."""
         return metadata_of(self.settings, self.classes, self.data.width)
-
-    def build_dataset(self) -> Dataset[Sample]:
-        """Return the labeled documents."""
-        return self.data
-
-    def build_eval_dataset(self) -> Dataset[Sample] | None:
-        """Return the held-out labeled documents; their labels are pseudo-labels as well."""
-        return self.held_out
 
     def collate(self) -> Callable[[list[Sample]], Batch]:
         """Return the function that pads to the longest text of the batch."""

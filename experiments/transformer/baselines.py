@@ -22,10 +22,8 @@ from sklearn.preprocessing import OneHotEncoder
 from sklearn.svm import LinearSVC
 
 from experiments.common.evaluation import measure_rows
-from experiments.transformer.comparison import store_predictions
-from experiments.transformer.data.splits import Rows, Splits
-from experiments.transformer.data.tables import encode_rows
-from experiments.transformer.evaluation import measures
+from experiments.transformer.comparison import measures, store_predictions
+from experiments.transformer.data import Rows, Splits, encode_rows
 from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
 from raypipe.graph.context import StageContext
 from raypipe.graph.unit_logs import first_line

@@ -1,16 +1,17 @@
-"""Comparison of the transformer with its branches, and of all with baselines, on the same rows."""
+"""Measures of predictions, and tests between methods on the same held-out rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import scipy  # loads scipy.stats on first use: it takes half a second
 from numpy.typing import ArrayLike, NDArray
+from sklearn.metrics import f1_score, mean_absolute_error, r2_score, root_mean_squared_error
 
-from experiments.transformer.data.splits import Splits
+from experiments.transformer.data import PredictionTarget, Splits
 from experiments.transformer.tables import BRANCHES, TRANSFORMER
 from raypipe.graph.context import StageContext
 from raypipe.stats import holm
@@ -56,6 +57,36 @@ def run_compare(data: Splits, context: StageContext) -> None:
             f"(p = {row['p_holm']:.2g})"
         )
     context.finish(context.stage.name, {"comparisons": rows})
+
+
+def measures(
+    gold: NDArray[Any], predicted: NDArray[Any], target: PredictionTarget
+) -> dict[str, float]:
+    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2.
+
+    The accuracy has the 95 % interval of Wilson 1927, for rows drawn from all possible ones.
+    """
+    if target.kind == "classification":
+        classes = np.unique(gold)
+        f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
+        right = int((gold == predicted).sum())
+        interval = scipy.stats.binomtest(right, len(gold)).proportion_ci(method="wilson")
+        return {
+            "accuracy": right / len(gold),
+            "accuracy_low": float(interval.low),
+            "accuracy_high": float(interval.high),
+            "macro_f1": float(f1),
+        }
+    truth, guess = (
+        target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
+    )
+    measured = {
+        "rmse": float(root_mean_squared_error(truth, guess)),
+        "mae": float(mean_absolute_error(truth, guess)),
+    }
+    if len(truth) > 1:  # otherwise it is not defined
+        measured["r2"] = float(r2_score(truth, guess))
+    return measured
 
 
 def comparisons(

@@ -6,15 +6,8 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import (
-    f1_score,
-    mean_absolute_error,
-    r2_score,
-    root_mean_squared_error,
-)
 from torch.utils.data import DataLoader, Subset
 
 from experiments.common.blocks import map_blocks
@@ -24,13 +17,12 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.transformer.comparison import store_predictions
-from experiments.transformer.data.splits import PredictionTarget, Splits
-from experiments.transformer.dataset import StoredSamples
+from experiments.transformer.comparison import measures, store_predictions
+from experiments.transformer.data import PredictionTarget, Splits
 from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.tables import OWN, TRANSFORMER
-from experiments.transformer.training import TransformerTask
+from experiments.transformer.training import StoredSamples, TransformerTask
 from raypipe.graph.context import StageContext
 from raypipe.hardware import Precision
 from raypipe.store.ledger import Row
@@ -94,36 +86,6 @@ def predict(
             outputs = [combined(branches, model), *(branches if len(branches) > 1 else ())]
             parts.append(torch.stack(outputs, 1).float().cpu().numpy())
     return np.concatenate(parts)
-
-
-def measures(
-    gold: NDArray[Any], predicted: NDArray[Any], target: PredictionTarget
-) -> dict[str, float]:
-    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2.
-
-    The accuracy has the 95 % interval of Wilson 1927, for rows drawn from all possible ones.
-    """
-    if target.kind == "classification":
-        classes = np.unique(gold)
-        f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
-        right = int((gold == predicted).sum())
-        interval = scipy.stats.binomtest(right, len(gold)).proportion_ci(method="wilson")
-        return {
-            "accuracy": right / len(gold),
-            "accuracy_low": float(interval.low),
-            "accuracy_high": float(interval.high),
-            "macro_f1": float(f1),
-        }
-    truth, guess = (
-        target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
-    )
-    measured = {
-        "rmse": float(root_mean_squared_error(truth, guess)),
-        "mae": float(mean_absolute_error(truth, guess)),
-    }
-    if len(truth) > 1:  # otherwise it is not defined
-        measured["r2"] = float(r2_score(truth, guess))
-    return measured
 
 
 def confused(

@@ -6,10 +6,10 @@ from functools import partial
 
 from experiments.transformer.baselines import methods, run_baselines
 from experiments.transformer.comparison import run_compare
-from experiments.transformer.data.load import load
+from experiments.transformer.data import load
 from experiments.transformer.evaluation import run_evaluate
 from experiments.transformer.figures import sections
-from experiments.transformer.prepare_stage import run_prepare
+from experiments.transformer.prepare import run_prepare
 from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.tables import STEP_METRICS, TABLES
 from experiments.transformer.training import build_task

@@ -20,22 +20,24 @@ _MOST_PAIRS = 10
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section with the confused classes; the measures have a section as any table."""
-    parts = [*figures(tables), *_most_confused(tables)]
+    parts: list[Part] = []
+    if (confusion := rows(tables, "confusion")) is not None:
+        with style():
+            parts = [_confusion(confusion), _most_confused(confusion)]
     return [Section("Confusion", parts, covers=("confusion",), certainty=_tested(tables))]
 
 
 def _tested(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return McNemar's test of the transformer against the baseline that is right most often."""
-    counts = ["only_method_right", "only_baseline_right"]
-    found = rows(tables, "comparisons")
-    if found is None:
+    pairs = rows(tables, "comparisons")
+    if pairs is None:
         return []
-    own = found[(found["method"] == TRANSFORMER) & ~found["baseline"].isin(BRANCHES)]
+    own = pairs[(pairs["method"] == TRANSFORMER) & ~pairs["baseline"].isin(BRANCHES)]
     if own.empty:
         return []
-    gains = own.assign(gain=own[counts[0]].astype(float) - own[counts[1]].astype(float))
-    row = min(gains.to_dict("records"), key=lambda row: float(row["gain"]))
-    gain, p_value = float(row["gain"]), float(row["p_holm"])
+    gains = own["only_method_right"].astype(float) - own["only_baseline_right"].astype(float)
+    row, gain = own.iloc[int(gains.to_numpy().argmin())], float(gains.min())
+    p_value = float(row["p_holm"])
     judged = "more than chance" if p_value <= ALPHA else "it may be chance"
     return [
         f"Of the {int(row['rows'])} held-out rows, the {TRANSFORMER} has {number(abs(gain))} "
@@ -44,30 +46,17 @@ def _tested(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     ]
 
 
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
-    """Return the figure, if the table ``confusion`` has rows."""
-    confusion = rows(tables, "confusion")
-    if confusion is None:
-        return []
-    with style():
-        return [_confusion(confusion)]
-
-
-def _most_confused(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
+def _most_confused(confusion: pd.DataFrame) -> TableView:
     """Return the pairs of different classes with the most rows."""
-    confusion = rows(tables, "confusion")
-    if confusion is None:
-        return []
     totals = confusion.groupby("gold")["rows"].transform("sum").astype(float)
-    shown = confusion.copy()
-    shown["actual class"], shown["predicted class"] = confusion["gold"], confusion["predicted"]
-    shares = confusion["rows"] / totals
-    shown["share of the actual class"] = [f"{100 * share:.0f} %" for share in shares]
-    named = (shown["gold"] != _OTHERS) & (shown["predicted"] != _OTHERS)
-    wrong = shown[named & (shown["gold"] != shown["predicted"]) & (shown["rows"] > 0)]
+    shares = [f"{100 * share:.0f} %" for share in confusion["rows"] / totals]
+    names = {"gold": "actual class", "predicted": "predicted class"}
+    shown = confusion.rename(columns=names).assign(**{"share of the actual class": shares})
+    named = (confusion["gold"] != _OTHERS) & (confusion["predicted"] != _OTHERS)
+    wrong = shown[named & (confusion["gold"] != confusion["predicted"]) & (confusion["rows"] > 0)]
     wrong = wrong.sort_values("rows", ascending=False, kind="stable").head(_MOST_PAIRS)
-    columns = ["actual class", "predicted class", "rows", "share of the actual class"]
-    return [TableView(wrong, columns, "Most frequent confusions")]
+    columns = [*names.values(), "rows", "share of the actual class"]
+    return TableView(wrong, columns, "Most frequent confusions")
 
 
 def _confusion(found: pd.DataFrame) -> Plot:

@@ -31,12 +31,11 @@ from scipy import sparse
 from experiments.common.corpora import docstrings
 from experiments.common.corpora.bow import load_bow, load_uci
 from experiments.common.corpora.corpus import make_corpus
-from experiments.common.corpora.rows import table_of
+from experiments.common.corpora.files import table_of
 from experiments.common.corpora.text import Tokenization, load_table, load_text
-from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.documents import read_documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
+from experiments.teleclass.corpus import read_annotations
+from experiments.teleclass.documents import read_documents
+from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.store import artifacts, parquet

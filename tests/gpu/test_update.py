@@ -80,7 +80,7 @@ def test_the_medium_language_model_fits_with_a_loss_in_chunks(
 
 MT5 = """
 import json, torch
-from experiments.summarization.dataset import RandomPairs
+from experiments.summarization.training import RandomPairs
 from experiments.summarization.model import mt5_1_2b
 from experiments.summarization.training import SummarizationTask, pad
 from raypipe.training import precision

@@ -20,8 +20,8 @@ import pytest
 
 import raypipe as rp
 from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.files import read_arrays
 from experiments.common.corpora.load import load_corpus
-from experiments.common.corpora.rows import read_arrays
 from raypipe.commands import fit as fit_command
 from raypipe.config.overrides import hidden_override
 from raypipe.errors import ConfigError, UnitError

@@ -1,16 +1,28 @@
-"""Corpus files: search, opening and parsing, with errors that name the file."""
+"""Data files: search, opening and parsing into Arrow tables, with errors that name the file."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
 from experiments.common.corpora.corpus import CorpusError
+from raypipe.store import parquet
+
+#: bytes of CSV parsed at a time, which is also the maximum length of a row
+_BLOCK = 2**26
 
 
 def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> Path:
@@ -94,7 +106,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a JSONL file, plain or ``.gz``, one per line, each with its place.
 
     Raises:
-        CorpusError: the file is damaged, or a line is not an object.
+        CorpusError: the file is damaged, or a line is not an object or has half a surrogate pair.
 
     """
     with reading(path, "JSONL, an object a line"), open_text(path) as file:
@@ -104,11 +116,147 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             place = f"{path}, line {number}"
             try:
                 record = json.loads(line)
+                if "\\ud" in line.lower():
+                    json.dumps(record, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise CorpusError(f"{place}: half of a surrogate pair is not text") from error
             except ValueError as error:
                 raise CorpusError(f"{place}: not JSON: {error}; give an object a line") from error
             if not isinstance(record, dict):
                 raise CorpusError(f"{place}: expected an object, got {type(record).__name__}")
             yield place, record
+
+
+def checksum(path: Path, key: str) -> str:
+    """Return the SHA-256 of the file that ``key`` names. Raises CorpusError if it is missing."""
+    if not path.is_file():
+        raise CorpusError(f"{path}: there is no such file; see {key}")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_rows(path: Path, texts: Sequence[str] = (), others: Sequence[str] = ()) -> pa.Table:
+    """Return the rows of a ``.parquet``, ``.csv`` or ``.jsonl`` file, the latter two also ``.gz``.
+
+    In CSV, an empty field or an unquoted ``NA`` is a missing value.
+
+    Args:
+        path: the file.
+        texts: columns of text that the file must have. If given, only these and ``others`` are
+            read, CSV fields as the text that they are, and the texts are returned as
+            ``large_string``.
+        others: further columns to read if the file has them.
+
+    Raises:
+        CorpusError: the suffix is unknown, the file is damaged or has no row, two columns have
+            the same name, or a column of ``texts`` is missing or does not hold text.
+
+    """
+    name = path.name.removesuffix(".gz")
+    with reading(path, "a table"):
+        if path.name.endswith(".parquet"):
+            with pq.ParquetFile(path) as file:  # read_table would look up columns by name
+                table = parquet.read(file)
+        elif name.endswith(".csv"):
+            table = _csv(path, verbatim=bool(texts))
+        elif name.endswith(".jsonl"):
+            table = _jsonl(path, texts, others)
+        else:
+            raise CorpusError(
+                f"{path}: unknown suffix; a table is .parquet, .csv or .jsonl, the latter two also "
+                "with .gz"
+            )
+        table.validate(full=True)  # Arrow does not verify that text is UTF-8
+    repeated = [name for name, count in Counter(table.column_names).items() if count > 1]
+    if repeated:
+        raise CorpusError(f"{path}: several columns are called {repeated[0]!r}; rename them")
+    if not len(table):
+        raise CorpusError(f"{path}: there is no row")
+    if not texts:
+        return table
+    further = [column for column in others if column in table.column_names]
+    chosen = {column: text_column(table, column, path) for column in texts}
+    return pa.table({**{column: table[column] for column in further}, **chosen})
+
+
+def _csv(path: Path, *, verbatim: bool) -> pa.Table:
+    """Return the rows of a CSV file; ``verbatim`` as text, without conversion."""
+    reads = pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK)
+    parses = pa.csv.ParseOptions(newlines_in_values=True)
+    if not verbatim:
+        converts = pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+        return pa.csv.read_csv(path, reads, parses, converts)
+    with pa.csv.open_csv(path, reads, parses) as reader:
+        names = reader.schema.names
+    converts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.large_string()))
+    return pa.csv.read_csv(path, reads, parses, converts)
+
+
+def _jsonl(path: Path, texts: Sequence[str], others: Sequence[str]) -> pa.Table:
+    """Return the rows of a JSONL file; with ``texts``, only these columns and ``others``."""
+    records = []
+    for place, record in json_objects(path):
+        for name in texts:
+            check_known("column", name, list(record), place)
+            if not isinstance(record[name], str | None):
+                kind = type(record[name]).__name__
+                raise CorpusError(f"{place}: column {name!r} holds {kind}, not text; name another")
+        records.append(record)
+    names = dict.fromkeys(name for record in records for name in record)
+    wanted = [name for name in names if not texts or name in (*texts, *others)]
+    return pa.table({name: [record.get(name) for record in records] for name in wanted})
+
+
+def text_column(rows: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
+    """Return a column as ``large_string``. Raises CorpusError if it is missing or not text."""
+    check_known("column", name, rows.column_names, str(path))
+    kind = rows[name].type
+    if not (is_text(kind) or pa.types.is_null(kind)):
+        raise CorpusError(f"{path}: column {name!r} holds {kind}, not text; name another one")
+    return rows[name].cast(pa.large_string())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of the type are text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in tests)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Return the arrays of an ``.npz`` file, all of the same length.
+
+    Raises:
+        CorpusError: the file is damaged or has no row, or the arrays differ in length.
+
+    """
+    with reading(path, "arrays"), np.load(path, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+        lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise CorpusError(f"{path}: the arrays must have rows, equally many; they have {lengths}")
+    return arrays
+
+
+def table_of(path: Path) -> pa.Table:
+    """Return the columns of a file; those of a matrix in ``.npz`` are ``name_0``, ``name_1``, ...
+
+    Raises:
+        CorpusError: see the readers; or an array has three dimensions.
+
+    """
+    if path.suffix != ".npz":
+        return read_rows(path)
+    columns: dict[str, pa.Array] = {}
+    for name, array in read_arrays(path).items():
+        if array.ndim > 2:
+            raise CorpusError(f"{path}: {name} has {array.ndim} dimensions; allowed are 1 and 2")
+        parts = {name: array}
+        if array.ndim == 2:
+            parts = {f"{name}_{column}": array[:, column] for column in range(array.shape[1])}
+        columns |= {key: pa.array(np.ascontiguousarray(value)) for key, value in parts.items()}
+    return pa.table(columns)
 
 
 def _offer(name: str, known: Sequence[str], what: str) -> str:

@@ -1,42 +1,63 @@
-"""Entry point to all corpora."""
+"""Entry point to all corpora, and the built-in one: docstrings of Python's standard library."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import PositiveInt, ValidationError
 
 from experiments.common.corpora.bow import load_bow, load_uci
-from experiments.common.corpora.builtin import NAME, builtin_corpus
 from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
 from experiments.common.corpora.files import check_known
-from experiments.common.corpora.text import WORD_PATTERN, Tokenization, load_table, load_text
+from experiments.common.corpora.text import Tokenization, load_table, load_text, vectorize
 from raypipe.config.settings import Settings
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 
-_TOKENIZATION = tuple(field.name for field in fields(Tokenization))
+NAME = "stdlib"
 
 
-class _SourceSettings(Settings):
-    """Settings of all sources together; each source checks its part."""
+class _BuiltinOptions(Tokenization):
+    """Options of the built-in corpus."""
 
-    max_documents: int | None = None
+    max_documents: PositiveInt | None = None
+    """Size of a sample of docstrings by their names; a smaller one is part of a larger one."""
+
+
+class _BowOptions(Settings):
+    """Options of a bag-of-words file."""
+
     split: Literal["train", "val"] = "val"
+    """The part of the corpus."""
+
+
+class _TableOptions(Tokenization):
+    """Options of a table."""
+
     column: str = "text"
-    max_features: int = 1
-    min_df: int | float = 1
-    max_df: int | float = 1
-    stop_words: Literal["english"] | None = None
-    word_pattern: str = WORD_PATTERN
+    """The column of the documents."""
+
+
+_OPTIONS: Mapping[str, type[Settings]] = {
+    "builtin": _BuiltinOptions,
+    "bow": _BowOptions,
+    "uci": Settings,
+    "text": Tokenization,
+    **dict.fromkeys(("jsonl", "csv", "parquet"), _TableOptions),
+}
 
 
 def load_corpus(
     source: Source, name: str, directory: Path | None = None, **settings: Any
 ) -> Corpus:
     """Load one corpus.
+
+    The same versions of Python and scikit-learn give the same built-in corpus. Its docstrings are
+    cached in the user's cache (``$RAYPIPE_CACHE``, by default ``~/.cache/raypipe``).
 
     Args:
         source: ``builtin`` (its only name is ``stdlib``); ``bow`` for
@@ -49,19 +70,16 @@ def load_corpus(
             :class:`Tokenization` (all but bow and uci).
 
     Raises:
-        CorpusError: the source, the name or a setting is unknown, the folder is missing, or the
-            source's reader raises.
+        CorpusError: the source, the name or a setting is unknown, the folder is missing, there are
+            too few documents for the vocabulary, or the source's reader raises.
 
     """
     check_known("source", source, get_args(Source), "data.source")
-    own = {"builtin": ("max_documents",), "bow": ("split",), "uci": (), "text": ()}
-    allowed = own.get(source, ("column",))
-    if source not in ("bow", "uci"):
-        allowed += _TOKENIZATION
     for key in settings:
-        check_known("option", key, allowed, f"data.options of data.source={source}")
+        known = list(_OPTIONS[source].model_fields)
+        check_known("option", key, known, f"data.options of data.source={source}")
     try:
-        settings = _SourceSettings.model_validate(settings).model_dump(exclude_unset=True)
+        options: Any = _OPTIONS[source].model_validate(settings)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:1]))
@@ -69,16 +87,26 @@ def load_corpus(
             f"data.options.{place} = {first['input']!r}: {first['msg'].lower()} "
             f"(data.source={source})"
         ) from error
-    words = Tokenization(**{k: settings.pop(k) for k in _TOKENIZATION if k in settings})
     if source == "builtin":
         check_known("corpus", name, [NAME], "data.source=builtin")
-        return builtin_corpus(tokenization=words, **settings)
+        records = sample(list(docstring_records()), options.max_documents)
+        texts = (record.text for record in records)
+        return vectorize(NAME, texts, f"built-in corpus {NAME!r}", options)
     if directory is None:
         raise CorpusError(f"data.source={source} reads files: set data.dir to their folder")
     if source == "bow":
-        return load_bow(directory, name, **settings)
+        return load_bow(directory, name, options.split)
     if source == "uci":
         return load_uci(directory, name)
     if source == "text":
-        return load_text(directory, name, words)
-    return load_table(directory, name, source, tokenization=words, **settings)
+        return load_text(directory, name, options)
+    return load_table(directory, name, source, options.column, options)
+
+
+def sample(records: list[DocstringRecord], size: int | None) -> list[DocstringRecord]:
+    """Return the records with the smallest hashes of their names, in the given order."""
+    if size is None:
+        return records
+    names = [f"{r.module}:{r.qualname}".encode() for r in records]
+    order = sorted(range(len(records)), key=lambda i: hashlib.sha256(names[i]).digest())
+    return [records[i] for i in sorted(order[:size])]

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
+from pydantic import PositiveInt, field_validator
 from sklearn.feature_extraction.text import CountVectorizer
 
 from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
 from experiments.common.corpora.files import (
-    check_known,
     check_name,
     find_file,
-    json_objects,
     open_text,
+    read_rows,
     reading,
 )
-from raypipe.store import parquet
+from raypipe.config.settings import Settings
 
 #: At least three letters in a row: parts of identifiers are words, numbers are not.
 WORD_PATTERN = r"[^\W\d_]{3,}"
@@ -31,42 +28,31 @@ WORD_PATTERN = r"[^\W\d_]{3,}"
 #: documents whose letters outside all words are counted
 _SAMPLE = 1000
 
-TableFormat = Literal["jsonl", "csv", "parquet"]
 
+class Tokenization(Settings):
+    """Selection of the vocabulary."""
 
-@dataclass(frozen=True)
-class Tokenization:
-    """Selection of the vocabulary.
-
-    Attributes:
-        max_features: maximum number of words, the most frequent first, ties in alphabetical order.
-        min_df: minimum number, or fraction, of documents that contain a word.
-        max_df: maximum number, or fraction, of documents that contain a word.
-        stop_words: scikit-learn's English list, or ``None`` for no list.
-        word_pattern: regular expression of a word; by default three letters or more in a row.
-
-    """
-
-    max_features: int = 5000
+    max_features: PositiveInt = 5000
+    """Maximum number of words, the most frequent first, ties in alphabetical order."""
     min_df: int | float = 5
+    """Minimum number, or fraction, of documents that contain a word."""
     max_df: int | float = 0.5
+    """Maximum number, or fraction, of documents that contain a word."""
     stop_words: Literal["english"] | None = "english"
+    """scikit-learn's English list, or none."""
     word_pattern: str = WORD_PATTERN
+    """Regular expression of a word; by default three letters or more in a row."""
 
-    def __post_init__(self) -> None:
-        if self.max_features < 1:
-            raise CorpusError(f"max_features is {self.max_features}; allowed is 1 or more")
+    @field_validator("word_pattern")
+    @classmethod
+    def _one_group(cls, pattern: str) -> str:
         try:
-            groups = re.compile(self.word_pattern).groups
+            groups = re.compile(pattern).groups
         except re.error as error:
-            raise CorpusError(
-                f"word_pattern is {self.word_pattern!r}: it is not a regular expression: {error}"
-            ) from error
+            raise ValueError(f"it is not a regular expression: {error}") from error
         if groups > 1:
-            raise CorpusError(
-                f"word_pattern is {self.word_pattern!r}: it has {groups} groups; allowed is one, "
-                "the token; write the others as (?:...)"
-            )
+            raise ValueError(f"it has {groups} groups; allowed is one: write others as (?:...)")
+        return pattern
 
 
 def load_text(directory: Path, name: str, tokenization: Tokenization | None = None) -> Corpus:
@@ -90,7 +76,7 @@ def load_text(directory: Path, name: str, tokenization: Tokenization | None = No
 def load_table(
     directory: Path,
     name: str,
-    form: TableFormat,
+    form: Literal["jsonl", "csv", "parquet"],
     column: str = "text",
     tokenization: Tokenization | None = None,
 ) -> Corpus:
@@ -103,15 +89,10 @@ def load_table(
             is damaged, values are not text, or no word is left.
 
     """
-    readers: dict[TableFormat, Callable[[Path, str], Iterator[str]]] = {
-        "jsonl": _jsonl_texts,
-        "csv": _csv_texts,
-        "parquet": _parquet_texts,
-    }
-    check_known("format", form, list(readers), str(directory))
     forms = [("", f".{form}")] if form == "parquet" else [("", f".{form}"), ("", f".{form}.gz")]
     path = find_file(directory, name, forms)
-    return vectorize(name, readers[form](path, column), str(path), tokenization)
+    texts = read_rows(path, texts=[column])[column].fill_null("").to_pylist()
+    return vectorize(name, texts, str(path), tokenization)
 
 
 def vectorize(
@@ -188,43 +169,3 @@ def _folder_texts(folder: Path) -> Iterator[str]:
 def _line_texts(path: Path) -> Iterator[str]:
     with reading(path, "UTF-8 text, a document a line"), open_text(path) as file:
         yield from file
-
-
-def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
-    for place, record in json_objects(path):
-        check_known("column", column, list(record), place)
-        yield _text(record[column], column, place)
-
-
-def _csv_texts(path: Path, column: str) -> Iterator[str]:
-    with reading(path, "CSV with a header"):
-        check_known("column", column, list(pd.read_csv(path, nrows=0).columns), str(path))
-        # usecols first, then as strings: "NA" and "1.0" are words, not values
-        chunks = pd.read_csv(
-            path, usecols=[column], dtype=str, keep_default_na=False, chunksize=10_000
-        )
-        with chunks:
-            for chunk in chunks:
-                yield from chunk[column].fillna("")
-
-
-def _parquet_texts(path: Path, column: str) -> Iterator[str]:
-    with reading(path, "Parquet"), pq.ParquetFile(path) as file:
-        check_known("column", column, file.schema_arrow.names, str(path))
-        row = 0
-        for batch in file.iter_batches(columns=[column]):
-            for value in batch.column(0).to_pylist():
-                yield _text(value, column, f"{path}, row {row}")
-                row += 1
-        parquet.check_rows(file, row)
-
-
-def _text(value: object, column: str, place: str) -> str:
-    """Return the document in a cell; a missing one is empty."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise CorpusError(
-            f"{place}: column {column!r} holds {type(value).__name__}, not text; name another one"
-        )
-    return value

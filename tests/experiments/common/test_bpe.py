@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from experiments.common.bpe import FEWEST_TOKENS, token_lists, train_bpe
+from experiments.common.tokenizer import FEWEST_TOKENS, token_lists, train_bpe
 
 TEXTS = ["the cat sat on the mat", "naïve café"] * 20
 TRAINED = train_bpe(TEXTS, 300, 12)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments.lm_pretrain import tables as lm_tables
-from experiments.lm_pretrain.report_sections import sections as lm_sections
+from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.about import About, Declarations

@@ -10,18 +10,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.common.blocks import Block, map_blocks
-from experiments.common.evaluation import load_trained, measure_rows
+from experiments.common.blocks import Block, evenly_spread, map_blocks
 from experiments.common.pretrained import model_fingerprint
-from experiments.common.tokenizer import evenly_spread, read_tokenizer, tokenizer_path
+from experiments.common.tokenizer import read_tokenizer, tokenizer_path
 from raypipe.errors import ConfigError
 from raypipe.graph.launcher import PoolOptions
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import write_weights
 
 
 @given(number=st.integers(0, 500), most=st.integers(1, 40))
@@ -124,35 +121,12 @@ def test_a_saved_model_is_identified_by_its_content(tmp_path: Path) -> None:
     assert model_fingerprint("google-t5/t5-base") == "google-t5/t5-base"
 
 
-@pytest.mark.parametrize("experiment", ["lm_pretrain", "summarization"])
-def test_tasks_that_tokenize_do_not_load_torch(experiment: str) -> None:
+@pytest.mark.parametrize("module", ["lm_pretrain.shards", "summarization.tokenizer"])
+def test_tasks_that_tokenize_do_not_load_torch(module: str) -> None:
     heavy = ["torch", "ray", "transformers"]
     code = (
-        f"import sys, experiments.{experiment}.tokenize_stage; "
+        f"import sys, experiments.{module}; "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_trained_network_is_loaded_for_evaluation(tmp_path: Path) -> None:
-    run_dir, trained = RunDirectory(str(tmp_path)), torch.nn.Linear(3, 2)
-    write_weights(run_dir, run_dir.model("train"), dict(trained.state_dict()), {})
-    loaded = load_trained(torch.nn.Linear(3, 2).train(), run_dir)
-    assert not loaded.training
-    assert torch.equal(loaded.weight, trained.weight)
-    with pytest.raises(ConfigError):
-        load_trained(torch.nn.Linear(3, 2), run_dir, "another_stage")
-
-
-def test_measures_are_shown_and_become_rows() -> None:
-    context = Mock()
-    rows = measure_rows(context, {"tokens": 7}, {"model": {"loss": 0.12345}, "baseline": {}})
-    assert rows == {
-        "model": {"method": "model", "tokens": 7, "loss": 0.12345},
-        "baseline": {"method": "baseline", "tokens": 7},
-    }
-    assert [call.args[0] for call in context.say.call_args_list] == [
-        "model: loss 0.1235",
-        "baseline: ",
-    ]

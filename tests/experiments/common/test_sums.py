@@ -14,15 +14,12 @@ from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, Curv
 from experiments.pabbo_lda.pabbo.curves import CurveSettings
 from experiments.pabbo_lda.pabbo.model import PabboModelSettings
 from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
-from experiments.summarization.dataset import RandomPairs
 from experiments.summarization.model import T5Settings
-from experiments.summarization.training import SummarizationTask
-from experiments.teleclass.dataset import LongestSamples
+from experiments.summarization.training import RandomPairs, SummarizationTask
 from experiments.teleclass.settings import ClassifierSettings
-from experiments.teleclass.training import TeleclassTask
-from experiments.transformer.dataset import RandomSamples
+from experiments.teleclass.training import LongestSamples, TeleclassTask
 from experiments.transformer.settings import TransformerSettings
-from experiments.transformer.training import TransformerTask
+from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.errors import UnitError
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from experiments.common.blocks import SPLITS, Split
-from experiments.lm_pretrain import evaluation, shards, token_ngrams
-from experiments.lm_pretrain.evaluation import block_losses, token_costs, unigram_loss
-from experiments.lm_pretrain.kneser_ney import kneser_ney
-from experiments.lm_pretrain.mixture import Losses
+from experiments.lm_pretrain import baselines, evaluation, shards
+from experiments.lm_pretrain.baselines import (
+    kneser_ney,
+    store_token_ngrams,
+    token_log_probabilities,
+)
+from experiments.lm_pretrain.evaluation import Losses, block_losses, token_costs, unigram_loss
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
-from experiments.lm_pretrain.token_ngrams import store_token_ngrams, token_log_probabilities
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
@@ -124,7 +126,7 @@ def test_a_mixture_adds_the_probabilities_of_the_same_token(
 def test_tokens_without_stored_n_grams_are_left_out(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_ngrams, "_PREDICTED", 17)
+    monkeypatch.setattr(baselines, "_PREDICTED", 17)
     monkeypatch.setattr(evaluation, "_GROUP", 5)
     store_token_ngrams(run, 0.52)
     assert np.isfinite(token_log_probabilities(run, "held_out", 10, 22)).tolist() == [
@@ -159,14 +161,6 @@ def test_greedy_sampling_takes_the_most_probable_token(positions: str) -> None:
         assert found == [token for token in expected[2:] if token != END_OF_TEXT]
         lengths.append(len(found))
     assert max(lengths) == 12  # beyond the context
-
-
-def test_what_is_before_the_context_changes_nothing() -> None:
-    model, prompt = lively(), [4, 8, 1, 3, 7]
-    settings = GREEDY.model_copy(update={"temperature": 1.0})
-    for each in (GREEDY, settings):
-        expected = continuation(model, prompt, each, 11)
-        assert continuation(model, [9, 2, 2, *prompt], each, 11) == expected
 
 
 def test_draws_follow_the_temperature_and_the_most_probable_tokens() -> None:

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import raypipe as rp
-from experiments.lm_pretrain.export import check_exportable
-from experiments.lm_pretrain.model import large, medium, tiny
+from experiments.lm_pretrain.model import large, medium
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
@@ -18,7 +16,6 @@ from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.sweep_stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN, SWEEP = PROJECT / "configs/lm_pretrain.yaml", PROJECT / "configs/sweeps/lm_pretrain.yaml"
@@ -46,13 +43,6 @@ def named(*overrides: str, path: Path = PLAIN) -> dict[str, Unit]:
     return {stage.name: stage.units[0] for stage in found}
 
 
-def points(gib: float | None) -> list[dict[str, Any]]:
-    """The training settings of each point of the sweep."""
-    everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
-    *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity.literals["training"] for unit in each]
-
-
 @pytest.mark.parametrize(
     ("gib", "batches"),
     list(zip(CARDS, [(2, 64), (4, 32), (8, 16), (16, 8), (16, 8), (16, 8)], strict=True)),
@@ -64,20 +54,6 @@ def test_the_effective_batch_is_128_on_every_card(gib, batches):
     assert training.effective_batch == 128
     assert settings.model.model_dump() == medium().model_dump()
     assert (training.steps, training.warmup_steps, training.betas) == (100_000, 4000, (0.9, 0.95))
-
-
-def test_more_workers_keep_the_effective_batch():
-    training = resolved(PLAIN, "train.scaling.workers=4", gib=79.2).settings.train.training
-    sizes = (training.micro_batch, training.accumulation, training.effective_batch)
-    assert sizes == (16, 2, 128)
-
-
-def test_a_cpu_trains_the_tiny_model():
-    settings = resolved(PLAIN).settings
-    changed = {"vocabulary": 2048, "context": 128, "tied": True}
-    assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
-    assert settings.train.training.effective_batch == 8
-    check_exportable(settings.model)
 
 
 def test_a_model_is_a_size_or_its_parts():
@@ -92,14 +68,6 @@ def test_a_model_is_a_size_or_its_parts():
 def test_the_swept_configuration_is_the_plain_one_on_random_tokens(gib):
     swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, "data.source=random", gib=gib)
     assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
-
-
-@pytest.mark.parametrize(("gib", "number", "batch"), [(None, 12, 8), (79.2, 56, 128)])
-def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
-    found = points(gib)
-    cells = {(t["micro_batch"], t["precision"], t["gradient_checkpointing"]) for t in found}
-    assert len(found) == len(cells) == number
-    assert all(t["effective_batch"] == max(batch, t["micro_batch"]) for t in found)
 
 
 @pytest.mark.parametrize(("name", "micro"), [("24gb", 1), ("40gb", 4), ("80gb", 8)])
@@ -141,30 +109,6 @@ def test_what_decides_the_result_is_the_identity(override, tokenized, trained, s
         "evaluate": trained,
         "sample": sampled,
     }
-
-
-@pytest.mark.parametrize(
-    ("override", "changes"),
-    [("data.samples=100", True), ("data.seed=1", True), ("data.tokens=bytes", False)],
-)
-def test_what_decides_the_result_on_random_tokens_is_the_identity(override, changes):
-    random = "data.source=random"
-    differ = unit(random, override).fingerprint != unit(random).fingerprint
-    assert differ == changes
-
-
-def test_the_vocabulary_of_bytes_is_no_setting():
-    units = [named("data.tokens=bytes", f"model.vocabulary={n}")["tokenize"] for n in (300, 400)]
-    assert units[0].fingerprint == units[1].fingerprint
-
-
-def test_fit_takes_samples_of_the_full_length_without_any_text():
-    configuration = resolved(PLAIN)
-    *_, train, _, _ = configuration.stages()
-    assert train.training is not None
-    task = train.training.task(None)
-    assert task.build_dataset()[0].shape == (configuration.settings.model.context + 1,)
-    assert task.build_model().embedding.num_embeddings == 2048
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):

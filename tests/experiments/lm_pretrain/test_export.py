@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import raypipe as rp
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
-from experiments.lm_pretrain.export import check_exportable, export, library_tokenizer
+from experiments.lm_pretrain.export import export
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
@@ -109,24 +107,6 @@ def test_the_tokens_are_equal(tmp_path: Path, kind: str, parts: dict[str, object
     assert loaded.model_max_length == SMALL.context
 
 
-@pytest.mark.parametrize(
-    ("kind", "texts"),
-    [("bpe", st.text()), ("bytes", st.text()), ("characters", st.text(alphabet=KNOWN))],
-)
-def test_any_text_has_the_same_tokens(kind: str, texts: st.SearchStrategy[str]) -> None:
-    ours = TOKENIZERS[kind]
-    theirs = library_tokenizer(ours)
-    theirs.encode_special_tokens = True
-
-    @given(texts)
-    def check(text: str) -> None:
-        ids = ours.encode(text).tolist()
-        assert theirs.encode(text).ids == ids
-        assert theirs.decode(ids) == text
-
-    check()
-
-
 COMBINED = [
     dict(zip(LLAMA, parts, strict=True))
     for parts in itertools.product(("rms", "layer"), ("rotary", "learned"), ("swiglu", "gelu"))
@@ -198,9 +178,3 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
     assert loaded(TEXTS[1])["input_ids"] == tokenizer.encode(TEXTS[1]).tolist()
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == settings.vocabulary
-
-
-def test_a_model_with_ngrams_is_not_exported() -> None:
-    with pytest.raises(ValueError, match=r"model.ngrams = 8 is not a part of an architecture"):
-        check_exportable(LmSettings(ngrams=8))
-    check_exportable(LmSettings())

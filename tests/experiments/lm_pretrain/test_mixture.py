@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.lm_pretrain.mixture import Losses, gain_rows, mixed
+from experiments.lm_pretrain.evaluation import Losses, gain_rows, mixed
 
 
 def losses(groups: int, gain: float, noise: float, seed: int = 0, size: int = 100) -> Losses:

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,7 +17,6 @@ from experiments.lm_pretrain.model import (
     medium,
     rotary_tables,
     rotate,
-    tiny,
 )
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
@@ -128,13 +126,6 @@ def test_a_token_changes_no_logit_before_it_and_those_from_it_on(settings: LmSet
         assert (difference[changed:] > 1e-6).all()
 
 
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_a_shorter_sequence_has_the_logits_of_the_longer_one_s_start(positions: str) -> None:
-    model = _lively(SMALL.model_copy(update={"positions": positions}))
-    tokens = _tokens(SMALL)
-    torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
-
-
 def test_rotated_products_depend_on_the_distance_alone_and_keep_their_length() -> None:
     cosine, sine = (table.double() for table in rotary_tables(40, 8, 10_000.0))
     generator = torch.Generator().manual_seed(0)
@@ -149,49 +140,6 @@ def test_rotated_products_depend_on_the_distance_alone_and_keep_their_length() -
     assert products[0].std() > 0.1  # but on the distance they do depend
     torch.testing.assert_close(products.diagonal(), (query @ key).expand(40), rtol=0, atol=1e-5)
     torch.testing.assert_close(queries.norm(dim=1), query.norm().expand(40), rtol=0, atol=1e-5)
-
-
-def test_half_precision_tokens_are_turned_in_single_precision() -> None:
-    tables = rotary_tables(2048, 32, 10_000.0)
-    tokens = torch.randn(1, 2048, 2, 1, 32, generator=torch.Generator().manual_seed(0))
-    halves = tokens.bfloat16()
-    turned = rotate(halves, *tables)
-    assert turned.dtype == torch.bfloat16
-    assert torch.equal(turned, rotate(halves.float(), *tables).bfloat16())
-
-
-@pytest.mark.parametrize("length", [1, 7])
-def test_autocast_leaves_the_logits_close(length: int) -> None:
-    settings = tiny()
-    model, tokens = _model(settings), _tokens(settings, length)
-    exact = model(tokens)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = model(tokens)
-    assert rounded.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.05 * exact.std().item())
-
-
-def test_tied_weights_are_one_matrix() -> None:
-    settings = SMALL.model_copy(update={"tied": True})
-    tied, untied = _model(settings), _model(SMALL)
-    assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
-    assert _parameters(SMALL) - _parameters(settings) == SMALL.vocabulary * SMALL.width
-    # the gradient comes from both uses: a token that is not an input gets one from the output
-    tied(torch.zeros(1, 3, dtype=torch.int64))[..., 5].sum().backward()
-    gradient = tied.embedding.weight.grad
-    assert gradient is not None
-    assert gradient.norm(dim=1).gt(0).nonzero().flatten().tolist() == [0, 5]
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_weights_survive_their_file(tied: bool) -> None:
-    settings = SMALL.model_copy(update={"tied": tied})
-    model, tokens = _model(settings), _tokens(settings)
-    stored = load(save(model.state_dict()))
-    other = LanguageModel(settings)
-    assert not torch.equal(other(tokens), model(tokens))
-    other.load_state_dict(stored)
-    assert torch.equal(other(tokens), model(tokens))
 
 
 def test_the_sizes_are_those_of_the_workload() -> None:
@@ -223,33 +171,6 @@ def test_flops_are_those_that_pytorch_counts(settings: LmSettings) -> None:
     assert counter.get_total_flops() == tokens.numel() * flops_per_token(settings)
 
 
-def test_flops_are_those_of_palm() -> None:
-    embeddings = 20_000 * 512
-    norms = (2 * 16 + 1) * 512
-    counted = _parameters(medium()) - embeddings - norms
-    assert flops_per_token(medium()) == 6 * counted + 12 * 16 * 16 * 32 * 2048
-
-
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
-def test_one_graph_holds_the_whole_model(settings: LmSettings) -> None:
-    torch.compiler.reset()
-    model, tokens = _model(settings), _tokens(settings)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    logits = compiled(tokens)
-    torch.testing.assert_close(logits, model(tokens))
-    logits.sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_dropout_draws_in_training_only() -> None:
-    model, tokens = _model(SMALL.model_copy(update={"dropout": 0.5})), _tokens(SMALL)
-    assert not torch.equal(model(tokens), model(tokens))
-    model.eval()
-    assert torch.equal(model(tokens), model(tokens))
-    plain = _model(SMALL)
-    assert torch.equal(model(tokens), plain(tokens))
-
-
 def test_a_sequence_beyond_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match="a sequence of 10 tokens exceeds the model's context=9"):
         _model(SMALL)(_tokens(SMALL, 10))
@@ -267,11 +188,6 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
 def test_settings_that_make_no_model_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LmSettings.model_validate(SMALL.model_dump() | changes)
-
-
-def test_odd_heads_are_fine_with_learned_positions() -> None:
-    settings = LmSettings.model_validate(SMALL.model_dump() | {"heads": 4, "positions": "learned"})
-    assert _model(settings)(_tokens(settings)).shape == (2, 9, 11)
 
 
 def _with_ngrams(rows: int = 1000) -> LanguageModel:
@@ -317,8 +233,3 @@ def test_ngrams_are_dropped_in_training_and_begin_at_zero() -> None:
     assert torch.equal(fresh(tokens), plain(tokens))
     fresh(tokens)[..., 0].sum().backward()
     assert all(table.weight.grad.abs().sum() > 0 for table in fresh.ngrams.tables)
-
-
-def test_ngrams_see_no_later_token() -> None:
-    model, tokens = _with_ngrams(), _tokens(SMALL)
-    torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])

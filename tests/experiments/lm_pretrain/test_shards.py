@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from experiments.common.blocks import SPLITS
-from experiments.lm_pretrain import dataset, shards
-from experiments.lm_pretrain.dataset import PackedTokens, validation_tokens
+from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.shards import (
     TOKENIZER,
     DamagedError,
     Index,
     ShardWriter,
     TokenFolder,
-    tokens_between,
 )
+from experiments.lm_pretrain.training import PackedTokens
 from raypipe.store.run_directory import RunDirectory
 
 #: of both splits; the shards have 7 tokens
@@ -64,11 +62,6 @@ def test_shards_read_back_however_they_came(tmp_path, short, dtype, parts):
     folder.check()
 
 
-def test_the_largest_tokens_need_four_bytes(tmp_path, short):
-    streams = {"train": np.array([2**32 - 1, 2**16], np.uint32), "held_out": np.arange(2)}
-    assert stored(tmp_path, "<u4", 1, streams).maps("train")[0].tolist() == [2**32 - 1, 2**16]
-
-
 @pytest.mark.parametrize("context", [1, 3, 5, 7, 13, 39])
 def test_packed_samples_cover_the_stream(tmp_path, short, context):
     samples = PackedTokens(stored(tmp_path), "train", context)
@@ -95,40 +88,6 @@ def test_samples_begin_after_the_validation_part(tmp_path, short, first):
     copied = pickle.loads(pickle.dumps(part))
     assert len(copied) == len(part)
     assert all(torch.equal(copied[number], part[number]) for number in range(len(part)))
-
-
-def test_the_index_is_read_once_for_all_samples(tmp_path, short, monkeypatch):
-    samples, read = PackedTokens(stored(tmp_path), "train", 4), []
-    index = TokenFolder.index
-    monkeypatch.setattr(TokenFolder, "index", lambda folder: read.append(folder) or index(folder))
-    expected = [samples[number] for number in range(len(samples))]
-    assert len(expected) > 5
-    assert len(read) <= 2  # for the length, and for the shards
-
-
-@pytest.mark.parametrize(("share", "count"), [(0, 0), (0.02, 0), (0.1, 4), (0.99, 39), (0.5, 20)])
-def test_the_validation_part_is_a_share_of_the_training_text(tmp_path, short, share, count):
-    assert validation_tokens(stored(tmp_path), share) == count
-
-
-def test_the_validation_part_has_a_limit(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(dataset, "_MOST_VALIDATION", 3)
-    assert validation_tokens(stored(tmp_path), 0.5) == 3
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 40), (3, 9), (6, 7), (7, 14), (13, 30)])
-def test_tokens_are_read_across_shards(tmp_path, short, start, end):
-    maps = stored(tmp_path).maps("train")
-    assert tokens_between(maps, start, end).tolist() == STREAMS["train"][start:end].tolist()
-
-
-def test_no_tokens_travel_with_the_samples(tmp_path, short):
-    samples = PackedTokens(stored(tmp_path), "train", 4)
-    expected = torch.stack([samples[number] for number in range(len(samples))])
-    assert len(pickle.dumps(samples)) < 500
-    assert torch.equal(pickle.loads(pickle.dumps(samples))[3], expected[3])
-    loader = DataLoader(samples, 2, num_workers=2)
-    assert torch.equal(torch.cat(list(loader)), expected)
 
 
 def flip(path: Path) -> None:
@@ -177,12 +136,3 @@ def test_another_length_is_noticed_when_it_is_mapped(tmp_path, short, name, dama
     damage(Path(folder.folder) / name)
     with pytest.raises(DamagedError, match=r"tokens instead of"):
         folder.maps("train")
-
-
-def test_a_copy_is_the_same(tmp_path, short):
-    folder = stored(tmp_path / "run")
-    other = RunDirectory.at(tmp_path / "other")
-    copy = TokenFolder(other, other.path())
-    folder.copy_to(copy)
-    assert copy.index() == folder.index()
-    assert np.concatenate(copy.maps("train")).tolist() == STREAMS["train"].tolist()

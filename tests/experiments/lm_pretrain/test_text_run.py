@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import raypipe as rp
-from experiments.lm_pretrain import tokenize_stage
+from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
@@ -164,23 +164,6 @@ def test_without_a_validation_part_there_is_no_mixture(run: Run) -> None:
     assert "language model + kneser-ney" not in methods
 
 
-def test_the_model_is_judged_without_the_n_grams_in_the_mixture(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A model that learned nothing is not better than the n-grams, whatever the mixture is."""
-    run("run", "train.training.steps=1", "train.training.warmup_steps=0")
-    output = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"WARNING: (language model|sliding window) is not better than", output)
-    assert "WARNING: language model + kneser-ney" not in output
-
-
-def test_any_chunks_give_the_same_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run_folder(run("whole"))
-    monkeypatch.setenv("RAYPIPE_CACHE", str(Path(whole.folder).parent / "other"))
-    monkeypatch.setattr(tokenize_stage, "CHUNK", 100)
-    assert run_folder(run("parts")).index() == whole.index()
-
-
 def test_a_second_run_directory_takes_the_cache(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -190,7 +173,7 @@ def test_a_second_run_directory_takes_the_cache(
         read.append(data)
         return read_texts(data)
 
-    monkeypatch.setattr(tokenize_stage, "read_texts", counted)
+    monkeypatch.setattr(shards, "read_texts", counted)
     first = run_folder(run("first")).index()
     assert run_folder(run("second", "train.training.steps=10")).index() == first
     assert len(read) == 1
@@ -216,9 +199,7 @@ def test_other_code_does_not_take_the_cache(
 ) -> None:
     run("first", only=("tokenize",))
     other = SourceCode({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
-    monkeypatch.setattr(
-        tokenize_stage, changed, other if changed == "__version__" else lambda name: other
-    )
+    monkeypatch.setattr(shards, changed, other if changed == "__version__" else lambda name: other)
     run("second", only=("tokenize",))
     assert len(list((tmp_path / "cache/tokens").iterdir())) == 2
 
@@ -273,21 +254,3 @@ def test_the_cache_may_be_out_of_reach(run: Run, monkeypatch, tmp_path, caplog) 
     found = run("run")
     assert table(found, "trials").iloc[0]["status"] == "succeeded"
     assert "the tokens cannot be cached" in caplog.text
-
-
-def test_fp16_skips_no_step_at_the_start_and_ends_near_fp32(run: Run) -> None:
-    """The loss is a sum over thousands of tokens, whose gradient fp16 cannot hold at torch's scale.
-
-    The first micro-batch chooses the scale, here in two sizes.
-    """
-    long = ["train.training.steps=30", "model.context=256", "train.training.log_every=1"]
-    long += ["model.width=32", "data.validation_share=0", "data.most_passes=null"]
-    losses = {}
-    for name, precision, micro in (("a", "fp32", 12), ("b", "fp16", 12), ("c", "fp16", 2)):
-        sizes = [f"train.training.precision={precision}", f"train.training.micro_batch={micro}"]
-        found = run(name, *long, *sizes, only=("train",))
-        losses[name] = table(found, "steps")["loss"].to_numpy()
-        assert table(found, "trials")["skipped_steps"].fillna(0).tolist() == [0]
-    assert losses["a"][-1] < 0.7 * losses["a"][0]
-    for name in ("b", "c"):
-        np.testing.assert_allclose(losses[name], losses["a"], rtol=0.02)

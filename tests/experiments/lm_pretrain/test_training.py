@@ -1,26 +1,17 @@
 from __future__ import annotations
 
-import itertools
-import math
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import (
-    DecoderLayer,
     LanguageModel,
     LmSettings,
-    flops_per_token,
-    tiny,
 )
-from experiments.lm_pretrain.training import LanguageModelTask
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
@@ -85,108 +76,6 @@ def test_the_loss_sums_what_each_next_token_costs() -> None:
     torch.testing.assert_close(loss.total, expected)
     assert loss.total.dtype == torch.float64
     assert (loss.weight, task.counts) == (3 * SMALL.context, "tokens")
-
-
-def test_the_loss_is_in_single_precision_under_autocast() -> None:
-    task = _task()
-    model, batch = _model(task), _batch(task, 3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(batch[:, :-1])
-        loss = task.loss(model, batch, CONTEXT)
-    assert (logits.dtype, loss.total.dtype) == (torch.bfloat16, torch.float32)
-    expected = F.cross_entropy(logits.double().flatten(0, 1), batch[:, 1:].flatten())
-    torch.testing.assert_close(loss.total.double() / loss.weight, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("settings", [tiny(), tiny().model_copy(update={"tied": True})])
-def test_a_fresh_model_expects_any_token_alike(settings: LmSettings) -> None:
-    task = _task(settings)
-    loss = task.loss(_model(task), _batch(task, 8), CONTEXT)
-    assert loss.total.item() / float(loss.weight) == pytest.approx(math.log(256), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("norm", "positions", "mlp", "tied"),
-    list(
-        itertools.product(
-            ("rms", "layer"), ("rotary", "learned"), ("swiglu", "gelu"), (False, True)
-        )
-    ),
-)
-def test_every_combination_learns_a_batch(norm: str, positions: str, mlp: str, tied: bool) -> None:
-    parts = {"norm": norm, "positions": positions, "mlp": mlp, "tied": tied}
-    task = _task(LmSettings.model_validate(SMALL.model_dump() | parts))
-    model, batch = _model(task), _batch(task, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    before = {name: value.clone() for name, value in model.named_parameters()}
-    losses = []
-    for _ in range(4):
-        loss = task.loss(model, batch, CONTEXT)
-        losses.append(loss.total.item())
-        optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
-        optimizer.step()
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0]
-    unmoved = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
-    assert not unmoved
-
-
-def test_a_sample_depends_on_the_seed_its_number_and_its_side_alone() -> None:
-    tokens = RandomTokens(50, 16, 100, seed=5)
-    alone = tokens[37]
-    assert (alone.shape, alone.dtype) == ((17,), torch.int64)
-    assert torch.equal(tokens.__getitems__([2, 37])[1], alone)
-    assert torch.equal(RandomTokens(50, 16, 38, seed=5)[37], alone)
-    assert torch.equal(pickle.loads(pickle.dumps(tokens))[37], alone)
-    for other in (
-        tokens[36],
-        RandomTokens(50, 16, 100, seed=6)[37],
-        RandomTokens(50, 16, 100, seed=5, held_out=True)[37],
-    ):
-        assert (other == alone).float().mean() < 0.5
-
-
-def test_a_loader_s_processes_draw_the_same_samples() -> None:
-    tokens = RandomTokens(50, 16, 10, seed=5)
-    expected = torch.stack([tokens[index] for index in range(10)])
-    loader = DataLoader(tokens, batch_size=3, num_workers=2)
-    assert torch.equal(torch.cat(list(loader)), expected)
-
-
-def test_tokens_are_uniform() -> None:
-    tokens = torch.stack(RandomTokens(7, 99, 70).__getitems__(list(range(70))))
-    counts = tokens.flatten().bincount(minlength=7).double()
-    assert len(counts) == 7
-    # chi-squared with 6 degrees of freedom: 22.5 is its 0.999 quantile
-    assert ((counts - 1000) ** 2 / 1000).sum() < 22.5
-
-
-def test_the_number_of_samples_bounds_them() -> None:
-    tokens = RandomTokens(7, 4, 3)
-    assert len(tokens) == len(list(tokens)) == 3
-    for index in (3, -1):
-        with pytest.raises(IndexError, match=r"of 3"):
-            tokens[index]
-
-
-def test_the_task_tells_its_data_blocks_size_and_work() -> None:
-    task = _task()
-    model = task.build_model()
-    assert list(task.blocks(model)) == list(model.layers)
-    assert all(isinstance(block, DecoderLayer) for block in task.blocks(model))
-    assert task.flops_per_sample(model) == 9 * flops_per_token(SMALL)
-    assert LmSettings.model_validate_json(task.metadata()["model"]) == SMALL
-    held_out = task.build_eval_dataset()
-    assert held_out is not None
-    assert not torch.equal(held_out[0], task.build_dataset()[0])
-    (phase,) = task.phases(TrainingSettings(epochs=3), effective_batch=8)
-    assert phase.steps == 8
-
-
-def test_the_task_is_picklable() -> None:
-    task = pickle.loads(pickle.dumps(_task()))
-    assert (task.settings, task.data) == (SMALL, _task().data)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from experiments.summarization.generation import GenerationSettings, generate
-from experiments.summarization.model import END, PAD, T5Settings, next_token_logits
-from tests.experiments.summarization.references import BOTH, GATED, PLAIN, batch
+from experiments.summarization.model import END, PAD, T5Settings
+from tests.experiments.summarization.references import BOTH, GATED, batch
 from tests.experiments.summarization.references import lively as unending
 
 
@@ -68,16 +68,6 @@ def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(
     assert len(lengths) > 2  # some end, at different lengths
 
 
-def test_a_length_penalty_favors_long_texts() -> None:
-    model, (inputs, mask) = lively(GATED), _sources(GATED)
-    words = []
-    for penalty in (-2.0, 0.0, 3.0):
-        how = GenerationSettings(beams=4, length=12, length_penalty=penalty)
-        words.append(sum(map(len, generate(model, inputs, mask, how))))
-    assert words == sorted(words)
-    assert words[0] < words[-1]
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_summary_does_not_depend_on_the_other_texts(beams: int) -> None:
     model, (inputs, mask) = lively(GATED), _sources(GATED)
@@ -87,44 +77,6 @@ def test_a_summary_does_not_depend_on_the_other_texts(beams: int) -> None:
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = generate(model, inputs[order], mask[order], how.model_copy(update={"batch": 5}))
     assert mixed == [together[place] for place in order.tolist()]
-
-
-def test_greedy_writes_the_most_probable_token_each_time() -> None:
-    model, (inputs, mask) = lively(PLAIN), _sources(PLAIN, 3)
-    how = GenerationSettings(length=8)
-    for row, text in enumerate(generate(model, inputs, mask, how)):
-        tokens = [PAD]
-        while len(tokens) <= 8 and tokens[-1] != END:
-            logits = next_token_logits(
-                model, inputs[row : row + 1], mask[row : row + 1], torch.tensor([tokens])
-            )
-            tokens.append(int(logits[0, -1].argmax()))
-        assert text == [token for token in tokens if token not in (PAD, END)]
-
-
-def test_as_many_beams_as_texts_find_the_best_of_all() -> None:
-    """Every text of at most two tokens is a candidate, and their worths are enumerated."""
-    settings = PLAIN.model_copy(update={"vocabulary": 5})
-    for seed in range(4):
-        model, (inputs, mask) = lively(settings, seed), _sources(settings, 3)
-        # without END first, of which only the first beams of a step may be finished
-        how = GenerationSettings(beams=5, length=2, length_penalty=0.0)
-        found = generate(model, inputs, mask, how)
-        for row, text in enumerate(found):
-            worths = {}
-            for first in range(5):
-                prefix = torch.tensor([[PAD, first]])
-                logits = next_token_logits(
-                    model, inputs[row : row + 1], mask[row : row + 1], prefix
-                )[0].detach()
-                chances = logits.float().log_softmax(-1)
-                if first == END:
-                    worths[(END,)] = chances[0, END].item()
-                    continue
-                for second in range(5):
-                    worths[first, second] = (chances[0, first] + chances[1, second]).item()
-            best = max(worths, key=lambda tokens: worths[tokens])
-            assert text == [token for token in best if token not in (PAD, END)]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -141,15 +93,6 @@ def test_no_tokens_in_a_row_come_twice(beams: int) -> None:
 
     assert any(map(repeats, free))
     assert not any(map(repeats, generate(model, inputs, mask, how)))
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_texts_are_no_longer_than_asked_for(beams: int) -> None:
-    model, (inputs, mask) = unending(GATED), _sources(GATED, 3)
-    for length in (1, 5):
-        texts = generate(model, inputs, mask, GenerationSettings(beams=beams, length=length))
-        assert max(map(len, texts)) <= length
-    assert generate(model, inputs[:0], mask[:0], GenerationSettings(beams=beams)) == []
 
 
 def test_a_model_in_training_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,20 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.summarization import model as sizes
+from experiments.common import pretrained
+from experiments.common.tokenizer import tokenizer_path
+from experiments.summarization.export import export
 from experiments.summarization.model import END, PAD, T5Settings, next_token_logits
 from experiments.summarization.pretrained import (
-    export,
     load_pretrained,
     pretrained_settings,
     tokenizer_content,
 )
+from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenizer import SubwordTokenizer
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
+from raypipe.training.weights import write_weights
 from tests.experiments.summarization.references import (
     BOTH,
     GATED,
@@ -129,17 +131,6 @@ def test_files_as_they_lie_on_the_hub_are_read(
     _same(_load(tmp_path), model)
 
 
-def test_sizes_that_a_configuration_leaves_out_are_those_of_the_library(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12})
-    )
-    found = pretrained_settings(str(tmp_path))
-    assert (found.heads, found.vocabulary, found.decoder_depth) == (8, 32128, 12)
-    assert (found.relative_buckets, found.relative_distance) == (32, 128)
-    assert found.tied
-    assert not found.gated
-
-
 @BOTH
 def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(
     settings: T5Settings, tmp_path: Path
@@ -203,9 +194,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="its configuration cannot be read"):
         pretrained_settings(str(tmp_path))
-    monkeypatch.setattr(sizes, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     for function in (pretrained_settings, tokenizer_content):
-        with pytest.raises(ConfigError, match="transformers is not installed"):
+        with pytest.raises(ConfigError, match="needs transformers"):
             function("google-t5/t5-small")
 
 
@@ -219,50 +210,30 @@ def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None
     assert tokenizer.decode([[]]) == [""]
 
 
-def test_a_text_gives_no_token_that_is_none(tmp_path: Path) -> None:
-    _save_tokenizer(tmp_path)
-    library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    tokenizer = SubwordTokenizer(tokenizer_content(str(tmp_path)))
-    (ids,) = tokenizer.encode(["the cat </s> sat </s><pad>"])
-    assert END not in ids
-    assert PAD not in ids
-
-
-def test_a_tokenizer_that_is_a_sentencepiece_model_alone_gives_its_tokens(tmp_path: Path) -> None:
-    """As the published mT5 have it."""
-    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra nlp")
-    model = BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 20), model_writer=model, vocab_size=60, pad_id=PAD,
-        eos_id=END, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    (tmp_path / "spiece.model").write_bytes(model.getvalue())
-    (tmp_path / "config.json").write_text('{"model_type": "mt5"}')
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "pad_token": "<pad>", '
-        '"eos_token": "</s>", "unk_token": "<unk>"}'
-    )
-    tokenizer = Tokenizer.from_str(tokenizer_content(str(tmp_path)))
-    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    for text in TEXTS:
-        assert tokenizer.encode(text).ids == [*pieces.encode(text), END]
-
-
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"has no tokenizer; take a model with a tokenizer\.json"):
+    with pytest.raises(
+        ConfigError, match=r"no fast tokenizer; take a model with a tokenizer\.json"
+    ):
         tokenizer_content(str(tmp_path))
     _save_tokenizer(tmp_path, eos_token="<unk>")
     with pytest.raises(ConfigError, match="pads with 0 and ends a text with 2"):
         tokenizer_content(str(tmp_path))
 
 
+def _exported(model: Any, settings: T5Settings, tokenizer: Tokenizer, folder: Path) -> Path:
+    """Return the folder of a run's export, whose training ended with this model."""
+    run = RunDirectory(str(folder))
+    write_weights(run, run.model("train"), dict(model.state_dict()), {})
+    run.write(tokenizer_path(run), tokenizer.to_str().encode())
+    export(run, SummarizationModelSettings.model_validate(settings.model_dump()))
+    return Path(run.artifact("export"))
+
+
 @BOTH
 def test_an_exported_model_has_equal_logits(settings: T5Settings, tmp_path: Path) -> None:
     model = lively(settings)
-    run = RunDirectory(str(tmp_path))
-    export(model, settings, _unigram().to_str(), run, run.path("exported"))
-    folder = tmp_path / "exported"
+    folder = _exported(model, settings, _unigram(), tmp_path)
     library, report = transformers.T5ForConditionalGeneration.from_pretrained(
         folder, output_loading_info=True
     )
@@ -279,15 +250,15 @@ def test_an_exported_model_has_equal_logits(settings: T5Settings, tmp_path: Path
 
 
 def test_an_exported_tokenizer_gives_equal_tokens_and_ends(tmp_path: Path) -> None:
-    run, tokenizer = RunDirectory(str(tmp_path)), _unigram()
+    tokenizer = _unigram()
     tokenizer.enable_truncation(3)
-    export(lively(PLAIN), PLAIN, tokenizer.to_str(), run, run.path("exported"))
-    library = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    folder = _exported(lively(PLAIN), PLAIN, tokenizer, tmp_path)
+    library = transformers.AutoTokenizer.from_pretrained(folder)
     ids = library(TEXTS, padding=True)["input_ids"]
     tokenizer.no_truncation()
     for found, text in zip(ids, TEXTS, strict=True):
         expected = [*tokenizer.encode(text).ids, END]
         assert found == expected + [PAD] * (len(found) - len(expected))
     assert library.batch_decode(ids, skip_special_tokens=True) == TEXTS
-    again = SubwordTokenizer(tokenizer_content(str(tmp_path / "exported")))
+    again = SubwordTokenizer(tokenizer_content(str(folder)))
     assert again.encode(TEXTS) == [tokenizer.encode(text).ids for text in TEXTS]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from experiments.summarization.baselines import score
 from experiments.summarization.evaluation import gains
-from experiments.summarization.rouge import score
 
 
 def f1(overlap: int, written: int, reference: int) -> float:

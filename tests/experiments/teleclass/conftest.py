@@ -14,10 +14,9 @@ from pyarrow import fs as arrow_fs
 from scipy import sparse
 
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.taxonomy import Row, make_taxonomy
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity

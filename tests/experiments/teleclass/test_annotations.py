@@ -8,9 +8,8 @@ import json
 import pytest
 
 from experiments.common.corpora.corpus import CorpusError
-from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy
+from experiments.teleclass.corpus import read_annotations
+from experiments.teleclass.taxonomy import Row, make_taxonomy
 
 TAXONOMY = make_taxonomy([Row("", id_, id_) for id_ in ("a", "b", "7")], [], source="test")
 

@@ -13,13 +13,12 @@ import pytest
 from scipy import sparse
 
 from experiments.teleclass.artifacts import generated_documents, label_lists, pseudo_labels_path
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy
+from experiments.teleclass.augment import documents_per_class, run_augment
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.documents import Documents
 from experiments.teleclass.generators import Assignment, from_keywords, load_generator
-from experiments.teleclass.phases.augment import documents_per_class, run_augment
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
+from experiments.teleclass.taxonomy import Row, make_taxonomy
 from raypipe.errors import ConfigError, UnitError
 from raypipe.store.artifacts import write_parquet
 from tests.experiments.teleclass.sections import with_sections
@@ -128,17 +127,6 @@ def test_the_share_of_generated_documents_holds_for_a_run(context, corpus):
     assert run(context, corpus, max_share=0.2) == {2: 1, 3: 1, 4: 1}
 
 
-def test_the_built_in_generator_writes_for_every_starved_class(context, corpus):
-    assert run(context, corpus) == {2: 2, 3: 2, 4: 2}
-
-
-def test_none_writes_nothing(context, corpus):
-    assert run(context, corpus, source="none") == {}
-    texts, classes = generated_documents(context)
-    assert (len(texts), classes) == (0, [])
-    assert [row["generated"] for row in context.ledger.rows("classes")] == [0] * 5
-
-
 @pytest.mark.parametrize("name", ["text", "numbers"])
 def test_a_generator_that_returns_something_else_fails(context, corpus, generator, name):
     with pytest.raises(UnitError, match=f"made:{name} must return a list of texts"):
@@ -155,11 +143,6 @@ def test_blank_texts_are_left_out(context, corpus, generator):
 def test_what_is_no_generator_is_refused(generator, name):
     with pytest.raises(ConfigError, match=r"augment\.generator = "):
         load_generator(name)
-
-
-def test_a_generator_is_found_by_its_name():
-    name = "experiments.teleclass.generators:from_keywords"
-    assert load_generator(name) is from_keywords
 
 
 def test_files_give_starved_classes_so_many_each(context, corpus, tmp_path):

@@ -9,9 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.teleclass.model import (
-    PretrainedClassifier,
-    ScratchClassifier,
-    blocks_of,
     build_classifier,
     flops_of,
     metadata_of,
@@ -79,18 +76,6 @@ def test_the_vectors_add_what_a_linear_layer_makes_of_them():
     assert expected.abs().max() > 0.1
 
 
-def test_without_vectors_there_is_no_wide_layer():
-    torch.manual_seed(0)
-    model = build_classifier(SCRATCH, 5, 0).eval()
-    assert model.wide is None
-    assert not [name for name in model.state_dict() if "wide" in name]
-    ids, lengths, none = inputs(0)
-    assert none.shape == (6, 0)
-    with torch.inference_mode():
-        expected = model.transformer(ids)[:, :5]
-        torch.testing.assert_close(model(ids, lengths, none), expected, atol=0, rtol=0)
-
-
 def test_a_restored_classifier_gives_the_same_logits(settings, width):
     torch.manual_seed(0)
     model = build_classifier(settings, 5, width).eval()
@@ -101,15 +86,6 @@ def test_a_restored_classifier_gives_the_same_logits(settings, width):
     with torch.inference_mode():
         expected = model(*inputs(width))
         torch.testing.assert_close(restored(*inputs(width)), expected, atol=0, rtol=0)
-
-
-def test_restoring_reads_nothing_but_weights_and_metadata(tiny_bert):
-    settings = SCRATCH.model_copy(update={"pretrained": tiny_bert})
-    model, about = build_classifier(settings, 5, 0), metadata_of(settings, 5, 0)
-    moved = about["classifier"].replace(tiny_bert, "/nowhere")
-    assert isinstance(
-        restore_classifier(model.state_dict(), about | {"classifier": moved}), PretrainedClassifier
-    )
 
 
 @pytest.mark.parametrize("classes", [1, 5])
@@ -127,25 +103,3 @@ def test_the_count_of_operations_is_that_of_torch(settings):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(ids, torch.tensor([large.length]), torch.ones(1, width))
     assert flops_of(model, large, 5) == pytest.approx(3 * counter.get_total_flops(), rel=0.1)
-
-
-def test_the_blocks_are_the_encoder_layers(settings, width):
-    model = build_classifier(settings, 5, width)
-    blocks = list(blocks_of(model))
-    assert len(blocks) == 2
-    assert isinstance(model, ScratchClassifier) == (settings.pretrained is None)
-    of_blocks = sum(p.numel() for block in blocks for p in block.parameters())
-    assert of_blocks > 2 * 4 * 16 * 16
-
-
-def test_half_precision_weights_become_single_precision(tiny_bert, tmp_path):
-    from transformers import AutoModel, AutoTokenizer
-
-    AutoModel.from_pretrained(tiny_bert).half().save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
-    settings = SCRATCH.model_copy(update={"pretrained": str(tmp_path)})
-    model = build_classifier(settings, 5, 0).eval()
-    restored = restore_classifier(model.state_dict(), metadata_of(settings, 5, 0))
-    for each in (model, restored):
-        assert {p.dtype for p in each.parameters()} == {torch.float32}
-    torch.testing.assert_close(restored(*inputs(0)), model(*inputs(0)), atol=0, rtol=0)

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import pickle
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import sparse
 
 from experiments.common.corpora.corpus import CorpusError
-from experiments.teleclass.data import blocks, documents
-from experiments.teleclass.data.documents import Documents, read_documents
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
+from experiments.teleclass.documents import Documents, read_documents
+from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
 
 TAXONOMY = make_taxonomy(
     [Row("", id_, f"name {id_}") for id_ in ("0", "10", "11", "12")],
@@ -76,13 +71,6 @@ def gold_of(read: Documents) -> list[list[int]]:
     return [row.indices.tolist() for row in read.gold]
 
 
-@pytest.fixture(params=[2, 4096], ids=["blocks of 2", "one block"])
-def _block(request, monkeypatch):
-    for module in (blocks, documents):
-        monkeypatch.setattr(module, "BLOCK", request.param)
-
-
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet"])
 def test_tables_of_every_layout(tmp_path, suffix):
     read = read_documents(save(tmp_path / f"train.v1{suffix}"), TAXONOMY)
@@ -94,7 +82,6 @@ def test_tables_of_every_layout(tmp_path, suffix):
     assert read.text_list(5, 99) == TEXTS[5:]
 
 
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
 def test_lines(tmp_path, suffix):
     path = write(tmp_path / f"corpus{suffix}", "7\tone\ttwo \n\n x y \t three\n8\t \n")
@@ -105,9 +92,8 @@ def test_lines(tmp_path, suffix):
     assert read.dropped == {"empty documents": 1}
 
 
-def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path, monkeypatch):
+def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
     whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
-    monkeypatch.setattr(documents, "HASHED", 2)
     same = [
         read_documents(save(tmp_path / "a.parquet"), TAXONOMY),
         read_documents(save(tmp_path / "a.csv"), TAXONOMY),
@@ -119,8 +105,7 @@ def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path, monkeypa
     ]
     sliced = pa.array(["before", *TEXTS], pa.large_string())[1:]
     same.append(Documents(whole.ids, sliced, whole.gold, {}))
-    monkeypatch.undo()
-    assert {d.fingerprint for d in same[3:]} == {whole.fingerprint}
+    assert {d.fingerprint for d in same} == {whole.fingerprint}
 
 
 @pytest.mark.parametrize(
@@ -136,13 +121,6 @@ def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path, monkeypa
 def test_another_content_has_another_fingerprint(tmp_path, change):
     whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
     assert change(whole).fingerprint != whole.fingerprint
-
-
-def test_take_keeps_documents_and_labels_together(tmp_path):
-    taken = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY).take(np.array([5, 0]))
-    assert (taken.ids.to_pylist(), gold_of(taken)) == ([IDS[5], IDS[0]], [GOLD[5], GOLD[0]])
-    assert len(taken.take([])) == 0
-    assert len(taken.take([]).fingerprint) == 64
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -187,7 +165,6 @@ def test_tables_of_polars_and_of_categories(tmp_path):
         assert (read.texts.to_pylist(), gold_of(read)) == (TEXTS, GOLD)
 
 
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_gold_labels_of_their_own_file(tmp_path, suffix):
     rows = [{"id": 1, "text": "a", "labels": ["unknown"]}, {"id": 2, "text": "b"}]
@@ -203,14 +180,6 @@ def test_gold_labels_of_their_own_file(tmp_path, suffix):
     }
 
 
-def test_an_empty_gold_file_leaves_all_documents_without(tmp_path):
-    gold = write(tmp_path / "gold.txt", "")
-    read = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY, labels=gold)
-    assert gold_of(read) == [[]] * len(IDS)
-    assert read.dropped == {"documents without gold": len(IDS)}
-
-
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_a_sample_has_the_smallest_hashes_and_is_part_of_larger_ones(tmp_path, suffix):
     rows = [{"id": f"d{i}", "text": "x" * (i % 5), "labels": ["11"] * (i % 2)} for i in range(40)]
@@ -228,31 +197,30 @@ def test_a_sample_has_the_smallest_hashes_and_is_part_of_larger_ones(tmp_path, s
     assert full.sample(None) is full
 
 
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize(
     ("suffix", "places"),
-    [(".jsonl", "line 2 and 5"), (".txt", "line 2 and 5"), (".csv", "row 1 and 4")],
+    [(".jsonl", ("row 4", "row 1")), (".txt", ("line 5", "line 2")), (".csv", ("row 4", "row 1"))],
 )
 def test_a_repeated_id_is_refused_naming_both_places(tmp_path, suffix, places):
     ids = ["a", "b", "c", "d", "b", "a"]
     rows = [{"id": i, "text": "" if i == "b" else "t", "labels": []} for i in ids]
     path = save(tmp_path / f"x{suffix}", rows)
-    with pytest.raises(CorpusError, match=rf"x{suffix}: document id 'b' is repeated, in {places};"):
+    second, first = places
+    message = rf"x{suffix}, {second}: document id 'b' is repeated, it is already at .*, {first};"
+    with pytest.raises(CorpusError, match=message):
         read_documents(path, TAXONOMY, max_documents=1)
 
 
-@pytest.mark.usefixtures("_block")
 def test_a_repeated_id_in_the_gold_file_is_refused(tmp_path):
     gold = write(tmp_path / "gold.txt", "u\t0\n\nv\t0\nw\t0\nv\t0\n")
     with pytest.raises(
-        CorpusError, match=r"gold.txt: document id 'v' is repeated, in line 3 and 5"
+        CorpusError, match=r"gold.txt, line 5: document id 'v' is repeated.*gold.txt, line 3"
     ):
         read_documents(save(tmp_path / "a.jsonl"), TAXONOMY, labels=gold)
 
 
-@pytest.mark.usefixtures("_block")
 @pytest.mark.parametrize(
-    ("suffix", "place"), [(".jsonl", "line 6"), (".csv", "row 5"), (".parquet", "row 5")]
+    ("suffix", "place"), [(".jsonl", "row 5"), (".csv", "row 5"), (".parquet", "row 5")]
 )
 def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffix, place):
     rows = [*ROWS[:5], ROWS[5] | {"labels": ["12", "111"]}, ROWS[6] | {"labels": ["x"]}]
@@ -267,36 +235,32 @@ def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffi
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", "x", r"a.pdf: unknown suffix; allowed are .jsonl"),
-        ("a.jsonl", "", r"there is no document with text \(0 without\); give at least one"),
+        ("a.pdf", "x", r"a.pdf: unknown suffix; a table is .parquet"),
+        ("a.jsonl", "", r"a.jsonl: there is no row"),
         ("a.jsonl", '{"text": " "}\n', r"there is no document with text \(1 without\)"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"line 2: not JSON"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2: not JSON.*surrogates"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2: half of a surrogate pair"),
         ("a.jsonl", '\n["text"]\n', r"line 2: expected an object, got list"),
         ("a.jsonl", '{"text": 3}\n', r"line 1: column 'text' holds int, not text"),
         ("a.jsonl", '{"txt": "a"}\n', r"line 1: there is no column 'text'.*nearest is 'txt'"),
-        (
-            "a.jsonl",
-            '{"id": 1, "text": "a"}\n{"text": "b"}\n',
-            "2: None is not a document id",
-        ),
-        ("a.jsonl", '{"id": true, "text": "a"}\n', r"line 1: True is not a document id"),
-        ("a.jsonl", '{"id": "", "text": "a"}\n', r"line 1: '' is not a document id; give"),
-        ("a.jsonl", '{"text": "a", "labels": "0"}\n', r"'labels' must be a list of class ids"),
-        ("a.jsonl", '{"text": "a", "labels": [null]}\n', r"'labels' must be a list of class ids"),
+        ("a.jsonl", '{"id": 1, "text": "a"}\n{"text": "b"}\n', "row 1: the document has no id"),
+        ("a.jsonl", '{"id": true, "text": "a"}\n', r"column 'id' holds bool; document ids are"),
+        ("a.jsonl", '{"id": "", "text": "a"}\n', r"row 0: the document has no id"),
+        ("a.jsonl", '{"text": "a", "labels": "0"}\n', r"'labels' holds string; give lists"),
+        ("a.jsonl", '{"text": "a", "labels": [null]}\n', r"document '0': there is no class"),
         ("a.jsonl", "[" * 100_000, r"cannot be read as JSONL.*RecursionError"),
-        ("a.jsonl", b"\xff\n", r"cannot be read as UTF-8 text"),
+        ("a.jsonl", b"\xff\n", r"cannot be read as JSONL"),
         ("a.txt", "0 text\n", r"a.txt, line 1: expected id<TAB>text, got '0 text'"),
-        ("a.txt", "0\ta\n \ttext\n", r"line 2: expected id<TAB>text"),
+        ("a.txt", "0\ta\n \ttext\n", r"line 2: the document has no id"),
         ("a.txt", b"0\t\xff\n", r"cannot be read as UTF-8 text"),
-        ("a.csv", "", r"cannot be read as CSV"),
-        ("a.csv", "id,text\n", r"there is no document with text"),
+        ("a.csv", "", r"cannot be read as a table"),
+        ("a.csv", "id,text\n", r"there is no row"),
         ("a.csv", "id,txt\n1,a\n", r"there is no column 'text'; there are: id, txt"),
-        ("a.csv", "id,text\n1,a, b\n", r"cannot be read as CSV.*Expected 2 columns, got 3"),
-        ("a.csv", "id,text\n1,a\n,b\n", r"row 1: the document has no id in column 'id'"),
-        ("a.csv", "id,text,text\n1,a,b\n", r"several columns are named 'text'"),
-        ("a.csv", b"id,text\n1,\xff\n", r"cannot be read as CSV.*UTF8"),
-        ("a.parquet", b"PAR1", r"cannot be read as Parquet"),
+        ("a.csv", "id,text\n1,a, b\n", r"cannot be read as a table.*Expected 2 columns, got 3"),
+        ("a.csv", "id,text\n1,a\n,b\n", r"row 1: the document has no id"),
+        ("a.csv", "id,text,text\n1,a,b\n", r"several columns are called 'text'"),
+        ("a.csv", b"id,text\n1,\xff\n", r"cannot be read as a table.*UTF8"),
+        ("a.parquet", b"PAR1", r"cannot be read as a table"),
     ],
 )
 def test_refusals_say_where_and_what_to_do(tmp_path, name, content, message):
@@ -312,7 +276,7 @@ def test_refusals_say_where_and_what_to_do(tmp_path, name, content, message):
         ({"text": ["a", "b"], "id": [0.5, 1.5]}, r"column 'id' holds double; document ids are"),
         ({"text": ["a", "b"], "id": ["x", None]}, r"row 1: the document has no id"),
         ({"text": ["a", "b"], "labels": ["0", "10"]}, r"'labels' holds string; give lists"),
-        ({"text": ["a", "b"], "labels": [["0"], [None]]}, r"row 1, document '1': .* class ''"),
+        ({"text": ["a", "b"], "labels": [["0"], [None]]}, r"row 1, document '1': .* class 'None'"),
     ],
 )
 def test_parquet_of_other_types_is_refused(tmp_path, columns, message):
@@ -321,63 +285,12 @@ def test_parquet_of_other_types_is_refused(tmp_path, columns, message):
         read_documents(tmp_path / "a.parquet", TAXONOMY)
 
 
-def test_settings_without_sense_are_refused(tmp_path):
-    path = save(tmp_path / "a.jsonl")
-    with pytest.raises(CorpusError, match="max_documents is 0; allowed is 1 or more"):
-        read_documents(path, TAXONOMY, max_documents=0)
-    with pytest.raises(CorpusError, match="no text column is given"):
-        read_documents(path, TAXONOMY, columns=())
-    with pytest.raises(CorpusError, match=r"none.jsonl: there is no such file"):
-        read_documents(tmp_path / "none.jsonl", TAXONOMY)
-    with pytest.raises(CorpusError, match=r"none.txt: there is no such file"):
-        read_documents(path, TAXONOMY, labels=tmp_path / "none.txt")
-
-
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz", ".txt.gz", ".parquet"])
 def test_an_incomplete_file_is_refused(tmp_path, suffix):
     path = save(tmp_path / f"a{suffix}", [row | {"text": row["id"] * 50} for row in ROWS])
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CorpusError, match=r"cannot be read as.*copy it again"):
         read_documents(path, TAXONOMY)
-
-
-PIECES = ['{"text": "a"', ', "id": 1', ', "labels": [', "0", "]", "}", "\n", "\t", ",", '"', "é"]
-PIECES += ["text", "id", "labels", "\r", "\x00", "null", "PAR1"]
-
-
-@given(
-    st.one_of(
-        st.binary(max_size=60),
-        st.lists(st.sampled_from(PIECES), max_size=15).map(lambda p: "".join(p).encode()),
-        st.lists(st.sampled_from(PIECES), max_size=9).map(
-            lambda p: ("id,text,labels\n" + "".join(p)).encode()
-        ),
-    )
-)
-def test_random_bytes_are_documents_or_refused(tmp_path_factory, content):
-    folder = tmp_path_factory.mktemp("random")
-    good = save(folder / "good.jsonl")
-    for suffix in (".jsonl", ".csv", ".txt", ".parquet", ".csv.gz", ".txt.gz", ".jsonl.gz"):
-        path = folder / f"a{suffix}"
-        path.write_bytes(content)
-        for arguments in ({"path": path}, {"path": good, "labels": path}):
-            try:
-                read = read_documents(taxonomy=TAXONOMY, **arguments)
-            except CorpusError:
-                continue
-            assert len(read) == len(read.texts) >= 1
-            assert read.gold is None or read.gold.shape[0] == len(read)
-
-
-@given(position=st.integers(0, 10**6), byte=st.integers(1, 255))
-def test_a_damaged_parquet_file_is_documents_or_refused(tmp_path_factory, position, byte):
-    path = save(tmp_path_factory.mktemp("damaged") / "a.parquet")
-    content = bytearray(path.read_bytes())
-    content[position % len(content)] ^= byte
-    path.write_bytes(content)
-    with suppress(CorpusError):
-        read = read_documents(path, TAXONOMY)
-        assert len(read) == len(read.texts) == len(read.text_list(0, len(read))) >= 1
 
 
 @pytest.mark.parametrize(

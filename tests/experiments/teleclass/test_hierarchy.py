@@ -11,7 +11,7 @@ from experiments.teleclass.artifacts import (
     pseudo_labels_path,
     training_set_path,
 )
-from experiments.teleclass.phases.hierarchy import run_hierarchy
+from experiments.teleclass.training_set import run_hierarchy
 from raypipe.store.artifacts import read_parquet, write_parquet
 
 

@@ -9,18 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import sparse
 
-from experiments.common.bpe import token_lists
-from experiments.common.tokenizer import tokenizer_path
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.evaluation import count, summarize
+from experiments.common.tokenizer import token_lists, tokenizer_path
+from experiments.teleclass.infer import TrainedClassifier, choose
 from experiments.teleclass.model import build_classifier, metadata_of
-from experiments.teleclass.phases import infer
-from experiments.teleclass.phases.infer import TrainedClassifier, choose
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
-from experiments.teleclass.tokenize_stage import make_tokenizer
+from experiments.teleclass.taxonomy import Row, make_taxonomy
+from experiments.teleclass.training_set import make_tokenizer
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 from tests.experiments.teleclass.sections import tokens_of
@@ -74,13 +69,6 @@ def test_a_text_has_the_same_probabilities_whatever_is_beside_it(trained):
         np.testing.assert_allclose(found, expected[order], atol=1e-5)
 
 
-def test_a_precision_that_the_device_lacks_is_refused_by_its_key(trained, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    predictor = TrainedClassifier(trained[0], "train", InferSettings(precision="tf32"))
-    with pytest.raises(ValueError, match=r"^infer\.precision = tf32: this cpu device lacks it"):
-        predictor.probabilities(["a text"], None)
-
-
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.5, 0.9]), st.integers(1, 7))
 def test_labels_are_those_above_the_threshold_or_the_best_closed_upward(seed, threshold, top_k):
     probabilities = np.random.default_rng(seed).integers(0, 11, (6, 5)).astype(np.float32) / 10
@@ -100,19 +88,3 @@ def test_labels_end_at_the_largest_gap_by_default():
     assert [set(row.indices) for row in found] == [{0, 1, 2, 3, 4}, {0, 1}]
     found = choose(scores, TAXONOMY, InferSettings(), 1, 1)
     assert [set(row.indices) for row in found] == [{0}, {0}]
-
-
-def test_counts_of_a_block_survive_being_stored():
-    draw = np.random.default_rng(0)
-    blocks = []
-    for size in (5, 0, 3):
-        scores = draw.random((size, 5)).astype(np.float32)
-        predicted, gold = (sparse.csr_matrix(draw.random((size, 5)) < 0.4) for _ in range(2))
-        blocks.append(count(scores, predicted, gold, TAXONOMY.depth))
-    stored = [infer._from_json(infer._to_json(each)) for each in blocks]
-    for each, again in zip(blocks, stored, strict=True):
-        for name, value in vars(each).items():
-            np.testing.assert_array_equal(getattr(again, name), value)
-            assert getattr(again, name).dtype == np.asarray(value).dtype
-    direct = summarize(blocks[0] + blocks[1] + blocks[2], TAXONOMY.depth)
-    assert repr(summarize(stored[0] + stored[1] + stored[2], TAXONOMY.depth)) == repr(direct)

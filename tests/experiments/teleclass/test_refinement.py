@@ -9,11 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
-from sklearn.metrics.pairwise import cosine_similarity
 
 from experiments.teleclass import refinement
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.refinement import (
     NEVER,
     TopDocuments,
@@ -21,7 +18,6 @@ from experiments.teleclass.refinement import (
     candidates,
     class_vectors,
     cut_at_gap,
-    label,
     margins,
     ranked,
     reached,
@@ -29,6 +25,7 @@ from experiments.teleclass.refinement import (
     sums,
 )
 from experiments.teleclass.settings import PUBLISHED_REFINE, RefineSettings
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -72,20 +69,17 @@ def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
     cuts = np.sort(draw.integers(0, rows + 1, 5))
     blocks = [(a, scores[a:b]) for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
     draw.shuffle(blocks)
-    tasks = [TopDocuments.empty(k, classes) for _ in range(3)]
+    tasks = [[TopDocuments.of_block(scores[:0], 0, k)] for _ in range(3)]
     for start, block in blocks:
-        number = draw.integers(3)
-        tasks[number] = tasks[number].with_block(block, start)
+        tasks[draw.integers(3)].append(TopDocuments.of_block(block, start, k))
     draw.shuffle(tasks)
-    best = tasks[0].merge(tasks[1].merge(tasks[2]))
-    members = []
-    for c in range(classes):
-        known = [row for row in in_order(scores[:, c]) if scores[row, c] > NEVER][:k]
-        assert best.rows[:, c].tolist() == known + [-1] * (k - len(known))
-        assert best.scores[: len(known), c].tolist() == scores[known, c].tolist()
-        members += [(c, row) for row in known]
-    found = best.members()
-    assert list(zip(found[0].tolist(), found[1].tolist(), strict=True)) == members
+    best = TopDocuments.merged([TopDocuments.merged(parts, k) for parts in tasks], k)
+    members = [
+        (c, row, scores[row, c])
+        for c in range(classes)
+        for row in [row for row in in_order(scores[:, c]) if scores[row, c] > NEVER][:k]
+    ]
+    assert list(zip(*(part.tolist() for part in best), strict=True)) == members
 
 
 def naive_margins(scores: np.ndarray, taxonomy: Taxonomy) -> np.ndarray:
@@ -117,25 +111,6 @@ def test_margins_are_those_of_the_definition(seed, size, share, ranks):
     np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
 
 
-def test_margins_where_the_first_32_are_all_related():
-    # 40 classes below class 0 and two roots beside it, one of them with a child
-    taxonomy = taxonomy_of(44, [(0, c) for c in range(1, 41)] + [(42, 43)])
-    draw = np.random.default_rng(3)
-    scores = draw.normal(0.5, 0.1, (5, 44)).astype(np.float32)
-    scores[:, 41:] = draw.normal(-0.5, 0.1, (5, 3))
-    found = margins(scores, related_matrix(taxonomy))
-    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
-    np.testing.assert_array_equal(found[:, 0], scores[:, 0] - scores[:, 41:].max(1))
-
-
-def test_a_class_related_to_all_others_has_its_similarity_as_margin():
-    taxonomy = taxonomy_of(40, [(0, c) for c in range(1, 40)])
-    scores = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
-    found = margins(scores, related_matrix(taxonomy))
-    np.testing.assert_array_equal(found[:, 0], scores[:, 0])
-    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_document_without_a_vector_is_none_of_the_documents_of_a_class():
     documents = np.array([[0, 0], [1, 0], [0.6, 0.8]], np.float32)
@@ -143,26 +118,8 @@ def test_a_document_without_a_vector_is_none_of_the_documents_of_a_class():
     scores = similarities(documents, classes)
     nothing_related = sparse.csr_matrix(np.eye(3, dtype=bool))
     for values in (scores, margins(scores, nothing_related)):
-        best = TopDocuments.empty(5, 3).with_block(values, 0)
-        assert [sorted(set(column) - {-1}) for column in best.rows.T] == [[1, 2], [1, 2], []]
-
-
-@pytest.mark.filterwarnings("error")
-def test_similarities_are_cosines_and_never_where_a_vector_is_zero():
-    draw = np.random.default_rng(0)
-    documents = draw.normal(size=(20, 5)).astype(np.float32) * draw.uniform(0.01, 100, (20, 1))
-    documents = documents.astype(np.float32)
-    classes = draw.normal(size=(7, 5)).astype(np.float32)
-    classes /= np.linalg.norm(classes, axis=1, keepdims=True)
-    before = documents.copy()
-    expected = cosine_similarity(documents, classes)
-    np.testing.assert_allclose(similarities(documents, classes), expected, atol=1e-6)
-    np.testing.assert_array_equal(documents, before)
-    documents[3], classes[2] = 0, 0
-    found = similarities(documents, classes)
-    expected[3], expected[:, 2] = NEVER, NEVER
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert found.dtype == np.float32
+        best = TopDocuments.of_block(values, 0, 5)
+        assert sorted(zip(best.classes, best.rows, strict=True)) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -206,19 +163,6 @@ def refined(
     rows, classes = np.nonzero(scores > NEVER)
     total = sums(classes, rows, scores[rows, classes], documents, len(described))
     return class_vectors(total, described, given.anchor * described)
-
-
-@given(SEEDS, st.integers(2, 9), st.sampled_from([0.0, 0.1, 0.3]))
-def test_a_class_that_no_document_has_as_its_first_choice_keeps_its_vector(seed, size, share):
-    draw = np.random.default_rng(seed)
-    taxonomy = random_taxonomy(draw, size, share)
-    described = np.array([unit(v) for v in draw.normal(size=(size, 4))], np.float32)
-    documents = draw.normal(size=(5, 4)).astype(np.float32)
-    best = set(similarities(documents, described).argmax(1).tolist())
-    found = refined(documents, described, taxonomy, FIRST)
-    for c, others in enumerate(related_to(taxonomy)):
-        if not others & best:  # neither it nor a relative of it is a first choice
-            np.testing.assert_array_equal(found[c], described[c])
 
 
 def test_a_small_class_stays_at_its_description_beside_a_large_one():
@@ -281,17 +225,6 @@ def test_labels_end_at_the_largest_gap(seed, classes, least, more):
         assert width[row] == gap
 
 
-def test_labels_of_a_case_by_hand():
-    scores = np.array([[0.1, 0.9, 0.85, 0.3, 0.8, 0.05]], np.float32)
-    assert cut_at_gap(*best_labels(scores, 5), 2)[0].tolist() == [[1, 2, 4, -1, -1]]
-    assert cut_at_gap(*best_labels(scores, 5), 4)[0].tolist() == [[1, 2, 4, 3, -1]]
-    labels, width = cut_at_gap(*best_labels(scores, 1), 1)
-    assert labels.tolist() == [[1]]
-    assert width == pytest.approx([0.05])
-    for least, gap in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 0.2), (5, 0.05)):  # cut there
-        assert cut_at_gap(*best_labels(scores, 5), least)[1] == pytest.approx([gap])
-
-
 def naive_reached(scores: np.ndarray, taxonomy: Taxonomy) -> set[int]:
     """The search of one document: level after level, classes with their path scores."""
     similarity = {c: float(np.exp(np.float32(max(s, -1)))) for c, s in enumerate(scores)}
@@ -324,38 +257,3 @@ def test_the_search_is_that_of_the_paper(seed, size, share):
     found = reached(scores, taxonomy.children, taxonomy.roots)
     for row, values in enumerate(scores):
         assert set(np.flatnonzero(found[row])) == naive_reached(values, taxonomy)
-
-
-def test_the_search_keeps_nine_classes_of_the_second_level():
-    # three roots with four children each: twelve are taken, those of the best paths stay
-    edges = [(root, 3 + 4 * root + i) for root in range(3) for i in range(4)]
-    taxonomy = taxonomy_of(15, edges)
-    scores = np.zeros((1, 15), np.float32)
-    scores[0, :3] = 0.9, 0.5, 0.1
-    scores[0, 3:] = np.linspace(0.01, 0.02, 12)
-    found = np.flatnonzero(reached(scores, taxonomy.children, taxonomy.roots)[0])
-    assert found.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14]
-
-
-def test_the_search_goes_through_a_class_without_a_vector():
-    taxonomy = taxonomy_of(30, [(0, c) for c in range(1, 30)])
-    scores = np.random.default_rng(0).uniform(-1, 1, (1, 30)).astype(np.float32)
-    scores[0, 0] = NEVER
-    found = reached(scores, taxonomy.children, taxonomy.roots)[0]
-    assert set(np.flatnonzero(found)) == {0, *(1 + np.argsort(-scores[0, 1:])[:4])}
-
-
-def test_core_classes_are_labels_among_what_the_search_reaches():
-    taxonomy = taxonomy_of(12, [(0, 4), (1, 5), (3, 6), *((4, c) for c in range(7, 12))])
-    draw = np.random.default_rng(1)
-    scores = draw.uniform(0, 0.5, (20, 12)).astype(np.float32)
-    core = RefineSettings(rule="core", min_labels=1, max_labels=3)
-    labels, sure = label(scores, taxonomy, core)
-    plain, _ = label(scores, taxonomy, RefineSettings(min_labels=1, max_labels=3))
-    assert not np.array_equal(labels, plain)
-    for row, values in enumerate(scores):
-        allowed = naive_reached(values, taxonomy)
-        kept = np.array([v if c in allowed else NEVER for c, v in enumerate(values)], np.float32)
-        expected, widest = naive_labels(kept, 1, 3)
-        assert [c for c in labels[row] if c >= 0] == expected
-        assert sure[row] == pytest.approx(widest)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from experiments.common.corpora.corpus import CorpusError
-from experiments.teleclass.data.line_files import Row
-from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy, read_taxonomy
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy, read_taxonomy
 
 LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
 EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"
@@ -100,20 +99,6 @@ def test_an_edge_that_closes_a_cycle_is_refused(graph, data):
     cycle = [int(c) for c in re.findall(r"id(\d+) \(name", str(caught.value))]
     assert cycle[0] == cycle[-1]
     assert set(pairwise(cycle)) <= {*edges, (below, above)}
-
-
-def test_closure_needs_a_column_for_each_class():
-    with pytest.raises(ValueError, match="2 columns, but there are 3 classes"):
-        build(3, []).closure(sparse.csr_matrix((1, 2), dtype=np.bool_))
-
-
-def test_ten_thousand_classes_in_one_chain_and_in_a_tree():
-    tree = build(10_000, [((c - 1) // 10, c) for c in range(1, 10_000)])
-    assert tree.depth.max() == 5
-    assert tree.ancestors.nnz == tree.depth.sum()
-    chain = build(2000, [(c, c + 1) for c in range(1999)])
-    assert chain.depth.tolist() == list(range(1, 2001))
-    assert chain.ancestors.nnz == 2000 * 2001 // 2
 
 
 def test_files_of_the_layout(tmp_path):
@@ -213,24 +198,6 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(LABELS.encode())[:-9])
     with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it again"):
         read_taxonomy(tmp_path / "cut.gz", paths[1])
-
-
-FIELDS = st.lists(
-    st.sampled_from([b"a", b"b", b"\t", b"\n", b":", b",", b" ", b"\xff"]), max_size=12
-)
-
-
-@given(st.lists(st.one_of(st.binary(max_size=40), FIELDS.map(b"".join)), min_size=3, max_size=3))
-def test_random_bytes_are_a_taxonomy_or_refused(tmp_path_factory, contents):
-    folder = tmp_path_factory.mktemp("random")
-    paths = write(folder, *contents)
-    for labels in (paths[0], folder / "labels.gz"):
-        labels.write_bytes(contents[0])
-        try:
-            taxonomy = read_taxonomy(labels, *paths[1:])
-        except CorpusError:
-            continue
-        assert taxonomy.ancestors.shape == (len(taxonomy), len(taxonomy))
 
 
 def test_amazon_531(data_dir):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from experiments.common.bpe import token_lists
-from experiments.common.tokenizer import tokenizer_path
-from experiments.teleclass import tokenize_stage
+from experiments.common.tokenizer import token_lists, tokenizer_path
+from experiments.teleclass import training_set
+from experiments.teleclass.encode import embeddings_of, run_encode
 from experiments.teleclass.encoders import LsaEncoder
-from experiments.teleclass.phases.encode import embeddings_of, run_encode
-from experiments.teleclass.phases.hierarchy import run_hierarchy
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
-from experiments.teleclass.tokenize_stage import (
+from experiments.teleclass.training_set import (
     make_tokenizer,
     read_tokens,
+    run_hierarchy,
     run_tokenize,
 )
 from raypipe.errors import ConfigError
@@ -29,30 +22,6 @@ from tests.experiments.teleclass.sections import tokens_of, train_with, with_sec
 SETTINGS = ClassifierSettings(vocabulary=512, length=12)
 #: blocks of another size than those of the tokens
 ENCODING = EncodeSettings(dimensions=4, block=3, cache=False)
-TRAINED = make_tokenizer(
-    ["the cat sat on the mat", "naïve café"] * 20,
-    SETTINGS.pretrained,
-    SETTINGS.vocabulary,
-    SETTINGS.length,
-)
-
-
-@given(st.text(max_size=40))
-def test_tokens_of_a_short_text_are_the_text(text):
-    tokenizer = Tokenizer.from_str(TRAINED)
-    (found,) = token_lists(TRAINED, [text]).to_pylist()
-    assert len(found) <= SETTINGS.length
-    assert all(0 < token < tokenizer.get_vocab_size() <= SETTINGS.vocabulary for token in found)
-    tokenizer.no_truncation()
-    whole = tokenizer.encode(text).ids
-    assert found == whole[: SETTINGS.length]
-    assert tokenizer.decode(whole) == text
-
-
-def test_equal_texts_train_equal_tokenizers():
-    texts = ["the cat sat on the mat", "naïve café"] * 20
-    assert make_tokenizer(texts, *tokens_of(SETTINGS)) == TRAINED
-    assert len(token_lists(TRAINED, ["the cat sat"]).to_pylist()[0]) < 6  # merged, not bytes
 
 
 @pytest.mark.parametrize("written", [0, 3])
@@ -61,7 +30,7 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
     context, labeled, monkeypatch, written, vectors
 ):
     monkeypatch.setattr(
-        tokenize_stage, "BLOCK", 4
+        training_set, "BLOCK", 4
     )  # the second has both kinds, the third written ones
     corpus, expected = labeled(written)
     run = context.run_dir
@@ -100,9 +69,6 @@ def test_written_documents_are_not_encoded_by_another_fit(context, labeled):
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
         run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
     context.run_dir.write(path, content)
-    other = ENCODING.model_copy(update={"seed": 1})
-    with pytest.raises(ConfigError, match="in another run directory"):
-        run_tokenize(corpus, with_sections(context, encode=other, train=train_with(SETTINGS)))
     run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
 
 
@@ -117,18 +83,3 @@ def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
     assert [len(each) for each in found] == [5, 6, 2]
     with pytest.raises(ConfigError, match=r"length = 41: .* reads at most 40 tokens"):
         make_tokenizer([], settings.pretrained, settings.vocabulary, 41)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "has no fast tokenizer"), ("{", "its tokenizer cannot be loaded: Expecting")],
-)
-def test_a_model_without_a_tokenizer_is_refused(tiny_bert, tmp_path, content, message):
-    """Of a folder without one the library makes one to which all words are unknown."""
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(Path(tiny_bert) / name, tmp_path)
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    settings = SETTINGS.model_copy(update={"pretrained": str(tmp_path)})
-    with pytest.raises(ConfigError, match=message):
-        make_tokenizer([], *tokens_of(settings))

@@ -8,27 +8,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from experiments.teleclass import dataset, tokenize_stage
+from experiments.teleclass import training, training_set
 from experiments.teleclass.artifacts import training_set_path
-from experiments.teleclass.dataset import NOTHING, TokenizedDocuments
-from experiments.teleclass.phases.encode import run_encode
-from experiments.teleclass.phases.hierarchy import run_hierarchy
+from experiments.teleclass.encode import run_encode
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
     TeleclassSettings,
     TrainSettings,
 )
-from experiments.teleclass.tokenize_stage import read_tokens, run_tokenize
 from experiments.teleclass.training import (
+    NOTHING,
     Collate,
     TeleclassTask,
+    TokenizedDocuments,
     build_task,
 )
+from experiments.teleclass.training_set import read_tokens, run_hierarchy, run_tokenize
 from raypipe.store.artifacts import write_parquet
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
@@ -72,7 +70,7 @@ def task() -> TeleclassTask:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_stored_documents_are_read_back_one_by_one(context, labeled, monkeypatch, vectors):
-    for module in (tokenize_stage, dataset):
+    for module in (training_set, training):
         monkeypatch.setattr(module, "BLOCK", 4)
     corpus, expected = labeled(3)
     run_encode(corpus, with_sections(context, encode=ENCODING))
@@ -104,24 +102,6 @@ def test_stored_documents_are_read_back_one_by_one(context, labeled, monkeypatch
     assert torch.isfinite(made.loss(model, batch, STEP).total)
 
 
-def test_the_classifier_is_as_wide_as_the_vectors_are(context, labeled):
-    """An encoder of few texts has fewer dimensions than it was asked for."""
-    corpus, _ = labeled(0)
-    settings = settings_of().model_copy(update={"encode": EncodeSettings(cache=False)})
-    assert settings.encode.dimensions == 256
-    run_encode(corpus, with_sections(context, encode=settings.encode))
-    run_hierarchy(corpus, context)
-    run_tokenize(
-        corpus,
-        with_sections(context, encode=settings.encode, train=train_with(settings.train.classifier)),
-    )
-    made = build_task(4, settings, context.run_dir)
-    width = len(made.build_dataset()[0][2])
-    assert 2 < width < 14
-    assert made.build_model().wide.weight.shape == (4, width)
-    assert made.metadata()["width"] == str(width)
-
-
 def test_the_loss_is_the_mean_over_classes_summed_over_documents():
     batch = samples(7)
     loss = task().loss(Fixed(), Collate(CLASSES)(batch), STEP)
@@ -137,25 +117,6 @@ def test_the_loss_is_the_mean_over_classes_summed_over_documents():
     assert float(loss.total) == pytest.approx(total, rel=1e-5)
     assert float(loss.metrics["pseudo_label_f1"]) == pytest.approx(f1, rel=1e-5)
     assert loss.weight == 7
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_any_split_into_micro_batches_sums_to_the_whole(sizes):
-    torch.manual_seed(0)
-    model, collate, made = task().build_model().eval(), Collate(CLASSES), task()
-    batch = samples(sum(sizes))
-    whole = made.loss(model, collate(batch), STEP)
-    ends = np.cumsum(sizes)
-    parts = [
-        made.loss(model, collate(batch[end - size : end]), STEP)
-        for size, end in zip(sizes, ends, strict=True)
-    ]
-    assert sum(float(part.total.detach()) for part in parts) == pytest.approx(
-        float(whole.total.detach()), rel=1e-5
-    )
-    assert sum(part.weight for part in parts) == whole.weight
-    f1 = sum(float(part.metrics["pseudo_label_f1"]) for part in parts)
-    assert f1 == pytest.approx(float(whole.metrics["pseudo_label_f1"]), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [WIDTH, 0])

@@ -11,8 +11,7 @@ import pytest
 
 from experiments.transformer import baselines
 from experiments.transformer.baselines import methods, predict
-from experiments.transformer.data.load import load
-from experiments.transformer.data.splits import PredictionTarget, Rows, Splits
+from experiments.transformer.data import PredictionTarget, Rows, Splits, load
 from experiments.transformer.settings import TransformerDataSettings
 
 #: of 80 training rows, on which the baselines train as on the others
@@ -38,31 +37,6 @@ def test_texts_are_classified_by_their_words() -> None:
     assert methods(data) == ("tfidf, logistic regression", "tfidf, linear svm")
     for method in methods(data):
         np.testing.assert_array_equal(predict(data, method), data.held_out.target)
-
-
-def test_a_number_is_predicted_from_texts() -> None:
-    data = texts("regression")
-    (method,) = methods(data)
-    found = predict(data, method)
-    assert found.dtype == np.float32
-    assert ((found - data.held_out.target) ** 2).mean() < 0.1 * data.held_out.target.var()
-
-
-def test_tokens_count_as_words() -> None:
-    data = texts()
-    numbers = {word: number for number, word in enumerate(["red", "green", "blue"], 1)}
-    parts = [
-        Rows(
-            pa.table(
-                {"tokens": [[numbers[t.split()[0]], 9] for t in part.inputs["text"].to_pylist()]}
-            ),
-            part.target,
-        )
-        for part in (data.train, data.held_out)
-    ]
-    tokens = Splits(*parts, data.target, VALIDATION, {}, vocabulary=10)
-    for method in methods(tokens):
-        np.testing.assert_array_equal(predict(tokens, method), tokens.held_out.target)
 
 
 @pytest.mark.parametrize("target", ["above", "size"])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,12 +8,10 @@ import raypipe as rp
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.sweep_stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN, SWEEP = PROJECT / "configs/transformer.yaml", PROJECT / "configs/sweeps/transformer.yaml"
@@ -35,18 +32,6 @@ def resolved(
     path: Path, *overrides: str, gib: float | None = None, capability: str = "8.9"
 ) -> Configuration:
     return config.resolve(config.read(path), overrides, "auto", [machine(gib, capability)])
-
-
-def unit(*overrides: str) -> Unit:
-    _, train = resolved(PLAIN, "data.source=random", *TABLE, *overrides).stages()
-    return train.units[0]
-
-
-def points(gib: float | None) -> list[dict[str, Any]]:
-    """The training settings of each point of the sweep."""
-    everything = with_sweep(resolved(SWEEP, *SMALL, *TABLE, gib=gib), [machine(gib)])
-    *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
@@ -85,42 +70,6 @@ def test_the_workload_s_sizes_for_a_cpu_are_a_profile():
 def test_the_swept_configuration_is_the_plain_one(gib):
     swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, gib=gib)
     assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
-
-
-@pytest.mark.parametrize(("gib", "number"), [(None, 12), (24.0, 56)])
-def test_the_sweep_has_every_combination(gib, number):
-    found = points(gib)
-    cells = {(t["micro_batch"], t["accumulation"], t["precision"]) for t in found}
-    assert len(found) == len(cells) == number
-    assert all(t["effective_batch"] == t["micro_batch"] * t["accumulation"] for t in found)
-
-
-@pytest.mark.parametrize(
-    ("override", "changes"),
-    [
-        ("model.layers=4", True),
-        ("model.heads=4", True),
-        ("data.samples=100", True),
-        ("data.seed=1", True),
-        ("train.training.precision=bf16", True),
-        ("train.training.micro_batch=8", False),
-        ("train.loader.workers=1", False),
-    ],
-)
-def test_what_decides_the_result_is_the_identity(override, changes):
-    differ = unit(override).fingerprint != unit().fingerprint
-    assert differ == changes
-
-
-def test_samples_are_evaluated_that_were_not_trained_on():
-    _, train = resolved(PLAIN, *SMALL, *TABLE).stages()
-    assert train.training is not None
-    task = train.training.task(None)
-    rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
-    held_out = task.build_eval_dataset()
-    assert held_out is not None
-    assert len(rows) == 256
-    assert all(tuple(sample[0].tolist()) not in rows for sample in held_out)
 
 
 @pytest.mark.parametrize("inputs", [TABLE, SEQUENCES], ids=["table", "sequences"])

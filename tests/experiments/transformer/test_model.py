@@ -50,43 +50,6 @@ def _inputs(given: TransformerSettings, samples: int = 4) -> tuple[Tensor, ...]:
     return numeric, torch.stack(columns, 1) if columns else empty
 
 
-def _reference_layer(layer: EncoderLayer, tokens: Tensor, real: Tensor) -> Tensor:
-    """The layer sample by sample and head by head, padding cut off instead of masked."""
-    samples = []
-    for x, keep in zip(tokens, real, strict=True):
-        normed = layer.norm_attention(x)
-        keys, values = layer.key_value(normed[keep]).chunk(2, dim=1)
-        heads = []
-        for q, k, v in zip(
-            layer.query(normed).chunk(layer.heads, 1),
-            keys.chunk(layer.heads, 1),
-            values.chunk(layer.heads, 1),
-            strict=True,
-        ):
-            weights = torch.exp(q @ k.T / k.shape[1] ** 0.5)
-            heads.append(weights / weights.sum(1, keepdim=True) @ v)
-        y = x + layer.out(torch.cat(heads, 1))
-        up = layer.up(layer.norm_feed_forward(y))
-        gelu = up * 0.5 * (1 + torch.erf(up / 2**0.5))
-        samples.append(y + layer.down(gelu))
-    return torch.stack(samples)
-
-
-def test_a_layer_is_the_explicit_one_with_its_gradient() -> None:
-    model = _model(SEQUENCE)
-    layer = model.layers[0]
-    assert isinstance(layer, EncoderLayer)
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
-    parameters = [tokens, *layer.parameters()]
-    outputs = (layer(tokens, real[:, None, None]), _reference_layer(layer, tokens, real))
-    ours, theirs = (
-        (output, *torch.autograd.grad(output.square().sum(), parameters)) for output in outputs
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-
-
 def test_the_encoder_is_pytorch_s_read_at_the_cls_token() -> None:
     model = _model(SEQUENCE)
     layer = nn.TransformerEncoderLayer(
@@ -125,46 +88,6 @@ def test_padding_changes_no_output(tokens: list[int], padding: int) -> None:
     companion = torch.ones(1, len(tokens) + padding, dtype=torch.int64)
     in_a_batch = torch.cat((padded.long(), companion))
     torch.testing.assert_close(model(in_a_batch)[:1], model(bare), rtol=1e-10, atol=1e-10)
-
-
-def test_padding_gets_no_gradient() -> None:
-    model = _model(SEQUENCE)
-    model(*_inputs(SEQUENCE)).square().sum().backward()
-    gradient = model.input.embedding.weight.grad
-    assert isinstance(gradient, Tensor)
-    assert gradient[0].abs().max() == 0
-    assert gradient[1:].abs().sum(1).min() > 0
-    (ids,) = _inputs(SEQUENCE)
-    ids[:, 7:] = 0
-    model.zero_grad()
-    model(ids).square().sum().backward()
-    positions = model.input.positions.grad
-    assert isinstance(positions, Tensor)
-    assert positions[7:].abs().max() == 0
-    assert positions[:7].abs().sum(1).min() > 0
-
-
-def test_the_order_of_the_tokens_counts() -> None:
-    model = _model(SEQUENCE)
-    ids = torch.tensor([[3, 5, 7]])
-    assert (model(ids) - model(ids.flip(1))).abs().max() > 1e-4
-
-
-def test_a_table_s_columns_have_no_order() -> None:
-    """Columns that change places together with what the model has learned of them."""
-    model, numeric_order, category_order = _model(TABLE), [2, 0, 1], [1, 0]
-    numeric, categories = _inputs(TABLE)
-    expected = model(numeric, categories)
-    moved = Transformer(TABLE.model_copy(update={"categories": (2, 4)})).double()
-    state = model.state_dict()
-    state["input.scale"] = state["input.scale"][numeric_order]
-    state["input.bias"] = state["input.bias"][numeric_order]
-    state["input.embedding.weight"] = state["input.embedding.weight"].roll(2, 0)
-    moved.load_state_dict(state)
-    outputs = moved(numeric[:, numeric_order], categories[:, category_order])
-    torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-10)
-    unlearned = model(numeric[:, numeric_order], categories)
-    assert (unlearned - expected).abs().max() > 1e-4
 
 
 def test_a_row_is_a_token_a_feature() -> None:
@@ -206,14 +129,6 @@ def test_it_compiles_to_one_graph_without_a_warning(given: TransformerSettings) 
     torch.testing.assert_close(outputs, expected)
 
 
-def test_dropout_is_for_training_alone() -> None:
-    model, inputs = _model(TABLE.model_copy(update={"dropout": 0.3})), _inputs(TABLE)
-    assert (model(*inputs) - model(*inputs)).abs().max() > 1e-4
-    model.eval()
-    torch.testing.assert_close(model(*inputs), model(*inputs), rtol=0, atol=0)
-    torch.testing.assert_close(model(*inputs), _model(TABLE)(*inputs))
-
-
 @pytest.mark.parametrize("given", KINDS)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_operations_are_those_pytorch_counts(given: TransformerSettings, layers: int) -> None:
@@ -239,13 +154,6 @@ def test_the_profiles_have_their_sizes(hidden: int, layers: int, heads: int, enc
     assert sum(p.numel() for p in model.layers.parameters()) == encoder
     rest = 20 * hidden + hidden + 2 * hidden + 2 * hidden + 2  # features, [CLS], norm, head
     assert sum(p.numel() for p in model.parameters()) == encoder + rest
-
-
-@pytest.mark.parametrize("hidden", [1, 8, 64, 96, 200, 256, 1000])
-def test_the_default_heads_divide_the_width(hidden: int) -> None:
-    heads = TransformerSettings(numeric=1, hidden=hidden).head_count
-    assert hidden % heads == 0
-    assert heads == 1 or hidden // heads >= 64
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -17,9 +16,8 @@ from pydantic import ValidationError
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from experiments.transformer.model import Transformer
-from experiments.transformer.ngrams import encode_ngrams, known_ngrams, ngram_keys
+from experiments.transformer.prepare import encode_ngrams, known_ngrams, ngram_keys
 from experiments.transformer.settings import NgramSettings, TransformerSettings
-from experiments.transformer.training import pad
 
 MASK = 2**64 - 1
 BOTH = NgramSettings()
@@ -82,37 +80,11 @@ def test_the_model_knows_the_ngrams_of_the_most_texts() -> None:
     assert idf == pytest.approx({a: math.log(7 / 5) + 1, c: math.log(7 / 4) + 1})
 
 
-def test_many_texts_are_counted_as_if_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [f"word{n % 7} word{n % 5}" for n in range(50)]
-    whole = known_ngrams(texts, BOTH)
-    monkeypatch.setattr("experiments.transformer.ngrams._AT_ONCE", 8)
-    assert known_ngrams(texts, BOTH).equals(whole)
-    counts = Counter(key for text in texts for key in set(plain_keys(text)))
-    assert len(whole) == sum(count > 1 for count in counts.values())
-
-
 @pytest.mark.parametrize("known", [["b b", "b"], ["x", "y"]])
 def test_a_text_without_known_ngrams_is_only_padding(known: list[str]) -> None:
     found = encode_ngrams(["z"], known_ngrams(known, WORDS), WORDS)
     assert (found["ngrams"].to_pylist(), found["weights"].to_pylist()) == ([[0]], [[0.0]])
     assert found["ngrams"].type == pa.list_(pa.int32())
-
-
-def test_padding_of_ngrams_changes_no_output() -> None:
-    torch.manual_seed(0)
-    model = Transformer(SMALL).double()
-    ids, target = torch.tensor([3, 4]), torch.tensor(1)
-    short = (ids, torch.tensor([5, 2]), torch.tensor([0.6, 0.8]), target)
-    empty = (ids, torch.tensor([0]), torch.tensor([0.0]), target)
-    long = (torch.arange(1, 6), torch.arange(1, 18), torch.full((17,), 0.2), target)
-    *together, _ = pad([short, long, empty])
-    for row, sample in enumerate((short, long, empty)):
-        *alone, _ = pad([sample])
-        torch.testing.assert_close(model(*together)[row], model(*alone)[0], rtol=1e-10, atol=1e-10)
-    model(*together).square().sum().backward()
-    assert model.ngrams is not None
-    assert model.ngrams.vectors.grad is not None
-    assert model.ngrams.vectors.grad[0].abs().max() == 0
 
 
 def test_the_branch_is_a_linear_model_of_the_weights() -> None:

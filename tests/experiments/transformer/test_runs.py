@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import experiments.transformer.data as data_module
 import raypipe as rp
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
-from experiments.transformer.data import sequences
-from experiments.transformer.data.splits import PredictionTarget
-from experiments.transformer.dataset import StoredSamples
-from experiments.transformer.evaluation import confused, measures
-from experiments.transformer.figures import figures
-from experiments.transformer.training import TransformerTask
+from experiments.transformer.comparison import measures
+from experiments.transformer.data import PredictionTarget
+from experiments.transformer.evaluation import confused
+from experiments.transformer.figures import sections
+from experiments.transformer.training import StoredSamples, TransformerTask
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
@@ -84,14 +84,6 @@ def records() -> list[DocstringRecord]:
         for name, own in words.items()
         for i in range(100)
     ]
-
-
-def test_what_is_not_better_than_a_baseline_is_a_warning(tmp_path, capsys):
-    given = (*of_table(tmp_path), "train.training.steps=1", "train.training.epochs=null")
-    assert run(tmp_path, *given) == 0
-    assert (
-        "WARNING: transformer is not better than the baseline gradient" in capsys.readouterr().out
-    )
 
 
 def test_a_table_is_classified(tmp_path):
@@ -165,7 +157,7 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
 
 
 def test_the_built_in_corpus_is_the_default(tmp_path, monkeypatch):
-    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records()))
+    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records()))
     assert run(tmp_path, "train.training.epochs=6") == 0
     rows = found(tmp_path).set_index("method")
     assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
@@ -223,30 +215,6 @@ def test_one_worker_is_the_plain_loop(tmp_path, target):
     torch.testing.assert_close(trained(*inputs), model(*inputs), rtol=1e-3, atol=1e-3)
 
 
-def test_fit_has_samples_of_the_greatest_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records()))
-    training = stages()["train"].training
-    assert training is not None
-    task = training.task(None)
-    ids, target = task.collate()([task.build_dataset()[i] for i in range(9)])
-    assert ids.shape == (9, 16)
-    loss = task.loss(
-        task.build_model(), (ids, target), StepContext(0, Phase("train", 1, 9, 1e-3), 0)
-    )
-    assert torch.isfinite(loss.total)
-
-
-def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
-    here, there = tmp_path / "a", tmp_path / "b"
-    for folder in (here, there):
-        folder.mkdir()
-    identities = [
-        stages(*of_table(folder, rows=rows))["train"].units[0].fingerprint
-        for folder, rows in ((here, frame()), (there, frame()), (there, frame(121)))
-    ]
-    assert identities[0] == identities[1] != identities[2]
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -293,14 +261,6 @@ def test_rare_classes_are_shown_as_one():
     table = pd.DataFrame(rows)
     assert len(table) == 13
     assert table.set_index("gold").loc["others", "rows"] == sum(range(1, 9))
-    assert [figure.name for figure in figures({"confusion": table})] == ["confusion"]
+    ((figure, _),) = (section.parts for section in sections({"confusion": table}))
+    assert figure.name == "confusion"
     assert json.loads(json.dumps(rows)) == rows
-
-
-def test_what_trains_on_data_can_be_swept(tmp_path):
-    path = PROJECT / "configs/sweeps/transformer.yaml"
-    given = [*SMALL, *of_table(tmp_path)]
-    rp.sweep(path, [*given, "sweep.repeats=1"], run_dir=tmp_path / "run", profile="cpu")
-    rows = found(tmp_path, "trials")
-    assert set(rows["status"]) == {"succeeded"}
-    assert len(rows) == 12

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
-from experiments.transformer.dataset import RandomSamples, Sample
-from experiments.transformer.model import EncoderLayer, Transformer
+from experiments.transformer.model import Transformer
 from experiments.transformer.settings import NgramSettings, TransformerSettings
-from experiments.transformer.training import TransformerTask
+from experiments.transformer.training import RandomSamples, Sample, TransformerTask
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
 
 SIZE = {"hidden": 16, "heads": 2, "layers": 2, "dropout": 0.0}
@@ -114,90 +111,3 @@ def test_a_sample_depends_on_the_seed_and_its_number_alone(settings: Transformer
     assert not torch.equal(other[0], together[0][0])
     with pytest.raises(IndexError, match="of 40"):
         data[40]
-
-
-def test_the_held_out_samples_are_others_of_the_same_rule() -> None:
-    task = _task(TABLE)
-    data, held_out = task.build_dataset(), task.build_eval_dataset()
-    assert isinstance(data, RandomSamples)
-    assert isinstance(held_out, RandomSamples)
-    rows = {
-        tuple(sample[0].tolist())
-        for part in (data, held_out)
-        for sample in (part[i] for i in range(100))
-    }
-    assert len(rows) == 200
-    torch.testing.assert_close(data._effects, held_out._effects, rtol=0, atol=0)
-
-
-def test_a_table_s_target_is_the_largest_sum_of_effects() -> None:
-    data = RandomSamples(TABLE, 50, seed=5)
-    effects = data._effects
-    features, first, second = effects.split((4, 3, 5))
-    torch.testing.assert_close(first.mean(0), torch.zeros(3, dtype=torch.float64))
-    seen = set()
-    for i in range(50):
-        numeric, categories, target = data[i]
-        scores = numeric.double() @ features + first[categories[0]] + second[categories[1]]
-        assert int(scores.argmax()) == int(target)
-        seen.add(int(target))
-    assert seen == {0, 1, 2}
-
-
-def test_a_sequence_s_target_is_the_sum_over_its_tokens() -> None:
-    data = RandomSamples(SEQUENCE.model_copy(update=REGRESSION), 300, seed=5)
-    effects, lengths, seen = data._effects, set(), set()
-    for i in range(300):
-        ids, target = data[i]
-        length = int((ids != 0).sum())
-        assert int((ids[:length] != 0).sum()) == length  # padding comes last
-        expected = effects[ids[:length], 0].sum() / length**0.5
-        torch.testing.assert_close(target.double(), expected, rtol=1e-5, atol=1e-6)
-        lengths.add(length)
-        seen |= set(ids.tolist())
-    assert lengths == set(range(5, 11))
-    assert seen == set(range(12))
-
-
-@pytest.mark.parametrize("settings", KINDS, ids=_name)
-def test_the_rule_can_be_learned(settings: TransformerSettings) -> None:
-    task = _task(settings, samples=1600)
-    torch.manual_seed(0)
-    model = task.build_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for batch in DataLoader(task.build_dataset(), batch_size=32):
-        loss = task.loss(model, batch, CONTEXT)
-        optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
-        optimizer.step()
-    held_out = task.build_eval_dataset()
-    assert held_out is not None
-    (batch,) = DataLoader(held_out, batch_size=400)
-    with torch.no_grad():
-        loss = task.loss(model.eval(), batch, CONTEXT)
-    if settings.kind == "regression":
-        assert loss.total / 400 < 0.6 * batch[-1].var()
-    else:
-        common = batch[-1].bincount().max() / 400
-        assert loss.metrics["accuracy"] / 400 > common + 0.15
-
-
-@pytest.mark.parametrize("settings", KINDS, ids=_name)
-def test_half_precision_outputs_give_a_single_precision_loss(settings: TransformerSettings) -> None:
-    model, batch = Transformer(settings), _batch(settings, range(8))
-    exact = _task(settings).loss(model, batch, CONTEXT)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = _task(settings).loss(model, batch, CONTEXT)
-    assert loss.total.dtype == torch.float32
-    torch.testing.assert_close(loss.total, exact.total, rtol=0.05, atol=0)
-
-
-def test_the_task_describes_its_model() -> None:
-    task = pickle.loads(pickle.dumps(_task(TABLE)))
-    model = task.build_model()
-    assert [type(block) for block in task.blocks(model)] == [EncoderLayer, EncoderLayer]
-    restored = TransformerSettings.model_validate_json(task.metadata()["model"])
-    assert restored == TABLE
-    assert task.flops_per_sample(model) > 0
-    phases = task.phases(TrainingSettings(epochs=2), 8)
-    assert [(phase.steps, phase.samples) for phase in phases] == [(25, 8)]

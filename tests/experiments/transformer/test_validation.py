@@ -10,9 +10,9 @@ import pytest
 
 import raypipe as rp
 from experiments.common.corpora.corpus import CorpusError
-from experiments.transformer.data.load import load
-from experiments.transformer.dataset import StoredSamples
+from experiments.transformer.data import load
 from experiments.transformer.settings import TransformerDataSettings
+from experiments.transformer.training import StoredSamples
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory

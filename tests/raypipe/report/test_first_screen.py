@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 import raypipe as rp
 from experiments.lm_pretrain import tables as lm_tables
-from experiments.lm_pretrain.report_sections import sections as lm_sections
+from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.pabbo_lda import tables as pabbo_tables
 from experiments.pabbo_lda.report_sections import sections as pabbo_sections
 from experiments.summarization import tables as summarization_tables
-from experiments.summarization.figures import sections as summarization_sections
+from experiments.summarization.tables import sections as summarization_sections
 from experiments.teleclass import tables as teleclass_tables
 from experiments.teleclass.figures import sections as teleclass_sections
 from experiments.transformer import tables as transformer_tables

@@ -3,17 +3,14 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from scipy import sparse
 
 from experiments.common.corpora.bow import load_bow, load_uci
-from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
 
 COUNTS = sparse.random(
@@ -188,53 +185,3 @@ def test_missing_uci_files_are_named(tmp_path):
     path.with_name("vocab.kos.txt").unlink()
     with pytest.raises(CorpusError, match=r"no vocab\.kos\.txt"):
         load_uci(tmp_path, "kos")
-
-
-def check_outcome(load: Callable[[], Corpus], file: str) -> None:
-    """A canonical corpus, or a CorpusError that names the file; nothing else."""
-    try:
-        corpus = load()
-    except CorpusError as error:
-        message = str(error)
-    else:
-        assert corpus.counts.has_canonical_format
-        assert corpus.counts.data.size
-        assert (corpus.counts.data > 0).all()
-        return
-    assert file in message
-
-
-def mutated(content: bytes) -> st.SearchStrategy[bytes]:
-    """Any bytes, or a good file with a piece overwritten, cut out or cut off."""
-
-    def splice(start: int, length: int, piece: bytes) -> bytes:
-        return content[:start] + piece + content[start + length :]
-
-    places = st.integers(0, len(content))
-    return st.binary(max_size=200) | st.builds(splice, places, places, st.binary(max_size=12))
-
-
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@quick
-@given(content=mutated(npz_bytes()))
-def test_any_bytes_as_npz_give_a_corpus_or_a_corpus_error(tmp_path_factory, content):
-    folder = tmp_path_factory.getbasetemp()
-    (folder / "X_fuzz_val_bow.npz").write_bytes(content)
-    check_outcome(lambda: load_bow(folder, "fuzz"), "X_fuzz_val_bow.npz")
-
-
-numbers = st.integers(-2, 12).map(str) | st.sampled_from(["1.5", "nan", "inf", "1e9", "x", ""])
-docwords = st.lists(st.lists(numbers, max_size=4).map(" ".join), max_size=6).map("\n".join)
-
-
-@quick
-@given(content=mutated(uci_text().encode()) | docwords.map(str.encode), gz=st.booleans())
-def test_any_bytes_as_docword_give_a_corpus_or_a_corpus_error(tmp_path_factory, content, gz):
-    folder = tmp_path_factory.getbasetemp()
-    save_uci(folder, "fuzz", "", gz=gz)
-    path = folder / f"docword.fuzz.txt{'.gz' if gz else ''}"
-    path.write_bytes(gzip.compress(content) if gz and len(content) % 2 else content)
-    check_outcome(lambda: load_uci(folder, "fuzz"), path.name)
-    path.unlink()

@@ -2,20 +2,16 @@ from __future__ import annotations
 
 import gzip
 import json.decoder
-import os
 import sys
 import textwrap
 
 import numpy as np
 import pytest
 
-from experiments.common.corpora import builtin, docstrings
-from experiments.common.corpora.builtin import builtin_corpus
+from experiments.common.corpora import docstrings
 from experiments.common.corpora.corpus import CorpusError
-from experiments.common.corpora.docstrings import SKIPPED, DocstringRecord, docstring_records
-from experiments.common.corpora.text import Tokenization
-
-SMALL = Tokenization(max_features=200)
+from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
+from experiments.common.corpora.load import load_corpus, sample
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +57,6 @@ def test_records_are_the_docstrings_of_the_modules(records):
     assert found["json", "dumps"].summary.startswith("Serialize ``obj``")
 
 
-def test_records_come_in_order_from_no_skipped_folder(records):
-    modules = [r.module for r in records]
-    assert modules == sorted(modules)
-    assert SKIPPED.isdisjoint(part for name in modules for part in name.split("."))
-    assert all(r.text.strip() for r in records)
-
-
 def test_sources_are_read_not_imported(tmp_path):
     (tmp_path / "pack" / "tests").mkdir(parents=True)
     (tmp_path / "pack" / "tests" / "t.py").write_text('"""A test."""')
@@ -108,26 +97,26 @@ def test_without_sources_it_says_so(tmp_path):
 
 
 def test_corpus_is_large_enough_for_topics_and_deterministic():
-    corpus = builtin_corpus()
+    corpus = load_corpus("builtin", "stdlib")
     assert corpus.documents > 5000
     assert corpus.words > 1500
     assert corpus.tokens > 50_000
     assert corpus.empty_documents == 0
     assert (np.diff(corpus.counts.tocsc().indptr) >= 5).all()  # min_df
-    assert builtin_corpus() == corpus
+    assert load_corpus("builtin", "stdlib") == corpus
 
 
 def test_samples_are_nested_and_limited(records):
-    small = builtin._sample(records, 100)
-    large = builtin._sample(records, 400)
+    small = sample(records, 100)
+    large = sample(records, 400)
     assert set(small) < set(large)
     assert len(small) == 100
     assert large == [r for r in records if r in set(large)]
-    corpus = builtin_corpus(400, SMALL)
+    corpus = load_corpus("builtin", "stdlib", max_documents=400, max_features=200)
     assert corpus.documents + corpus.dropped_documents == 400
     assert corpus.words <= 200
-    with pytest.raises(CorpusError, match="max_documents is 0"):
-        builtin_corpus(0)
+    with pytest.raises(CorpusError, match=r"data\.options\.max_documents = 0: .*greater than 0"):
+        load_corpus("builtin", "stdlib", max_documents=0)
 
 
 def test_the_sources_are_read_once(library, tmp_path, records):
@@ -162,13 +151,3 @@ def test_a_cache_that_cannot_be_written_costs_only_time(library, tmp_path, monke
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file" / "cache"))
     assert len(in_another_process()) == 2000
     assert "cannot be cached" in caplog.text
-
-
-def test_an_interrupted_write_leaves_nothing(library, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("disk full")
-
-    (tmp_path / "cache").mkdir(exist_ok=True)
-    monkeypatch.setattr(os, "fsync", fail)
-    assert len(in_another_process()) == 2000
-    assert list((tmp_path / "cache").iterdir()) == []

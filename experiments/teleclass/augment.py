@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.teleclass.artifacts import label_matrix, pseudo_labels_path
-from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.documents import Documents, read_documents
+from experiments.teleclass.artifacts import label_matrix, pool_options, pseudo_labels_path
+from experiments.teleclass.corpus import LabeledCorpus, read_annotations
+from experiments.teleclass.documents import Documents, read_documents
 from experiments.teleclass.generators import Assignment, load_generator
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
-from experiments.teleclass.task_pools import pool_options
 from raypipe.graph.context import StageContext
 from raypipe.store.artifacts import read_parquet
 from raypipe.store.ledger import Row

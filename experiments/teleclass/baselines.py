@@ -15,11 +15,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
-from experiments.teleclass.artifacts import record_measures
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.embeddings import embeddings_of
-from experiments.teleclass.evaluation import Counts, count
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.encoders import embeddings_of
+from experiments.teleclass.evaluation import Counts, count, record_measures
 from experiments.teleclass.refinement import similarities
 from raypipe.graph.context import StageContext
 

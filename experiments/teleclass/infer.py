@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import add
 from typing import Any
@@ -18,21 +17,25 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
-from experiments.common.bpe import token_lists
 from experiments.common.evaluation import task_device
-from experiments.common.tokenizer import read_tokenizer
-from experiments.teleclass.artifacts import label_lists, record_measures
-from experiments.teleclass.class_vectors import ClassVectors
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.dataset import NOTHING
-from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
-from experiments.teleclass.evaluation import Counts, count
+from experiments.common.tokenizer import read_tokenizer, token_lists
+from experiments.teleclass.artifacts import label_lists, pool_options
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.encoders import Embeddings, Vectors, embeddings_of
+from experiments.teleclass.evaluation import Counts, count, record_measures
 from experiments.teleclass.model import restore_classifier
-from experiments.teleclass.refinement import NEVER, best_labels, cut_at_gap, label_sets, ranked
+from experiments.teleclass.refinement import (
+    NEVER,
+    ClassVectors,
+    best_labels,
+    cut_at_gap,
+    label_sets,
+    ranked,
+)
 from experiments.teleclass.settings import InferSettings, takes_vectors
-from experiments.teleclass.task_pools import pool_options
-from experiments.teleclass.training import Collate
+from experiments.teleclass.taxonomy import Taxonomy
+from experiments.teleclass.training import NOTHING, Collate
 from raypipe.graph.context import StageContext
 from raypipe.store.artifacts import read_parquet, write_parquet
 from raypipe.store.run_directory import RunDirectory
@@ -40,7 +43,7 @@ from raypipe.training import precision
 from raypipe.training.weights import read_weights
 
 Probabilities = NDArray[np.float32]
-_IDENTITY, _COUNTS = b"identity", b"counts"
+_COUNTS = b"counts"
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,8 @@ def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
         UnitError: a task failed for good; the blocks of the others are stored.
 
     """
-    settings, identity = context.settings.infer, context.stage.units[0].fingerprint
-    run_dir, documents = context.run_dir, corpus.documents(corpus.predicted)
+    settings, run_dir = context.settings.infer, context.run_dir
+    documents = corpus.documents(corpus.predicted)
     similarity = settings.similarity if settings.threshold is None else 0.0
     inputs = _InferInputs(
         TrainedClassifier(run_dir, "train", settings),
@@ -132,6 +135,9 @@ def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
         (context.settings.refine.min_labels, context.settings.refine.max_labels),
     )
     starts = range(0, len(documents), settings.block)
+    # blocks of other settings, or of another size, have other names
+    folder = f"{context.stage.units[0].fingerprint}-{settings.block}"
+    paths = {start: run_dir.artifact("infer", folder, f"{start:09d}.parquet") for start in starts}
     context.begin(len(documents))
     done = 0
     with context.pool(pool_options(context, settings, neural=True)) as pool:
@@ -140,43 +146,17 @@ def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
         def calls() -> Iterator[tuple[Any, ...]]:
             nonlocal done
             for start in starts:
-                stop = min(start + settings.block, len(documents))
-                if _holds(run_dir, _part_path(run_dir, start), identity, stop - start):
-                    done += stop - start
-                    continue
-                gold = None if documents.gold is None else documents.gold[start:stop]
-                texts = documents.text_list(start, stop)
-                yield start, _predict, shared, start, texts, gold
+                rows = np.arange(start, min(start + settings.block, len(documents)))
+                if run_dir.exists(paths[start]):
+                    done += len(rows)
+                else:
+                    yield start, _predict, shared, rows, documents.take(rows)
 
-        for start, (labels, best, scores, counts) in context.map(pool, calls()):
-            ids = documents.ids[start : start + len(best)]
-            part = _part(corpus.taxonomy, ids, labels, best, scores)
-            about = {_IDENTITY: identity, _COUNTS: "" if counts is None else _to_json(counts)}
-            path = _part_path(run_dir, start)
-            write_parquet(run_dir, path, part.replace_schema_metadata(about))
+        for start, part in context.map(pool, calls()):
+            write_parquet(run_dir, paths[start], part)
             done += len(part)
             context.advance(done)
-    _finish(context, corpus, [_part_path(run_dir, start) for start in starts])
-
-
-def _part(
-    taxonomy: Taxonomy,
-    ids: pa.Array,
-    labels: sparse.csr_matrix,
-    best: NDArray[np.int64],
-    scores: Probabilities,
-) -> pa.Table:
-    """Return the predictions of a block: class ids, and the most probable classes with scores."""
-    names, lists = np.array(taxonomy.ids, object), label_lists(labels)
-    predicted = pa.array(names[lists.values.to_numpy()], pa.string())
-    return pa.table(
-        {
-            "id": ids,
-            "labels": pa.ListArray.from_arrays(lists.offsets, predicted),
-            "most_probable": pa.array(names[best].tolist(), pa.list_(pa.string())),
-            "probabilities": pa.array(scores.tolist(), pa.list_(pa.float32())),
-        }
-    )
+    _finish(context, corpus, list(paths.values()))
 
 
 def _finish(context: StageContext, corpus: LabeledCorpus, paths: Sequence[str]) -> None:
@@ -198,27 +178,36 @@ def _finish(context: StageContext, corpus: LabeledCorpus, paths: Sequence[str]) 
     run_dir.write(path, stream.getvalue().encode())
     counts = [text for part in parts if (text := part.schema.metadata[_COUNTS].decode())]
     if counts:
-        total = reduce(add, map(_from_json, counts))
+        total = reduce(add, map(Counts.from_json, counts))
         record_measures(context, corpus.taxonomy, "classifier", corpus.predicted, total)
     context.say(f"{len(table)} predictions: {path}")
 
 
-def _predict(
-    inputs: _InferInputs, start: int, texts: Sequence[str], gold: sparse.csr_matrix | None
-) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
-    """Task: return labels, most probable classes, their probabilities and measures of a block."""
+def _predict(inputs: _InferInputs, rows: NDArray[np.int64], part: Documents) -> pa.Table:
+    """Task: return the predictions of a block, with the sums of its measures as metadata."""
     predictor, taxonomy = inputs.predictor, inputs.taxonomy
-    vectors = inputs.vectors.read_rows(np.arange(start, start + len(texts)))
-    probabilities = predictor.probabilities(texts, vectors if inputs.takes_vectors else None)
-    scores = probabilities
+    vectors = inputs.vectors.read_rows(rows)
+    own = vectors if inputs.takes_vectors else None
+    scores = probabilities = predictor.probabilities(part.texts.to_pylist(), own)
     if inputs.classes is not None:
         similar = inputs.classes.similarities(vectors)
         similar = np.where(similar > NEVER, similar, 0)  # without a vector: the probability alone
         scores = probabilities + np.float32(inputs.similarity) * similar
     labels = choose(scores, taxonomy, predictor.settings, *inputs.labels)
     best = ranked(probabilities, min(predictor.settings.scores, probabilities.shape[1]))
-    counts = None if gold is None else count(scores, labels, gold, taxonomy.depth)
-    return labels, best, np.take_along_axis(probabilities, best, 1), counts
+    names, lists = np.array(taxonomy.ids, object), label_lists(labels)
+    predicted = pa.array(names[lists.values.to_numpy()], pa.string())
+    likely = np.take_along_axis(probabilities, best, 1).tolist()
+    table = pa.table(
+        {
+            "id": part.ids,
+            "labels": pa.ListArray.from_arrays(lists.offsets, predicted),
+            "most_probable": pa.array(names[best].tolist(), pa.list_(pa.string())),
+            "probabilities": pa.array(likely, pa.list_(pa.float32())),
+        }
+    )
+    counts = "" if part.gold is None else count(scores, labels, part.gold, taxonomy.depth).to_json()
+    return table.replace_schema_metadata({_COUNTS: counts})
 
 
 @lru_cache(maxsize=1)
@@ -228,27 +217,3 @@ def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch
     device = task_device()
     model = restore_classifier(weights, metadata).to(device)
     return model, read_tokenizer(run_dir), device
-
-
-def _to_json(counts: Counts) -> str:
-    return json.dumps({f.name: getattr(counts, f.name).tolist() for f in fields(counts)})
-
-
-def _from_json(text: str) -> Counts:
-    return Counts(**{name: np.array(values) for name, values in json.loads(text).items()})
-
-
-def _part_path(run_dir: RunDirectory, start: int) -> str:
-    return run_dir.artifact("infer", f"{start:09d}.parquet")
-
-
-def _holds(run_dir: RunDirectory, path: str, identity: str, rows: int) -> bool:
-    """Whether an intact block of this unit with this number of rows is stored."""
-    if not run_dir.exists(path):
-        return False
-    try:
-        table = read_parquet(run_dir, path)
-    except ValueError:
-        return False
-    stored = (table.schema.metadata or {}).get(_IDENTITY)
-    return stored == identity.encode() and len(table) == rows

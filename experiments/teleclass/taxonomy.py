@@ -6,20 +6,29 @@ import hashlib
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.common.corpora.corpus import CorpusError
-from experiments.teleclass.data.line_files import Row, malformed, numbered_lines, tab_rows
+from experiments.common.corpora.files import open_text, reading
+
+
+class Row(NamedTuple):
+    """Two fields of a line, and their place in the file."""
+
+    place: str
+    left: str
+    right: str
 
 
 @dataclass(frozen=True)
@@ -256,3 +265,40 @@ def _refuse_cycles(taxonomy: Taxonomy, places: Mapping[tuple[int, int], str]) ->
         raise CorpusError(
             f"{place}: this edge closes a cycle of classes: {shown}; remove one of its edges"
         ) from error
+
+
+def numbered_lines(path: Path, form: str) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the content of each non-blank line of a UTF-8 text file.
+
+    Raises:
+        CorpusError: the file does not exist, is corrupt or is not UTF-8.
+
+    """
+    if not path.is_file():
+        raise CorpusError(f"{path}: there is no such file; expected lines {form}")
+    with reading(path, f"UTF-8 text, lines {form}"), open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line.removesuffix("\n")
+
+
+def tab_rows(path: Path, form: str, *, strip: bool = True) -> Iterator[Row]:
+    """Yield the lines ``left<TAB>right`` of a file, their fields stripped of white space.
+
+    With ``strip=False`` the right field is the rest of the line as it is, further tabs included.
+
+    Raises:
+        CorpusError: as :func:`numbered_lines`, or a line has another number of fields.
+
+    """
+    for number, line in numbered_lines(path, form):
+        left, tab, right = line.partition("\t")
+        if not tab or (strip and "\t" in right):
+            raise malformed(path, number, line, form)
+        yield Row(f"{path}, line {number}", left.strip(), right.strip() if strip else right)
+
+
+def malformed(path: Path, number: int, line: str, form: str) -> CorpusError:
+    """Return the error for a line in another format."""
+    shown = textwrap.shorten(line, 80, placeholder=" ...")
+    return CorpusError(f"{path}, line {number}: expected {form}, got {shown!r}; correct that line")

@@ -13,16 +13,13 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
-from experiments.teleclass.artifacts import label_lists, pseudo_labels_path, record_measures
-from experiments.teleclass.class_vectors import ClassVectors, centered
-from experiments.teleclass.data.annotations import read_annotations
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.embeddings import Embeddings, embeddings_of
-from experiments.teleclass.evaluation import Counts, count
-from experiments.teleclass.refinement import ClassSums, TopDocuments
+from experiments.teleclass.artifacts import label_lists, pool_options, pseudo_labels_path
+from experiments.teleclass.corpus import LabeledCorpus, read_annotations
+from experiments.teleclass.encoders import Embeddings, embeddings_of
+from experiments.teleclass.evaluation import Counts, count, record_measures
+from experiments.teleclass.refinement import ClassSums, ClassVectors, TopDocuments, centered
 from experiments.teleclass.settings import RefineSettings
-from experiments.teleclass.task_pools import groups, pool_options
+from experiments.teleclass.taxonomy import Taxonomy
 from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import TaskPool
 from raypipe.store.artifacts import write_parquet
@@ -97,7 +94,7 @@ def _refined(context: StageContext, corpus: LabeledCorpus, settings: RefineSetti
     context.begin(settings.rounds + 1)
     with context.pool(pool_options(context, settings, neural=False)) as pool:
         inputs = _RefineInputs(documents, described, corpus.taxonomy, None, settings)
-        parts = groups(len(documents), pool.capacity / settings.cpus)
+        parts = _groups(len(documents), pool.capacity / settings.cpus)
         if settings.center:
             calls = [(part, _unit_sums, part, documents) for part in parts]
             total = np.zeros(described.vectors.shape[1] + 1)
@@ -125,7 +122,7 @@ def _refined(context: StageContext, corpus: LabeledCorpus, settings: RefineSetti
         if corpus.test is not None and corpus.test.gold is not None:
             predicted = embeddings_of(context.run_dir, corpus, context.settings.encode, "test")
             measured = replace(inputs, documents=predicted, gold=corpus.test.gold)
-            spread = groups(len(predicted), pool.capacity / settings.cpus)
+            spread = _groups(len(predicted), pool.capacity / settings.cpus)
             *_, found = _labeled(context, pool, spread, measured)
             if found is not None:
                 record_measures(context, corpus.taxonomy, "refined", "test", found)
@@ -150,18 +147,16 @@ def _round(
             choices[_rows(documents, part)] = best
             total += own  # in double precision, whatever the order of the tasks
         return choices, total
-    top = TopDocuments.empty(settings.top_documents, count)
+    parts_of_tasks = []
     calls = [(part, _best_documents, part, shared) for part in parts]
     for part, (best, of_part) in context.map(pool, calls):
         choices[_rows(documents, part)] = best
-        top = top.merge(of_part)
-    classes, rows = top.members()
-    weights = top.scores.T[top.rows.T >= 0]
-    if settings.weights == "equal":
-        weights = np.ones_like(weights)
-    vectors = centered(documents.read_rows(rows), inputs.classes.center)
-    places = np.arange(len(rows))
-    return choices, refinement.sums(classes, places, weights, vectors, count)
+        parts_of_tasks.append(of_part)
+    top = TopDocuments.merged(parts_of_tasks, settings.top_documents)
+    weights = np.ones_like(top.scores) if settings.weights == "equal" else top.scores
+    vectors = centered(documents.read_rows(top.rows), inputs.classes.center)
+    places = np.arange(len(top.rows))
+    return choices, refinement.sums(top.classes, places, weights, vectors, count)
 
 
 def _labeled(
@@ -225,12 +220,14 @@ def _best_documents(blocks: range, inputs: _RefineInputs) -> tuple[NDArray[np.in
     """Task: return the most similar classes in some blocks, and the best documents of classes."""
     choices, most = [], inputs.settings.top_documents
     assert most is not None
-    top = TopDocuments.empty(most, len(inputs.taxonomy))
+    tops: list[TopDocuments] = []
     for number in blocks:
         _, best, confidence = _confidences(number, inputs)
         choices.append(best)
-        top = top.with_block(confidence, inputs.documents.bounds(number)[0])
-    return np.concatenate(choices), top
+        first_row, _ = inputs.documents.bounds(number)
+        tops.append(TopDocuments.of_block(confidence, first_row, most))
+        tops = [TopDocuments.merged(tops, most)]  # so that memory does not grow
+    return np.concatenate(choices), tops[0]
 
 
 def _labels(
@@ -254,3 +251,9 @@ def _labels(
 
 def _sum(total: Counts | None, counts: Counts | None) -> Counts | None:
     return counts if total is None else total if counts is None else total + counts
+
+
+def _groups(blocks: int, workers: float) -> list[range]:
+    """Return runs of adjacent blocks, a few per worker: one run per task."""
+    size = max(1, blocks // max(1, int(4 * workers)))
+    return [range(start, min(start + size, blocks)) for start in range(0, blocks, size)]

@@ -1,28 +1,65 @@
-"""Tokenize stage: the training set as tokens, with vectors if the classifier reads them."""
+"""Phase 4, hierarchy, and the tokenize stage: the training set with ancestors, and its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy import sparse
+from tokenizers import Tokenizer
 
-from experiments.common.blocks import Block, map_blocks
-from experiments.common.bpe import token_lists, train_bpe
-from experiments.common.tokenizer import evenly_spread, store_tokenizer
-from experiments.teleclass.artifacts import generated_documents, training_set_path, vector_lists
-from experiments.teleclass.data.corpus import LabeledCorpus
-from experiments.teleclass.embeddings import Vectors, embeddings_of
-from experiments.teleclass.encoders import stored_encoder
+from experiments.common.blocks import Block, evenly_spread, map_blocks
+from experiments.common.pretrained import load_fast_tokenizer
+from experiments.common.tokenizer import store_tokenizer, token_lists, train_bpe
+from experiments.teleclass.artifacts import (
+    generated_documents,
+    label_lists,
+    label_matrix,
+    pseudo_labels_path,
+    training_set_path,
+    vector_lists,
+)
+from experiments.teleclass.corpus import LabeledCorpus
+from experiments.teleclass.encoders import Vectors, embeddings_of, stored_encoder
 from experiments.teleclass.settings import takes_vectors
 from raypipe.errors import ConfigError
 from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow
+from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
 from raypipe.store.run_directory import RunDirectory
+
+
+def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:
+    """Write the training set: labeled and generated documents with all ancestors of their labels.
+
+    Raises:
+        ValueError: no document has a label.
+
+    """
+    taxonomy, run_dir = corpus.taxonomy, context.run_dir
+    stored = read_parquet(run_dir, pseudo_labels_path(run_dir))
+    found = label_matrix(stored.column("labels"), len(taxonomy))
+    rows = np.flatnonzero(np.diff(found.indptr))
+    _, classes = generated_documents(context)
+    ones = (np.ones(len(classes), bool), (np.arange(len(classes)), classes))
+    written = sparse.csr_matrix(ones, (len(classes), len(taxonomy)))
+    labels = taxonomy.closure(sparse.vstack((found[rows], written), "csr"))
+    if not labels.shape[0]:
+        raise ValueError("no document has a label, so there is nothing to train on")
+    table = pa.table(
+        {
+            "origin": ["document"] * len(rows) + ["generated"] * len(classes),
+            "row": np.concatenate((rows, np.arange(len(classes)))),
+            "labels": label_lists(labels),
+        }
+    )
+    write_parquet(run_dir, training_set_path(run_dir), table)
+    added = labels.sum() - found.sum() - len(classes)
+    context.say(f"{len(table)} documents, {labels.sum()} labels, {added} of them ancestors")
+
 
 #: documents per block
 BLOCK = 4096
@@ -57,7 +94,7 @@ def run_tokenize(corpus: LabeledCorpus, context: StageContext) -> None:
     stored = embeddings_of(run_dir, corpus, encoding, "train")
     encoded: Vectors = np.empty((0, 0), np.float32)
     if takes_vectors(classifier) and len(generated):
-        encoder = stored_encoder(run_dir, corpus, encoding)
+        encoder = stored_encoder(run_dir, encoding)
         on_gpu = encoding.model is not None and encoding.gpus != 0
         arguments = ("tokenize/vectors", encoder.encode, generated.to_pylist())
         encoded = context.call(*arguments, on_gpu=on_gpu)
@@ -92,42 +129,18 @@ def make_tokenizer(
     """Return the tokenizer as JSON: the pretrained model's, or a byte-level BPE of these texts.
 
     Raises:
-        ConfigError: as :func:`pretrained_tokenizer`.
-
-    """
-    if pretrained is not None:
-        return pretrained_tokenizer(pretrained, length)
-    return train_bpe(texts, vocabulary, length)
-
-
-@lru_cache(maxsize=4)  # a sweep builds the stages of every trial
-def pretrained_tokenizer(model: str, length: int) -> str:
-    """Return the tokenizer of a pretrained model as JSON; it cuts texts at ``length``.
-
-    Raises:
         ConfigError: the model has no fast tokenizer, or reads only shorter texts.
 
     """
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"train.classifier.pretrained = {model}: its tokenizer cannot be loaded: {error}"
-        ) from error
-    # for a folder without a tokenizer the library returns an empty one
-    if not loaded.is_fast or len(loaded) <= len(loaded.all_special_tokens):
-        raise ConfigError(
-            f"train.classifier.pretrained = {model}: has no fast tokenizer; "
-            "take a model with a tokenizer.json"
-        )
+    if pretrained is None:
+        return train_bpe(texts, vocabulary, length)
+    loaded = load_fast_tokenizer(pretrained, f"train.classifier.pretrained = {pretrained}")
     if length > loaded.model_max_length:
         raise ConfigError(
-            f"train.classifier.length = {length}: {model} reads at most "
+            f"train.classifier.length = {length}: {pretrained} reads at most "
             f"{loaded.model_max_length} tokens; lower it"
         )
-    tokenizer = loaded.backend_tokenizer
+    tokenizer = Tokenizer.from_str(loaded.backend_tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.enable_truncation(length)
     text: str = tokenizer.to_str()

@@ -1,1 +1,0 @@
-"""The phases of TELEClass, one module each; none of them imports another."""
