@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import raypipe as rp
-from experiments.lm_pretrain.model import large, medium
+from experiments.lm_pretrain.export import check_exportable
+from experiments.lm_pretrain.model import large, medium, tiny
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
@@ -54,6 +55,14 @@ def test_the_effective_batch_is_128_on_every_card(gib, batches):
     assert training.effective_batch == 128
     assert settings.model.model_dump() == medium().model_dump()
     assert (training.steps, training.warmup_steps, training.betas) == (100_000, 4000, (0.9, 0.95))
+
+
+def test_a_cpu_trains_the_tiny_model():
+    settings = resolved(PLAIN).settings
+    changed = {"vocabulary": 2048, "context": 128, "tied": True}
+    assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
+    assert settings.train.training.effective_batch == 8
+    check_exportable(settings.model)
 
 
 def test_a_model_is_a_size_or_its_parts():
