@@ -298,7 +298,7 @@ def test_trials_that_measure_speed_have_no_loss(run):
     assert best(run, (trials, rows[:1])) == ""
     chosen: dict[str, object] = {"trained_stage": "fit", "trial_id": "a", "metric": "eval_loss"}
     chosen |= {"mode": "min", "value": 0.25}
-    assert best(run, (trials, rows[:1]), (RECOMMENDATIONS, [chosen])) == "eval_loss 0.25"
+    assert best(run, (trials, rows[:1]), (RECOMMENDATIONS, [chosen])) == "eval_loss 0.25 (fit)"
     assert best(run, (trials, rows)) == "loss_final 0.2"
 
 
