@@ -2,14 +2,12 @@
 
     python -m benchmarks.teleclass refine       # 10^5 to 10^6 documents x 1000 classes, no GPU
     python -m benchmarks.teleclass classifier   # a BERT-base-sized classifier, on a GPU
-    python -m benchmarks.teleclass structures --newsgroups DIR   # all phases on nine corpora
 
 ``refine`` runs phase 2 in one process on memory-mapped random vectors, for growing numbers of
 documents. For comparison it runs the method of the published pipeline, which sorts each row of the
 whole similarity matrix, on the smallest number of documents, whose matrix fits in memory.
 ``classifier`` measures samples per second and peak memory of forward passes as in phase 6 (infer)
-and of training steps as in phase 5 (train), in fp32, tf32 and bf16. ``structures`` runs one
-configuration on corpora of different class structures, and compares all phases with the baselines.
+and of training steps as in phase 5 (train), in fp32, tf32 and bf16.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.teleclass_structures import measure_all
 from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.documents import Documents
 from experiments.teleclass.encoders import Embeddings
@@ -81,9 +78,6 @@ def make_vectors(run: RunDirectory, encoding: EncodeSettings, documents: int) ->
             own = classes[draw.integers(0, CLASSES, stop - start)]
             noise = NOISE * draw.standard_normal(own.shape, dtype=np.float32)
             store.write(number, own + noise)
-
-
-SETTINGS = TeleclassSettings()
 
 
 def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
@@ -218,12 +212,6 @@ def main() -> None:
     speed = commands.add_parser("classifier", help="a BERT-base-sized classifier on a GPU")
     speed.add_argument("--batches", type=int, nargs="+", default=[16, 64, 256])
     speed.add_argument("--steps", type=int, default=20)
-    drawn = commands.add_parser("structures", help="every phase on corpora of different structures")
-    drawn.add_argument("--newsgroups", type=Path, required=True, help="folder of 20 Newsgroups")
-    drawn.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some structures")
-    drawn.add_argument("--results", default="structures", help="name of the file of results")
-    drawn.add_argument("--limit-s", type=float, default=3600, help="time limit of a structure")
-    drawn.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings to try")
     one = commands.add_parser("one", help="one measurement of refine, in this process")
     one.add_argument("how", choices=["blocks", "dense"])
     one.add_argument("folder")
@@ -233,10 +221,6 @@ def main() -> None:
         torch.set_num_threads(1)
         measure = refine_once if given.how == "blocks" else dense_once
         print(json.dumps(measure(RunDirectory.at(given.folder), given.size)))
-        return
-    if given.command == "structures":
-        path = RESULTS / f"{given.results}.json"
-        measure_all(given.newsgroups, path, given.only, given.settings, given.limit_s)
         return
     if given.command == "refine":
         content = measure_refine(given.documents)

@@ -14,9 +14,6 @@ import yaml
 
 from docs.benchmark_tables import leaderboard_lines, median_lines
 from docs.command_reference import api_lines, command_lines
-from docs.duel_tables import ablation_lines, search_lines, start_lines
-from docs.prediction_tables import profile_lines, published_lines
-from docs.tuning_tables import tuning_lines
 from raypipe.commands.configuration import CommonSettings
 from raypipe.commands.declarations import PREDICTIONS
 from raypipe.config.keys import Key, keys_of
@@ -51,13 +48,6 @@ def pages() -> dict[str, str]:
         "reference/commands.md": {"commands": command_lines()},
         "reference/api.md": {"api": api_lines()},
         "benchmark.md": {"leaderboard": leaderboard_lines(), "evaluations": median_lines()},
-        "pabbo.md": {
-            "duels": search_lines(),
-            "duels-starts": start_lines(),
-            "ablation": ablation_lines(),
-        },
-        "explanation/prediction.md": {"published": published_lines(), "profiles": profile_lines()},
-        "howto/optuna.md": {"tuning": tuning_lines()},
     }
     return {page: _with(page, of_page) for page, of_page in parts.items()}
 

@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.gpu_parts.bench import Row
 from benchmarks.gpu_parts.parts import PARTS, Part
 from benchmarks.gpu_parts.training import MFU_GOAL, RESERVED_GOAL
-from benchmarks.study_page import markdown_table
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import MISSING, cell, heading, number, percent
 
@@ -49,6 +48,12 @@ def page(outcomes: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> str:
         if found := rows.get(part.name):
             blocks += [f"## {part.title}", *_section(part, found)]
     return "\n\n".join(blocks) + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a pipe table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _outcome(part: Part, row: Row | None) -> list[str]:
