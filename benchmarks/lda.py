@@ -15,7 +15,6 @@ Results: ``benchmarks/results/lda/<corpus>.json``.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from datetime import UTC, datetime
@@ -33,10 +32,10 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
+from benchmarks.rounds import rotated, write_report
 from benchmarks.training import machine
 from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation
-from raypipe.provenance import git_commit, package_version
 
 #: passes over the documents and rounds, by the number of topics
 PLAN = {2: (4, 3), 10: (4, 3), 50: (3, 3), 200: (2, 2), 500: (1, 2), 950: (1, 1)}
@@ -77,8 +76,7 @@ def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
         names = list(contenders)
-        turn = number % len(names)
-        for name in (*names[turn:], *names[:turn]):
+        for name in rotated(names, number):
             kind, documents = contenders[name]
             rows.append({"round": number, "contender": name} | measure(kind, documents, T, passes))
     reference = {row["round"]: row for row in rows if row["contender"] == "sklearn"}
@@ -159,10 +157,6 @@ def main(
             ours = results[-1]["float64"]
             typer.echo(f"T={T}: {ours['ratio']:.1f} times as fast as scikit-learn")
     report = {
-        "started": started,
-        "commit": git_commit(),
-        "machine": machine(torch.device("cpu"), threads=1),
-        "packages": {package: package_version(package) for package in ("scikit-learn", "numba")},
         "corpus": {
             "name": name,
             "documents": counts.shape[0],
@@ -172,8 +166,8 @@ def main(
         "batch_size": BATCH_SIZE,
         "topics": results,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    about = machine(torch.device("cpu"), threads=1)
+    write_report(out / f"{name}.json", started, about, ("scikit-learn", "numba"), **report)
     title = f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn"
     Console(width=120).print(table(results, title))
     for row in results:

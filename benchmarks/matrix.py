@@ -22,13 +22,11 @@ Results: ``benchmarks/results/matrix/overhead.json``.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -39,12 +37,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rounds import extent, rotated, write_report
 from benchmarks.training import machine
 from benchmarks.trials import matrix_by_raypipe, matrix_by_tune
 from benchmarks.trials.experiment import spans
 from benchmarks.trials.plan import Grid
 from raypipe.launch.cluster import RayLauncher
-from raypipe.provenance import git_commit, package_version
 
 REFERENCE = "tune"
 PACKAGES = ("torch", "ray", "raypipe-runner")
@@ -92,9 +90,8 @@ def run_rounds(
     differences: list[float] = []
     names = list(contenders)
     for number in range(rounds):
-        turn = number % len(names)
         losses: dict[str, list[float]] = {}
-        for name in (*names[turn:], *names[:turn]):
+        for name in rotated(names, number):
             row, losses[name] = measure(contenders[name], grid, cpus)
             rows.append({"round": number, "contender": name, **row})
             typer.echo(
@@ -114,10 +111,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in dict.fromkeys(row["contender"] for row in rows):
         mine = [row for row in rows if row["contender"] == name]
         summary[name] = {
-            key: _spread(row[key] for row in mine)
+            key: extent(row[key] for row in mine)
             for key in ("overhead_s", "wall_s", "training_s", "before_first_s", "after_last_s")
         }
-        summary[name]["ratio"] = _spread(
+        summary[name]["ratio"] = extent(
             row["overhead_s"] / reference[row["round"]]["overhead_s"] for row in mine
         )
     return summary
@@ -167,10 +164,6 @@ def main(
     summary = summarize(rows)
     exceeding = sum(not difference <= TOLERANCE for difference in differences) / len(differences)
     report = {
-        "started": started,
-        "commit": git_commit(),
-        "machine": machine(torch.device("cpu"), threads=1),
-        "packages": {package: package_version(package) for package in PACKAGES},
         "trainings": len(grid.points),
         "steps": steps,
         "largest_loss_difference": max(differences),
@@ -180,8 +173,8 @@ def main(
         "summary": summary,
         "rounds": rows,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "overhead.json").write_text(json.dumps(report, indent=1) + "\n")
+    about = machine(torch.device("cpu"), threads=1)
+    write_report(out / "overhead.json", started, about, PACKAGES, **report)
     Console().print(table(summary))
     typer.echo(
         f"last losses: {report['equal_losses']:.0%} equal, {exceeding:.0%} differ by more than "
@@ -190,11 +183,6 @@ def main(
     if exceeding > EXCEEDING:
         typer.echo("the contenders did not train the same", err=True)
         raise typer.Exit(1)
-
-
-def _spread(values: Any) -> dict[str, float]:
-    found = list(values)
-    return {"median": median(found), "low": min(found), "high": max(found)}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Results: ``benchmarks/results/scale/``; conclusions: ``docs/scaling.md``.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.rounds import write_report
 from benchmarks.scaling import nodes as simulated
 from benchmarks.scaling import overhead as against_ray
 from benchmarks.scaling import runs
@@ -34,7 +34,6 @@ from benchmarks.scaling import studies as made_up
 from benchmarks.scaling.overhead import OURS, REFERENCE, Case
 from benchmarks.training import machine
 from raypipe.launch.cluster import RayLauncher
-from raypipe.provenance import git_commit, package_version
 
 OUT = Path("benchmarks/results/scale")
 GOAL = 0.9
@@ -154,16 +153,9 @@ def _now() -> str:
 
 
 def _write(file: Path, started: str, found: dict[str, Any]) -> None:
-    report = {
-        "started": started,
-        "commit": git_commit(),
-        "machine": machine(torch.device("cpu"), threads=1),
-        "load_at_the_end": os.getloadavg(),
-        "packages": {package: package_version(package) for package in ("ray", "raypipe-runner")},
-        **found,
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    about = machine(torch.device("cpu"), threads=1)
+    load = os.getloadavg()
+    write_report(file, started, about, ("ray", "raypipe-runner"), load_at_the_end=load, **found)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Results: ``benchmarks/results/sweep/trials.json``.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -35,12 +34,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rounds import extent, rotated, write_report
 from benchmarks.training import machine
 from benchmarks.trials import by_ray, by_raypipe
 from benchmarks.trials.experiment import spans
 from benchmarks.trials.plan import Plan
 from raypipe.launch.cluster import RayLauncher
-from raypipe.provenance import git_commit, package_version
 
 REFERENCE = "plain_ray"
 CONTENDERS = ("raypipe", REFERENCE)
@@ -88,9 +87,8 @@ def run_rounds(
     rows: list[dict[str, Any]] = []
     difference = 0.0
     for number in range(rounds):
-        turn = number % len(CONTENDERS)
         losses: dict[str, list[float]] = {}
-        for name in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
+        for name in rotated(CONTENDERS, number):
             row, losses[name] = measure(contenders[name], plan)
             rows.append({"round": number, "contender": name, **row})
             typer.echo(
@@ -111,20 +109,20 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         mine = [row for row in rows if row["contender"] == name]
         between = [gap for row in mine for gap in row["between_s"]]
         summary[name] = {
-            "between_s": _spread(between),
-            "ratio": _spread(
+            "between_s": extent(between),
+            "ratio": extent(
                 median(row["between_s"]) / median(reference[row["round"]]["between_s"])
                 for row in mine
             ),
-            "ratio_of_whole": _spread(
+            "ratio_of_whole": extent(
                 row["rest_per_trial_s"] / reference[row["round"]]["rest_per_trial_s"]
                 for row in mine
             ),
             **{
-                key: _spread(row[key] for row in mine)
+                key: extent(row[key] for row in mine)
                 for key in ("before_first_s", "after_last_s", "rest_per_trial_s", "wall_s")
             },
-            "training_s": _spread(seconds for row in mine for seconds in row["training_s"]),
+            "training_s": extent(seconds for row in mine for seconds in row["training_s"]),
         }
     return summary
 
@@ -189,10 +187,6 @@ def main(
         launcher.close()
     summaries = {workers: entry["summary"] for workers, entry in measured.items()}
     report = {
-        "started": started,
-        "commit": git_commit(),
-        "machine": machine(torch.device("cpu"), threads=1),
-        "packages": {package: package_version(package) for package in PACKAGES},
         "trials": trials,
         "steps": steps,
         "micro_batch": Plan.micro_batch,
@@ -200,18 +194,13 @@ def main(
         "targets": TARGETS,
         "workers": measured,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "trials.json").write_text(json.dumps(report, indent=1) + "\n")
+    about = machine(torch.device("cpu"), threads=1)
+    write_report(out / "trials.json", started, about, PACKAGES, **report)
     Console().print(table(summaries))
     typer.echo(f"largest relative difference of a last loss: {worst:.1e}")
     if not worst <= TOLERANCE:
         typer.echo(f"above {TOLERANCE}: the contenders did not train the same", err=True)
         raise typer.Exit(1)
-
-
-def _spread(values: Any) -> dict[str, float]:
-    found = list(values)
-    return {"median": median(found), "low": min(found), "high": max(found)}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ Results: ``benchmarks/results/training/<case>.json``.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -45,8 +44,8 @@ from benchmarks.loops.measure import (
     largest_difference,
     run,
 )
+from benchmarks.rounds import extent, rotated, write_report
 from raypipe.hardware import detect
-from raypipe.provenance import git_commit, package_version
 from raypipe.training.data_sheets import peak_flops
 
 REFERENCE = "by_hand"
@@ -74,9 +73,8 @@ def measure(
     gpu = GpuUtilization(device)
     try:
         for number in range(rounds):
-            turn = number % len(contenders)
             losses: dict[str, list[Logged]] = {}
-            for name in (*contenders[turn:], *contenders[:turn]):
+            for name in rotated(contenders, number):
                 torch.set_num_threads(threads)
                 row, losses[name] = run(functions[name], case, device, LOG_EVERY, gpu)
                 if flops is not None and peak is not None:
@@ -101,8 +99,8 @@ def summarize(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> 
         cpu = [reference[row["round"]]["cpu_seconds"] / row["cpu_seconds"] for row in mine]
         kept = set(mine[0]) - {"round", "contender", "steps", "seconds", "cpu_seconds"}
         summary[name] = {
-            "ratio": {"median": median(ratios), "low": min(ratios), "high": max(ratios)},
-            "cpu_time_ratio": {"median": median(cpu), "low": min(cpu), "high": max(cpu)},
+            "ratio": extent(ratios),
+            "cpu_time_ratio": extent(cpu),
             "largest_loss_difference": difference,
             **{key: median(row[key] for row in mine) for key in sorted(kept) if _known(mine, key)},
         }
@@ -189,10 +187,6 @@ def main(
     started = datetime.now(UTC).isoformat(timespec="seconds")
     report: dict[str, Any] = {
         "case": name,
-        "started": started,
-        "commit": git_commit(),
-        "machine": machine(device, threads),
-        "packages": {package: package_version(package) for package in PACKAGES},
         "micro_batch": what.micro_batch,
         "accumulation": what.accumulation,
         "steps": length,
@@ -200,10 +194,10 @@ def main(
         "loader_workers": processes,
         "training": what.training.model_dump(mode="json"),
     }
-    out.mkdir(parents=True, exist_ok=True)
+    about = machine(device, threads)
     for rows, differences in measure(what, chosen, device, rounds, threads):
         report |= {"summary": summarize(rows, differences), "rounds": rows}
-        (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_report(out / f"{name}.json", started, about, PACKAGES, **report)
     Console().print(table(what, report["summary"]))
     worst = max(entry["largest_loss_difference"] for entry in report["summary"].values())
     typer.echo(f"largest relative difference of a logged loss: {worst:.1e}")

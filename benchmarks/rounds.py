@@ -1,0 +1,38 @@
+"""What all benchmarks of alternating contenders share: their order, spread and file of results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from raypipe.provenance import git_commit, package_version
+
+
+def rotated(names: Sequence[str], number: int) -> Sequence[str]:
+    """Return the order of the contenders in a round: each one begins in turn."""
+    turn = number % len(names)
+    return (*names[turn:], *names[:turn])
+
+
+def extent(values: Iterable[float]) -> dict[str, float]:
+    """Return median, minimum and maximum."""
+    found = list(values)
+    return {"median": median(found), "low": min(found), "high": max(found)}
+
+
+def write_report(
+    file: Path, started: str, machine: Any, packages: Iterable[str], **found: Any
+) -> None:
+    """Write results as JSON, with commit, machine and versions of packages."""
+    report = {
+        "started": started,
+        "commit": git_commit(),
+        "machine": machine,
+        "packages": {package: package_version(package) for package in packages},
+        **found,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
