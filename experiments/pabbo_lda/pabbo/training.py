@@ -41,7 +41,7 @@ _LEAST_SPREAD = 1e-3  # of utilities, so that the rounding of a flat function ha
 class PabboSettings(Settings):
     """Training of PABBO.
 
-    The defaults are the recipe of ``benchmarks/pabbo.py`` for a CPU, with an effective batch of 32,
+    The defaults are the recipe measured in docs/pabbo.md for a CPU, with an effective batch of 32,
     a learning rate of 3e-3 and gradients clipped at 1. Published: ``policy_gradient=published``,
     ``policy_learning_rate=3e-5``, ``prediction_splits`` = horizon + 1, burn-in 3000 of 8000 steps,
     16 x 20 trajectories of 64 duels, 100 points and pairs; quick: burn-in 800 of 2000 steps, 8 x 10
