@@ -433,7 +433,7 @@ def _medians(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials without repeated measurements, with the medians over these."""
     names = [name for name in REPEATED if name in trials.columns]
     numbers = trials[names].apply(pd.to_numeric, errors="coerce")
-    first = trials["repeats"].fillna(trials["trial_id"])
+    first = trials["repeats"].astype("string").fillna(trials["trial_id"])
     medians = numbers.groupby(first).transform("median")
     trials = trials.assign(**{name: medians[name] for name in names})
     return trials[trials["repeats"].isna()].reset_index(drop=True)
