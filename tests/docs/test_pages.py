@@ -176,7 +176,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
     command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(
-        ["python", "-m", *command],
+        [sys.executable, "-m", *command],
         cwd=PROJECT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,

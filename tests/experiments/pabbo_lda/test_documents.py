@@ -68,7 +68,7 @@ def test_letters_outside_all_words_are_counted(capsys):
 
 @pytest.mark.parametrize("pattern", ["(a)(b)", "(x"])
 def test_a_pattern_that_is_not_one_is_refused(pattern):
-    with pytest.raises(rp.ConfigError, match="word_pattern is"):
+    with pytest.raises(rp.ConfigError, match="word_pattern = "):
         run(data__options__word_pattern=pattern)
 
 
