@@ -28,6 +28,8 @@ QUIET = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     ZERO_GPUS: "1",
+    # repeated paragraphs about dead workers are held back, and printed after a command's last line
+    "RAY_DEDUP_LOGS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
