@@ -1,4 +1,4 @@
-"""What all benchmarks of alternating contenders share: their order, spread and file of results."""
+"""Rounds of alternating contenders: their order, the spread of figures, the file of results."""
 
 from __future__ import annotations
 
