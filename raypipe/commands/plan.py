@@ -16,7 +16,7 @@ from raypipe.graph.experiment import Stage, Unit
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.comparison import NAME
+from raypipe.study.loop import COMPARISON
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ def plan(
         rows.append(
             {
                 "stage": name,
-                "needs": "all stages" if name == NAME else ", ".join(of_name[0][0].needs),
+                "needs": "all stages" if name == COMPARISON else ", ".join(of_name[0][0].needs),
                 **({"variants": len(of_name)} if graph.variants else {}),
                 "units": units,
                 "done": units - left,

@@ -113,20 +113,25 @@ class Trials(Protocol):
         """Whether there are no further trials."""
         ...
 
+    @property
+    def steps(self) -> int:
+        """The optimizer steps of a trial, for a scheduler; 0 without one, as all that follows."""
+        return 0
+
     def history(self) -> Iterable[tuple[str, dict[str, Any]]]:
         """Return the logged steps of earlier trials by their id, for a new scheduler."""
-        ...
+        return ()
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
-        """Record a logged step of a trial."""
-        ...
+        """Record a logged step of a trial; by default it is not needed."""
+        del trial_id, row
+
+    def stopped(self, trial_id: str) -> None:
+        """Record that the scheduler stopped a trial early; by default there is none."""
+        del trial_id
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
         """Record that a trial finished or failed."""
-        ...
-
-    def stopped(self, trial_id: str) -> None:
-        """Record that the scheduler stopped a trial early."""
         ...
 
 

@@ -86,8 +86,12 @@ class InlineLauncher:
         return outcome
 
     def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
-        """Run the trials in sequence; no scheduler ends one early."""
-        del settings, run_dir
+        """Run the trials in sequence; no scheduler ends one early. Raises UnitError."""
+        del run_dir
+        if settings.scheduler is not None and settings.scheduler.is_population:
+            name = settings.scheduler.name
+            text = f"sweep.scheduler = {name}: its trials go on from each other's state, for which "
+            raise UnitError("sweep", "error", f"{text}it needs Ray; run it without --local")
         while (job := trials.next()) is not None:
 
             def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:

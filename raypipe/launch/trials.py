@@ -9,12 +9,21 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import quote, unquote
 
 import numpy as np
 import ray
 from ray import cloudpickle, tune
-from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig
+from ray.tune import (
+    Callback,
+    Checkpoint,
+    FailureConfig,
+    PlacementGroupFactory,
+    RunConfig,
+    TuneConfig,
+)
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher, create_searcher
@@ -37,8 +46,10 @@ from raypipe.launch.training import (
     train_with_ray,
 )
 from raypipe.store.run_directory import RunDirectory
+from raypipe.study.population import CHANGEABLE, Lineage, changeable, take_over, within
 from raypipe.study.space import rounded
 from raypipe.study.sweep_settings import SweepSettings
+from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
 from raypipe.training.oom import unit_error
 
@@ -48,6 +59,8 @@ _GROUP, _ROWS, _END = "group", "rows", "end"
 #: folder of what Ray writes about a sweep and its worker groups, removed at its end
 _STATE = ".ray-tune"
 _ENDLESS = 10**9
+#: variable of Ray Tune: the number of trials that wait for resources at most
+_MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
 
 def run_trials(
@@ -69,7 +82,9 @@ def run_trials(
 
     """
     state = run.path(_STATE)
-    order = _Order(trials, settings.concurrent, control, before)
+    order = _Order(trials, settings, control, before)
+    if settings.pauses:  # all its trials are there from the start, and take turns
+        os.environ[_MOST_PENDING] = str(_ENDLESS)
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
     tuner = tune.Tuner(
@@ -79,8 +94,8 @@ def run_trials(
             scheduler=scheduler_of(settings, trials),
             num_samples=-1,
             reuse_actors=not on_gpu,
-            trial_dirname_creator=_name,
-            trial_name_creator=_name,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+            trial_name_creator=_own_name,
         ),
         run_config=RunConfig(
             name="sweep",
@@ -99,6 +114,7 @@ def run_trials(
     except ray.exceptions.RayError as error:  # not a trial's error: Tune's own processes died
         raise group_failure("sweep", error, set(nodes)) from error
     finally:
+        os.environ.pop(_MOST_PENDING, None)
         run.delete(state)
 
 
@@ -108,12 +124,12 @@ class _Order(Searcher):
     def __init__(
         self,
         trials: Trials,
-        concurrent: int | None,
+        settings: SweepSettings,
         control: Control,
         before: Iterable[Resources],
     ) -> None:
         super().__init__()
-        self._trials, self._concurrent = trials, concurrent
+        self._trials, self._settings = trials, settings
         self._control, self._before = control, tuple(before)
         #: the next trial, and the wait for its room
         self._held: tuple[TrainingJob, Wait] | None = None
@@ -123,18 +139,39 @@ class _Order(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """Return the configuration of the next trial; None for later; FINISHED at the end."""
-        if self._concurrent is not None and len(self.running) >= self._concurrent:
+        most = self._settings.concurrent
+        if most is not None and len(self.running) >= most:
             return None
         job = self._next()
         if job is None:
             over = self._held is None and self._trials.is_over
             return Searcher.FINISHED if over else None
         # Tune would take more trials than there is room for, before their choice is due
-        if sum(1 / _slots(each) for each in (job, *self.running.values())) > 1 + 1e-9:
+        slots = (1 / _slots(each) for each in (job, *self.running.values()))
+        if not self._settings.pauses and sum(slots) > 1 + 1e-9:
             return None
         self._held, self.running[trial_id] = None, job
+        config = {"job": job, "needs": _needs(job), "faults": os.environ.get(VARIABLE, "")}
+        if self._settings.pauses:
+            return config | self._part_of_population(job)
         self._control.place(trial_id, 1)
-        return {"job": job, "needs": _needs(job), "faults": os.environ.get(VARIABLE, "")}
+        return config
+
+    def _part_of_population(self, job: TrainingJob) -> dict[str, Any]:
+        """Return what a trial that Tune pauses needs: when it reports what, and its settings.
+
+        They are those that it has had in an earlier command, where it goes on.
+        """
+        settings, scheduler = self._settings, self._settings.scheduler
+        found: dict[str, Any] = {
+            "every": _every(settings, self._trials),
+            "metric": _reported(settings),
+        }
+        if scheduler is not None and scheduler.is_population:
+            values = Lineage.of(job.run_dir, job.trial_id).values
+            training = job.settings.training
+            found |= {k: values.get(k, getattr(training, k)) for k in changeable(settings.axes)}
+        return found
 
     def _next(self) -> TrainingJob | None:
         """Return the next trial; None while there is none, or the nodes have no room for it."""
@@ -260,7 +297,9 @@ def _train(config: dict[str, Any]) -> None:
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
-        if job.settings.scaling.most_workers == 1:
+        if "every" in config:
+            outcome = _train_in_parts(config, rows)
+        elif job.settings.scaling.most_workers == 1:
             outcome = train_with_ray(job, report)
         else:
             mailbox = start_mailbox()
@@ -269,7 +308,45 @@ def _train(config: dict[str, Any]) -> None:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome
         outcome = unit_error(job.trial_id, error)
-    tune.report({_ROWS: rows, _END: [outcome]})  # in a list: Tune flattens mappings
+    # in a list: Tune flattens mappings; a trial that is done is not paused
+    tune.report({_ROWS: rows, _END: [outcome], "done": True})
+
+
+def _train_in_parts(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train and report with a checkpoint after every so many steps, where Tune may pause the trial.
+
+    Or Tune continues it from another one's checkpoint, with its configuration and other settings.
+    """
+    values = {key: value for key, value in config.items() if key in CHANGEABLE}
+    job: TrainingJob = config["job"]
+    settings = job.settings.changed("training", **values)
+    # the settings take the place of the identity, which is the same in the whole population
+    own = unquote(str(tune.get_context().get_trial_name()))
+    job = replace(job, trial_id=own, settings=settings, identity="")
+    given = tune.get_checkpoint()
+    lineage = take_over(job, values, given and (given.path, given.filesystem))
+
+    def report(row: dict[str, Any] | str) -> None:
+        if not isinstance(row, str) and STARTED not in row:
+            rows.append(row)
+
+    begun, every, metric = (
+        max(CheckpointStore(job.run_dir, own).steps, default=0),
+        config["every"],
+        config["metric"],
+    )
+    for step in range(begun - begun % every + every, job.whole, every):
+        outcome = train_with_ray(replace(job, until=step), report)
+        if outcome.get("stopped_early"):
+            break
+        lineage.steps += rows
+        lineage.write(job.run_dir)
+        if metric not in rows[-1]:
+            raise UnitError(own, "error", f"sweep.metric = {metric}: no trial has it at a step")
+        state = Checkpoint(job.run_dir.checkpoints(own), job.run_dir.fs)
+        tune.report({**rows[-1], _ROWS: list(rows)}, checkpoint=state)
+        rows.clear()
+    return {**train_with_ray(job, report), "energy_j": None}  # known of the last part only
 
 
 def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
@@ -374,37 +451,66 @@ def _domain(axis: AxisSettings) -> Any:
 
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
-    """Return the scheduler that stops bad trials, with earlier commands' results replayed."""
+    """Return the scheduler; those that stop trials receive what earlier commands' trials logged."""
     if settings.scheduler is None:
         return None
-    metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
-    options = settings.scheduler.model_dump(exclude={"name"}, exclude_none=True)
-    own = {
-        "asha": {"max_t": _ENDLESS},
-        # it would pause trials to start others
-        "median": {"min_time_slice": cast("int", math.inf)},
+    name, axes, every = settings.scheduler.name, changeable(settings.axes), _every(settings, trials)
+    options: dict[str, Any] = {
+        **{"time_attr": "step", "metric": _reported(settings), "mode": settings.mode},
+        **settings.scheduler.options,
     }
-    name = {"asha": "async_hyperband", "median": "median_stopping_rule"}[settings.scheduler.name]
-    options |= own[settings.scheduler.name]
-    scheduler = tune.create_scheduler(
-        name, time_attr="step", metric=metric, mode=settings.mode, **options
-    )
+    match name:
+        case "asha":
+            options |= {"grace_period": every, "max_t": _ENDLESS}
+        case "median":  # it would pause trials to start others
+            options |= {"grace_period": every, "min_time_slice": math.inf}
+        case "hyperband":
+            options |= {"max_t": trials.steps, "stop_last_trials": False}
+        case "pbt" | "pb2":
+            options |= {
+                "perturbation_interval": every,
+                "custom_explore_fn": lambda config: {**config, **within(axes, config)},
+                "require_attrs": False,
+                "log_config": False,
+            }
+    if name == "pbt":
+        lists = {key: list(axis.listed or ()) for key, axis in axes.items()}
+        options["hyperparam_mutations"] = {k: lists[k] or _domain(a) for k, a in axes.items()}
+    elif name == "pb2":
+        options["hyperparam_bounds"] = {key: list(axis.ends) for key, axis in axes.items()}
+    full = {"asha": "async_hyperband", "median": "median_stopping_rule"}.get(name, name)
+    scheduler = tune.create_scheduler(full, **options)
+    if settings.scheduler.is_population:
+        # it rejects every searcher, as its trials have to be there from the start
+        add, none = scheduler.on_trial_add, SimpleNamespace(search_alg=None)
+        vars(scheduler)["on_trial_add"] = lambda _, trial: add(cast("Any", none), trial)
     earlier: dict[str, Any] = {}
-    for trial_id, row in trials.history():
+    for trial_id, row in () if settings.pauses else trials.history():
         if trial_id not in earlier:
-            earlier[trial_id] = _Earlier(trial_id)
+            earlier[trial_id] = _Earlier(trial_id=trial_id)
             scheduler.on_trial_add(cast("Any", None), earlier[trial_id])
         scheduler.on_trial_result(cast("Any", None), earlier[trial_id], row)
     return scheduler
 
 
-class _Earlier:
+class _Earlier(SimpleNamespace):
     """A trial of an earlier command, with the attributes that schedulers read."""
 
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id = trial_id
+    __hash__ = object.__hash__
 
 
-def _name(trial: Trial) -> str:
-    """Return Tune's name for a trial and its folder."""
-    return trial.trial_id
+def _every(settings: SweepSettings, trials: Trials) -> int:
+    """Return the steps after which the scheduler decides; by default a tenth of all."""
+    options = {} if settings.scheduler is None else settings.scheduler.options
+    given = options.get("grace_period") or options.get("perturbation_interval")
+    return given or max(1, trials.steps // 10)
+
+
+def _reported(settings: SweepSettings) -> str:
+    """Return the metric of a sweep as a logged step has it."""
+    return {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
+
+
+def _own_name(trial: Trial) -> str:
+    """Return Tune's name for a trial, which stays what it is when it takes over another one."""
+    return quote(trial.config["job"].trial_id, safe="")

@@ -18,8 +18,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
-from raypipe.study.comparison import NAME, comparison_stage
-from raypipe.study.loop import Outcome, PointLoop, Source
+from raypipe.study.loop import COMPARISON, Outcome, PointLoop, Source, comparison_stage
 from raypipe.study.metric import Metric
 from raypipe.study.placement import BuiltPoint, Placement, PointBuilder, Stages
 from raypipe.study.race import race_of
@@ -160,7 +159,7 @@ class StudyGraph:
         return self.source(dict(ledger.items(empty.table)))
 
     def _placement(self) -> Placement:
-        only = () if NAME in self.only else self.only
+        only = () if COMPARISON in self.only else self.only
         return Placement(self.builder.axes, self.probes, only)
 
     def _with_comparison(self, placement: Placement) -> list[Stage]:

@@ -27,7 +27,7 @@ from raypipe.stats import ALPHA, friedman, paired_comparisons, runs_needed
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome
-from raypipe.study.metric import Metric, metric_of, mode_of
+from raypipe.study.metric import Metric, metric_of
 
 #: probability with which a race of the recommended length finds a difference
 _POWER = 0.8
@@ -201,7 +201,6 @@ class Race:
     Args:
         settings: the section of the configuration.
         metric: what decides.
-        mode: whether it is minimized or maximized.
         points: the points of the matrix.
 
     """
@@ -210,16 +209,14 @@ class Race:
     is_compared = True
     decisive: Mapping[str, Any] = {}
 
-    def __init__(
-        self, settings: RaceSettings, metric: Metric, mode: Mode, points: Sequence[Point]
-    ) -> None:
-        self._settings, self._mode, self._points = settings, mode, points
+    def __init__(self, settings: RaceSettings, metric: Metric, points: Sequence[Point]) -> None:
+        self._settings, self._mode, self._points = settings, metric.mode, points
         self.metrics = [metric]
         self.varied = list(dict.fromkeys(key for point in points for key in point))
         self._names = [point_text(point) for point in points]
         self._results: dict[Run, float | None] = {}
         self._asked: set[Run] = set()
-        self._state = standing(self._names, {}, settings, mode)
+        self._state = standing(self._names, {}, settings, metric.mode)
 
     @property
     def is_over(self) -> bool:
@@ -293,8 +290,7 @@ def race_of(
 
     """
     where = f"{configuration.origin}: matrix.race"
-    metric = metric_of(settings, tables, where)
-    mode = mode_of(settings, tables, where, monitors_of(configuration.settings.model_dump()))
+    metric = metric_of(settings, tables, where, monitors_of(configuration.settings.model_dump()))
     if len(points) < 2:
         raise ConfigError(f"{where}: the matrix has {len(points)} point; a race needs two or more")
     least = runs_needed(1, settings.alpha)
@@ -303,7 +299,7 @@ def race_of(
             f"{where}.most_runs = {settings.most_runs}: with fewer than {least} seeds no test can "
             f"reach alpha = {settings.alpha:g}; raise it"
         )
-    return lambda _: Race(settings, metric, mode, points)
+    return lambda _: Race(settings, metric, points)
 
 
 def _needed(

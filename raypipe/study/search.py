@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
 
 from raypipe.config.matrix import MatrixSettings, Point, point_text
-from raypipe.config.search import Mode, SearchSettings
+from raypipe.config.search import SearchSettings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
@@ -28,7 +28,7 @@ from raypipe.stats import on_pareto_front, ranked
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome
-from raypipe.study.metric import Metric, metric_of, mode_of
+from raypipe.study.metric import Metric, metric_of
 from raypipe.study.placement import BuiltPoint, PointBuilder
 from raypipe.study.space import distribution, draw, optuna_study, rounded, sampler_for
 
@@ -61,7 +61,7 @@ class Search:
 
     Args:
         settings: the section of the configuration.
-        objectives: its metrics, each with its mode.
+        objectives: its metrics.
         bounds: its constraints.
         concurrent: the number of proposals in flight.
         rows: the table ``search`` of earlier commands by key.
@@ -75,7 +75,7 @@ class Search:
     def __init__(
         self,
         settings: SearchSettings,
-        objectives: Sequence[tuple[Metric, Mode]],
+        objectives: Sequence[Metric],
         bounds: Sequence[Bound],
         concurrent: int,
         rows: Mapping[str, Row],
@@ -88,7 +88,7 @@ class Search:
         #: of earlier commands; those that failed are tried again
         self._stored = [key for key, row in rows.items() if row["status"] != "excluded"]
         plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
-        modes = [mode for _, mode in objectives]
+        modes = [metric.mode for metric in objectives]
         self.decisive = {**plain, "points": list(combine({})), "modes": modes}
 
     @property
@@ -100,7 +100,7 @@ class Search:
     def metrics(self) -> list[Metric]:
         """The metrics to measure at each point."""
         bounded = [each.metric for each in self._bounds]
-        return [*(metric for metric, _ in self._objectives), *bounded]
+        return [*self._objectives, *bounded]
 
     @property
     def is_over(self) -> bool:
@@ -167,7 +167,7 @@ class Search:
 
     def rows(self) -> Mapping[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
-        objectives = json.dumps({metric.name: mode for metric, mode in self._objectives})
+        objectives = json.dumps({metric.name: metric.mode for metric in self._objectives})
         return {key: {**row, "objectives": objectives} for key, row in self._rows.items()}
 
     def expected(self) -> Iterator[Point]:
@@ -191,7 +191,7 @@ class Search:
         settings = self._settings
         sampler = sampler_for(settings.sampler, settings.seed, number, settings.trials)
         study = optuna_study(
-            ["maximize" if mode == "max" else "minimize" for _, mode in self._objectives], sampler
+            ["maximize" if each.mode == "max" else "minimize" for each in self._objectives], sampler
         )
         if settings.sampler == "qmc":  # the sequence does not depend on the metrics
             for _ in range(number):
@@ -215,15 +215,15 @@ class Search:
         if row["status"] != "succeeded":
             state = TrialState.RUNNING if row["status"] == "running" else TrialState.FAIL
             return create_trial(state=state, **about)
-        metrics = [row["metrics"][metric.name] for metric, _ in self._objectives]
+        metrics = [row["metrics"][metric.name] for metric in self._objectives]
         broken = dict(row["violations"]) or None
         return create_trial(state=TrialState.COMPLETE, values=metrics, constraints=broken, **about)
 
     def _rank(self) -> None:
         """Mark the measured points that no other dominates, and the best value so far of each."""
         known = [row for row in self._rows.values() if row["feasible"]]
-        signs = [-1 if mode == "max" else 1 for _, mode in self._objectives]
-        names = [metric.name for metric, _ in self._objectives]
+        signs = [-1 if each.mode == "max" else 1 for each in self._objectives]
+        names = [metric.name for metric in self._objectives]
         costs = [
             [sign * row["metrics"][name] for name, sign in zip(names, signs, strict=True)]
             for row in known
@@ -281,10 +281,7 @@ def search_of(
     if settings is None:
         raise ValueError("the matrix has no search")
     at, monitors = f"{where}.metrics", monitors_of(configuration.settings.model_dump())
-    objectives = [
-        (metric_of(each, tables, at), mode_of(each, tables, at, monitors))
-        for each in settings.metrics
-    ]
+    objectives = [metric_of(each, tables, at, monitors) for each in settings.metrics]
     bounds = [
         Bound(metric_of(each, tables, f"{where}.constraints"), each.at_most, each.at_least)
         for each in settings.constraints

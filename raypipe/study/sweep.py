@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.graph.context import StageContext
 from raypipe.graph.continuation import is_done
+from raypipe.graph.launcher import Trials
 from raypipe.graph.stages import job_of
 from raypipe.graph.unit_logs import Failure, first_line
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
-from raypipe.study.objective import Objective
-from raypipe.study.trials import Trial, TrialMaker, shown
+from raypipe.study.metric import Objective
+from raypipe.study.population import Lineage
+from raypipe.study.trials import Trial, TrialMaker, shown, total_steps, training_stage
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
 
-class Sweep:
+class Sweep(Trials):
     """Trials of a sweep that are not done, in order.
 
     Out of memory is a result, and rules out larger micro-batches. A trial whose worker died is
@@ -70,6 +72,13 @@ class Sweep:
     def trials(self) -> list[Trial]:
         """The trials so far, with those that measure a point again."""
         return list(self._all.values())
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps of the swept training."""
+        stages, name = self._maker.configuration.stages(), self._settings.stage
+        training = training_stage(stages, name, "sweep.stage")[1]
+        return total_steps(training, self._context.run_dir)
 
     @property
     def is_over(self) -> bool:
@@ -232,11 +241,14 @@ class Sweep:
             "kind": self._settings.kind,
             "reference": trial.reference,
         }
-        row = {"reason": None, **outcome, **about, "point": trial.point, "repeats": trial.repeats}
+        changed = Lineage.of(job.run_dir, key).columns
+        point = {n: None if n.rpartition(".")[2] in changed else v for n, v in trial.point.items()}
+        row = {"reason": None, **outcome, **about, "point": point, "repeats": trial.repeats}
+        row |= changed
         if key in self._numbers:
             row |= {"search": self._search, "number": self._numbers[key]}
         self._context.record_trial(job, status, row)
-        ledger.put("sweep_points", {key: {"trial_id": key, **about, **trial.point}})
+        ledger.put("sweep_points", {key: {"trial_id": key, **about, **point}})
         if finished:
             self._context.finish(trial.unit)
             self._context.run_dir.delete(self._context.run_dir.checkpoints(key))

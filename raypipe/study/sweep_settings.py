@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -22,19 +22,58 @@ class ConstraintSettings(Settings):
     """Samples per optimizer step at every point; the accumulation follows from the micro-batch."""
 
 
+#: options of each scheduler
+_OPTIONS: Mapping[str, Collection[str]] = {
+    "asha": ("grace_period", "reduction_factor"),
+    "median": ("grace_period",),
+    "hyperband": ("reduction_factor",),
+    "pbt": ("perturbation_interval", "quantile_fraction", "resample_probability", "synch"),
+    "pb2": ("perturbation_interval", "quantile_fraction", "synch"),
+}
+
+
 class SchedulerSettings(Settings):
     """A scheduler of Ray Tune, with its own options; those left out have Tune's defaults."""
 
-    name: Literal["asha", "median"]
-    """Scheduler: asynchronous successive halving, or the median of the other trials."""
+    name: Literal["asha", "median", "hyperband", "pbt", "pb2"]
+    """Scheduler. asha, median and hyperband stop bad trials; pbt and pb2 have bad trials go on from
+    the weights of good ones with other settings.
+    """
     grace_period: PositiveInt | None = None
-    """Steps before a trial may be stopped; by default a tenth of them."""
+    """Steps before asha or median may stop a trial; by default a tenth of them."""
     reduction_factor: float | None = Field(None, gt=1)
-    """ASHA continues one of this number of trials."""
-    brackets: PositiveInt | None = None
-    """Brackets of ASHA."""
-    min_samples_required: PositiveInt | None = None
-    """Trials of which the median is taken at least."""
+    """asha and hyperband continue one of this number of trials."""
+    perturbation_interval: PositiveInt | None = None
+    """Steps after which pbt or pb2 compares the trials; by default a tenth of them."""
+    quantile_fraction: float | None = Field(None, ge=0, le=0.5)
+    """Share of the trials of pbt or pb2 that go on from the weights of as many good ones."""
+    resample_probability: float | None = Field(None, ge=0, le=1)
+    """Probability with which pbt draws a setting anew, instead of changing it a little."""
+    synch: bool | None = None
+    """Whether pbt or pb2 compares trials at the same step only, and waits for the slowest."""
+
+    @property
+    def is_population(self) -> bool:
+        """Whether settings change while a trial runs."""
+        return self.name in ("pbt", "pb2")
+
+    @property
+    def pauses(self) -> bool:
+        """Whether trials are paused and continued from checkpoints."""
+        return self.is_population or self.name == "hyperband"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The given options."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _own_options(self) -> SchedulerSettings:
+        for key in self.options:
+            if key not in _OPTIONS[self.name]:
+                allowed = ", ".join(_OPTIONS[self.name])
+                raise ValueError(f"{key}: is not an option of {self.name} (options: {allowed})")
+        return self
 
 
 class SweepSettings(AxesSettings):
@@ -67,7 +106,7 @@ class SweepSettings(AxesSettings):
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the draws or proposals."""
     scheduler: SchedulerSettings | None = None
-    """Scheduler of Ray Tune that stops bad trials early, for kind=quality: its name, or a section
+    """Scheduler of Ray Tune, for kind=quality: its name, or a section
     with its options.
     """
     steps: PositiveInt = 10
@@ -93,6 +132,11 @@ class SweepSettings(AxesSettings):
         return self.repeats if differs else 1
 
     @property
+    def pauses(self) -> bool:
+        """Whether its scheduler pauses trials."""
+        return self.scheduler is not None and self.scheduler.pauses
+
+    @property
     def is_searched(self) -> bool:
         """Whether later trials depend on the outcomes of earlier ones."""
         return self.search != "random"
@@ -110,6 +154,17 @@ class SweepSettings(AxesSettings):
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
         if self.further_metrics and self.search != "optuna":
             raise ValueError("further_metrics: are for search = optuna")
+        if self.scheduler is not None and self.scheduler.pauses:
+            name = self.scheduler.name
+            if self.is_searched:
+                raise ValueError(
+                    f"scheduler = {name}: needs all trials at its start; take search = random"
+                )
+            if self.concurrent is not None:
+                raise ValueError(
+                    f"concurrent = {self.concurrent}: {name} starts all trials, and Tune runs as "
+                    "many at the same time as fit; leave it out"
+                )
         if self.kind == "systems":
             if self.scheduler is not None:
                 raise ValueError(f"scheduler = {self.scheduler.name}: is for kind = quality")

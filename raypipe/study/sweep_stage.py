@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raypipe.config.edges import edge_of_axis, possible
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import StageContext
@@ -19,11 +18,11 @@ from raypipe.graph.stages import train
 from raypipe.hardware import Hardware
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
-from raypipe.study.objective import Objective, declared_columns, with_metric
+from raypipe.study.metric import Objective, declared_columns, with_metric
+from raypipe.study.population import check_pauses
 from raypipe.study.recommendation import (
     front,
     medians,
-    nothing,
     peak_bytes,
     recommend,
     snippet,
@@ -34,7 +33,6 @@ from raypipe.study.trials import (
     TrialMaker,
     check_counts_steps,
     shown,
-    total_steps,
     training_stage,
     without_training,
 )
@@ -70,6 +68,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         where = f"{configuration.origin}: {sweep.stage}.command"
         check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
     maker = TrialMaker(configuration, sweep, nodes)
+    axes = {maker.key(name): axis for name, axis in sweep.axes.items()}
+    check_pauses(sweep.model_copy(update={"axes": axes}), swept, configuration.origin)
     given = [] if sweep.is_searched else maker.trials()
     units = [trial.unit for trial in given]
     last = _last_unit(maker, units)
@@ -82,12 +82,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         search = last.key if sweep.is_searched else ""
         under_way = Sweep(context, maker, trials, objective, search)
-        settings = sweep
-        if (scheduler := sweep.scheduler) is not None and scheduler.grace_period is None:
-            grace = max(1, total_steps(swept, context.run_dir) // 10)
-            scheduler = scheduler.model_copy(update={"grace_period": grace})
-            settings = sweep.model_copy(update={"scheduler": scheduler})
-        context.session.launcher.trials(under_way, settings, context.run_dir)
+        context.session.launcher.trials(under_way, sweep, context.run_dir)
         if under_way.mistake is not None:
             raise under_way.mistake
         _summarize(context, maker, under_way.trials, objective)
@@ -212,24 +207,19 @@ def _summarize(
         settings.parity_tolerance,
         maker.device[1],
     )
-    if found is None:
+    if isinstance(found, str):
         context.ledger.remove("recommendations", [settings.stage])
-        why = nothing(rows.values(), objective.column, settings.parity_tolerance)
-        context.say(f"nothing is recommended: {why}")
+        context.say(f"nothing is recommended: {found}")
         return
-    edges = dict(edge_remarks(maker, found.best))
-    if remarks := "; ".join(edges.values()):
-        found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")
     row = {
         "trained_stage": settings.stage,
-        "trial_id": found.trial_id,
+        "trial_id": found.trial["trial_id"],
         "metric": objective.column,
         "mode": objective.mode,
         "value": found.value,
         "value_low": found.low,
         "value_high": found.high,
         "reason": found.reason,
-        "edges": ", ".join(edges) or None,
         "settings": found.settings,
         "snippet": snippet(found.settings),
     }
@@ -244,28 +234,6 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
     plan = plan.for_workers(trial.training.settings.scaling.most_workers)
     return {**row, **{name: getattr(plan, name) for name in KEYS}}
-
-
-def edge_remarks(maker: TrialMaker, best: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each axis at whose end the best point lies, and what to try beyond it.
-
-    Values that the configuration, a constraint or the hardware rejects are not proposed.
-    """
-    for name, axis in maker.sweep.axes.items():
-        key = maker.key(name)
-        if key not in best:
-            continue
-
-        def allows(value: Any, key: str = key) -> bool:
-            try:
-                trial = maker.trial({**best, key: value})
-            except ConfigError:
-                return False
-            return trial is not None and trial.lacks is None
-
-        if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
-            short = key.removeprefix(f"{maker.sweep.stage}.")
-            yield short, edge.remark(short, f"sweep.axes.{name}")
 
 
 def record_parity(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:

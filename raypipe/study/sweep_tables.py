@@ -43,7 +43,6 @@ RECOMMENDATIONS = Table(
         Column("value", "real", "Median of the metric over measurements, and mean over seeds."),
         Column("value_low", "real", "Least measured value of the point."),
         Column("value_high", "real", "Greatest measured value of the point."),
-        Column("edges", "text", "Axes whose best value is the last of those that were tried."),
         Column("reason", "text", "Why this point."),
         Column("snippet", "text", "The settings as YAML."),
     ),

@@ -135,6 +135,14 @@ class CheckpointStore:
                     return True
         return False
 
+    def adopt(self, trace: Trace) -> None:
+        """Make all checkpoints those of the training with this trace, which goes on from them."""
+        for name in self._names():
+            manifest = self._manifest(name)
+            own = manifest.model_copy(update={"trace": trace(manifest.step)})
+            path = f"{self._folder}/{name}/{_MANIFEST}"
+            self.run.write(path, own.model_dump_json().encode())
+
     def read(self, name: str) -> Checkpoint:
         """Read a checkpoint.
 

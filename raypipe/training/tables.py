@@ -68,6 +68,11 @@ TRIALS = Table(
         Column("number", "integer", "Number of the trial within its search."),
         Column("parity", "real", "Relative difference of its losses to the fp32 reference."),
         Column("reason", "text", "Why it was skipped, stopped or failed."),
+        Column(
+            "settings_history",
+            "text",
+            "Settings that changed during the training, from which step on, as JSON.",
+        ),
     ),
     internal=("point",),
 )

@@ -15,7 +15,7 @@ from raypipe.graph.tables import CORE
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import by_name
-from raypipe.study.metric import Metric, metric_of, mode_of
+from raypipe.study.metric import Metric, metric_of
 
 TABLES = by_name(CORE)
 BOTH = [frozenset({"base", "a=1"}), frozenset({"base", "a=2"})]
@@ -78,10 +78,10 @@ def test_the_mean_lies_between_the_values(values):
 def test_the_direction_is_what_the_table_declares():
     loss = MetricSettings(metric="trials.loss_final", where={"stage": "train"})
     assert metric_of(loss, TABLES, "here").name == "trials.loss_final (train)"
-    assert mode_of(loss, TABLES, "here") == "min"
-    assert mode_of(loss.model_copy(update={"mode": "max"}), TABLES, "here") == "max"
+    assert metric_of(loss, TABLES, "here").mode == "min"
+    assert metric_of(loss.model_copy(update={"mode": "max"}), TABLES, "here").mode == "max"
     with pytest.raises(ConfigError, match="give mode: min or mode: max"):
-        mode_of(MetricSettings(metric="stages.duration_s"), TABLES, "here")
+        metric_of(MetricSettings(metric="stages.duration_s"), TABLES, "here")
 
 
 def test_steps_are_no_metric_of_a_point():

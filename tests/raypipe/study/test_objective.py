@@ -12,7 +12,7 @@ from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.report.measures import monitors_of
 from raypipe.store.tables import Column
-from raypipe.study.objective import Objective, declared_columns, direction, with_metric
+from raypipe.study.metric import Objective, declared_columns, direction, with_metric
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
 from raypipe.training.settings import MonitorSettings, TrainingSettings

@@ -80,7 +80,6 @@ def test_all_points_are_measured_once_then_all_again(machine, tmp_path) -> None:
     assert (best["value_low"], best["value_high"]) == (values.min(), values.max())
     assert best["trial_id"] in set(first["trial_id"])
     assert "(median of 3, 100 to 101)" in best["reason"]
-    assert "try larger ones, e.g. 'sweep.axes.training.micro_batch=[8,16]'" in best["reason"]
     front = read_table(RunDirectory.at(tmp_path / "run"), "pareto")
     assert set(front["trial_id"]) <= set(first["trial_id"])
 
@@ -90,8 +89,7 @@ def test_overlapping_ranges_are_a_tie(machine, tmp_path) -> None:
     machine(lambda job, number: 30.0 * noise[number % 9])
     assert sweeping.sweep(YAML, tmp_path / "run") is None
     best = row_of(tmp_path / "run", "recommendations")
-    assert best["reason"].startswith("3 of 3 points are tied for the fastest")
-    assert "Recommended is the simplest of them: " in best["reason"]
+    assert best["reason"].startswith("The simplest of 3 points that are tied for the best of 3")
 
 
 def test_a_kill_loses_one_measurement_and_repeats_none(machine, tmp_path) -> None:
@@ -160,7 +158,6 @@ def test_further_repeats_and_points_add_their_measurements(machine, tmp_path) ->
     assert sizes == [16, 2, 4, 8, 16]
     best = row_of(tmp_path / "run", "recommendations")
     assert best["settings"]["train.training.micro_batch"] == 16
-    assert best["edges"] is None  # an effective batch of 16 allows no larger one
 
 
 def test_a_quality_sweep_has_its_metric_on_the_front(machine, tmp_path) -> None:

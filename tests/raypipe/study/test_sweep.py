@@ -32,6 +32,9 @@ from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
+QUALITY = ("sweep.kind=quality", "sweep.metric=eval_loss")
+PBT = (*QUALITY, "sweep.scheduler=pbt")
+RATE = "sweep.axes.training.learning_rate=[0.05, 1e-8]"
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
 YAML = """
 experiment: example_sweep
@@ -301,6 +304,17 @@ def test_what_fewer_workers_found_is_taken_by_as_many_as_were_asked_for(tmp_path
         (["sweep.axes.training.precision=bf16"], "must be a list of values"),
         (["sweep.axes.train.max_restarts=[1, 2]"], "are the same training of train"),
         (["sweep=null", "train.from_sweep=true"], "there is no sweep of it"),
+        (PBT, "sweep.axes.train.training.micro_batch: cannot change during a training, which pbt"),
+        ([*PBT, *NONE, "sweep.axes.width=[2,4]"], "sweep.axes.width: cannot change during"),
+        ([*PBT, *NONE, RATE, "train.from_sweep=true"], "has had several settings"),
+        ([*PBT, *NONE, RATE, "train.scaling.workers=2"], "cannot pause a group of workers"),
+        ([*QUALITY, *NONE, RATE, "sweep.scheduler=pb2"], "pb2 chooses values between two ends"),
+        ([*PBT, *NONE, RATE, "sweep.search=optuna"], "needs all trials at its start"),
+        ([*PBT, *NONE, RATE, "sweep.concurrent=2"], "pbt starts all trials"),
+        (
+            [*PBT, *NONE, RATE, "sweep.scheduler={name: pbt, grace_period: 3}"],
+            "grace_period: is not an option of pbt",
+        ),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(overrides, message):

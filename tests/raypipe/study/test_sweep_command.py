@@ -212,6 +212,59 @@ def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(launcher, tmp_path
     }
 
 
+FULL = (
+    *(f"sweep.axes.training.{key}=null" for key in ("micro_batch", "precision", "accumulation")),
+    *("sweep.kind=quality", "sweep.metric=eval_loss", "train.training.log_every=1"),
+)
+
+
+def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
+    rates = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
+    pbt = "sweep.scheduler={name: pbt, perturbation_interval: 4, resample_probability: 0}"
+    # at the same step all are compared, so that it is known which ones are the bad ones
+    asked = (*FULL, rates, pbt.replace("}", ", synch: true}"), "train.training.steps=8")
+    ended = sweep(launcher, tmp_path, *asked)
+    assert ended.status == 0, ended.output
+    rows, lr = table(tmp_path, "trials").set_index("trial_id"), "learning_rate"
+    assert list(rows["status"]) == ["succeeded"] * 4
+    steps = table(tmp_path, "steps").set_index("trial_id")
+    changed = rows[rows["settings_history"].notna()]
+    assert len(changed) >= 1
+    assert changed[lr].isna().all()
+    assert (rows.drop(changed.index)[lr].notna()).all()
+    for trial, text in changed["settings_history"].items():
+        first, *later = json.loads(text)
+        assert first == {"step": 0, lr: 0.05}
+        assert [each["step"] for each in later] == [4] * len(later)
+        source = steps.loc[later[0]["from"]].iloc[:4]
+        own = steps.loc[trial]
+        assert list(own["step"]) == list(range(1, 9))  # its rows are those of its model
+        assert list(own["loss"].iloc[:4]) == list(source["loss"])
+        rate = own["lr"].iloc[4] / steps.loc[later[0]["from"], "lr"].iloc[4]
+        assert rate == pytest.approx(later[-1][lr] / 0.05)
+        assert Path(RunDirectory.at(tmp_path / "run").model(trial)).exists()
+    before = finished(tmp_path)
+    again = sweep(launcher, tmp_path, *asked)
+    assert "nothing to do" in again.output
+    assert finished(tmp_path) == before
+
+
+def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
+    """Two trials are in a bracket without halving; of the next three, one goes on."""
+    rates = "sweep.axes.training.learning_rate=[0.05, 0.02, 1e-8, 0.01, 1e-7]"
+    band = "sweep.scheduler={name: hyperband, reduction_factor: 6}"
+    ended = sweep(launcher, tmp_path, *FULL, rates, band, "train.training.steps=6")
+    assert ended.status == 0, ended.output
+    rows = table(tmp_path, "trials").set_index("learning_rate")
+    expected = {0.05: 6, 0.02: 6, 0.01: 6, 1e-7: 1, 1e-8: 1}
+    assert rows["steps"].to_dict() == expected
+    assert set(rows["reason"].dropna()) == {"stopped early by hyperband"}
+    found = table(tmp_path, "steps").groupby("trial_id")["step"].apply(list)
+    assert found.to_dict() == {
+        row["trial_id"]: list(range(1, expected[rate] + 1)) for rate, row in rows.iterrows()
+    }
+
+
 def assert_as_undisturbed(folder: Path, whole: Path) -> None:
     """Every point once, with the values that it has without the disturbance."""
     once = Counter(line["key"] for line in recorded(folder) if line["table"] == "units")
