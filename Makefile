@@ -45,8 +45,8 @@ audit:
 
 bench:
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
-	$(PYTHON) -m benchmarks.sweep
-	$(PYTHON) -m benchmarks.matrix
+	$(PYTHON) -m benchmarks.trials sweep
+	$(PYTHON) -m benchmarks.trials matrix
 	$(PYTHON) -m benchmarks.lda
 	$(PYTHON) -m benchmarks.teleclass refine
 	$(PYTHON) -m benchmarks.scale overhead

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from benchmarks.scaling import overhead
 from benchmarks.trials import by_raypipe
-from benchmarks.trials.experiment import spans
-from benchmarks.trials.plan import Plan
+from benchmarks.trials.__main__ import measure
+from benchmarks.trials.experiment import sweep_of
 from raypipe.launch.inline import InlineLauncher
 
 
@@ -16,9 +17,9 @@ def test_the_overhead_benchmark_finishes_its_units(tmp_path: Path) -> None:
     assert overhead.by_raypipe(case, InlineLauncher(), tmp_path / "run") == 5
 
 
-def test_the_sweep_benchmark_trains_and_times_every_trial(tmp_path: Path) -> None:
-    clock = tmp_path / "clock"
-    clock.mkdir()
-    losses = by_raypipe.run(Plan(1, 2, 5), InlineLauncher(), clock, tmp_path / "run")
-    assert len(losses) == len(spans(clock)) == 2
+def test_the_benchmark_of_trials_trains_and_times_every_point() -> None:
+    study = sweep_of(2, 1, 5)
+    row, losses = measure(partial(by_raypipe.sweep, local=True), study, 1)
+    assert len(losses) == 2
     assert all(loss > 0 for loss in losses)
+    assert 0 < row["overhead_s"] < row["wall_s"]

@@ -1,1 +1,1 @@
-"""The contenders of benchmarks.sweep: the same trials, run two ways."""
+"""Trainings of a sweep, and of a matrix: raypipe's overhead per training against Ray Tune."""

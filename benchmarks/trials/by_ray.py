@@ -1,17 +1,17 @@
-"""Trials as in Ray's documentation: a Tune function that runs a TorchTrainer.
+"""The trainings by Ray Tune, as in its documentation.
 
-The guide is "Hyperparameter Tuning with Ray Tune" of Ray Train V2. Tune's function reserves no
-CPU, because two workers would otherwise wait forever on two CPUs, and ``max_concurrent_trials`` is
-one. All other settings are Ray's defaults. The loop reports once, at its end, which is the minimum
-that Tune needs: every report waits for the controller's next poll.
+A trial of a sweep is a Tune function that runs a TorchTrainer, as in the guide "Hyperparameter
+Tuning with Ray Tune" of Ray Train V2; one of a matrix is a function trial. Tune's function of a
+sweep reserves no CPU, because two workers would otherwise wait forever on two CPUs, and
+``max_concurrent_trials`` is one. All other settings are Ray's defaults. The loop reports once, at
+its end, which is the minimum that Tune needs: every report waits for the controller's next poll.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from ray.tune.integration.ray_train import TuneReportCallback
 from torch.utils.data import DataLoader
 
 from benchmarks.loops.cases import MeanLoss
-from benchmarks.trials.experiment import make_task
-from benchmarks.trials.plan import Plan
+from benchmarks.trials.experiment import Study, make_task
 from raypipe.launch import QUIET
 
 # Ray's defaults of variables that raypipe sets for all processes of its cluster
@@ -36,45 +35,62 @@ _DEFAULTS = {
 }
 
 
-def run(plan: Plan, clock: Path, folder: Path) -> list[float]:
-    """Run the trials and return the last loss of each seed.
+def sweep(study: Study, clock: Path, folder: Path) -> list[float]:
+    """Run the trials one after the other, each with a TorchTrainer; return the last losses."""
+    trainable = tune.with_resources(_in_trainer, {"CPU": 0, "memory": 1})
+    return _tuned(trainable, study, clock, folder, tune.TuneConfig(max_concurrent_trials=1))
 
-    Raises:
-        RuntimeError: a trial failed.
 
-    """
-    with without_settings_of_raypipe():
+def matrix(study: Study, clock: Path, folder: Path) -> list[float]:
+    """Run the trainings as function trials of a CPU each; return the last losses."""
+    return _tuned(_one_cpu(), study, clock, folder, tune.TuneConfig())
+
+
+def matrix_in_reused_actors(study: Study, clock: Path, folder: Path) -> list[float]:
+    """Run the same trials in processes that go on with the next one."""
+    return _tuned(_one_cpu(), study, clock, folder, tune.TuneConfig(reuse_actors=True))
+
+
+def _one_cpu() -> Any:
+    return tune.with_resources(_in_trial, {"CPU": 1})
+
+
+def _tuned(
+    trainable: Any, study: Study, clock: Path, folder: Path, config: tune.TuneConfig
+) -> list[float]:
+    """Run a trial for each point. Raises RuntimeError if one failed."""
+    space = {"study": study, "clock": str(clock), "folder": str(folder)}
+    with _without_settings_of_raypipe():
         tuner = tune.Tuner(
-            tune.with_resources(_drive, {"CPU": 0, "memory": 1}),
-            param_space={
-                "plan": asdict(plan),
-                "clock": str(clock),
-                "folder": str(folder),
-                "seed": tune.grid_search(plan.seeds),
-            },
-            tune_config=tune.TuneConfig(max_concurrent_trials=1),
-            run_config=tune.RunConfig(name="sweep", storage_path=str(folder), verbose=0),
+            trainable,
+            param_space={**space, "point": tune.grid_search(list(study.points))},
+            tune_config=config,
+            run_config=tune.RunConfig(name=study.name, storage_path=str(folder), verbose=0),
         )
         results = tuner.fit()
     if results.num_errors:
         raise RuntimeError(f"{results.num_errors} trials failed: {results.errors[0]}")
-    losses: dict[int, float] = {}
+    losses = {}
     for number in range(len(results)):
         told = results[number].metrics or {}
-        losses[told["config"]["seed"]] = told["loss"]
-    return [losses[seed] for seed in plan.seeds]
+        losses[tuple(told["config"]["point"])] = float(told["loss"])
+    return [losses[point] for point in study.points]
 
 
-def _drive(config: dict[str, Any]) -> None:
+def _in_trial(config: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    tune.report({"loss": _train(config, lambda model: model, lambda loader: loader)})
+
+
+def _in_trainer(config: dict[str, Any]) -> None:
     """Run a trial as a separate Ray Train run."""
     os.environ.update(_DEFAULTS)
-    workers = config["plan"]["workers"]
     callbacks: list[Any] = [TuneReportCallback()]
     trainer = TorchTrainer(
-        _train,
+        _in_worker,
         train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(
-            num_workers=workers, resources_per_worker={"CPU": 1}
+            num_workers=config["study"].workers, resources_per_worker={"CPU": 1}
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{tune.get_context().get_trial_id()}",
@@ -85,34 +101,41 @@ def _drive(config: dict[str, Any]) -> None:
     trainer.fit()
 
 
-def _train(config: dict[str, Any]) -> None:
-    """Run the hand-written training loop of a worker."""
-    plan = Plan(**config["plan"])
-    torch.manual_seed(config["seed"])
-    task = make_task(plan.steps, plan.effective_batch, config["clock"])
-    model = prepare_model(MeanLoss(task.build_model(), task))
-    loader = prepare_data_loader(DataLoader(task.build_dataset(), plan.micro_batch))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), plan.learning_rate, weight_decay=0.0, fused=True
-    )
+def _in_worker(config: dict[str, Any]) -> None:
+    ray.train.report({"loss": _train(config, prepare_model, prepare_data_loader)})
+
+
+def _train(
+    config: dict[str, Any],
+    prepared_model: Callable[[Any], Any],
+    prepared_loader: Callable[[Any], Any],
+) -> float:
+    """Run the training loop by hand; return the mean of the last loss over the workers."""
+    study: Study = config["study"]
+    learning_rate, clip_norm, seed = config["point"]
+    torch.manual_seed(seed)
+    task = make_task(study.steps, study.effective_batch, config["clock"])
+    model = prepared_model(MeanLoss(task.build_model(), task))
+    loader = prepared_loader(DataLoader(task.build_dataset(), study.micro_batch))
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0, fused=True)
     for batch in loader:
         loss = model(batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
         optimizer.zero_grad()
     mean = loss.detach()
     if dist.is_initialized():
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
-    ray.train.report({"loss": mean.item()})
+    return float(mean)
 
 
 @contextmanager
-def without_settings_of_raypipe() -> Iterator[None]:
+def _without_settings_of_raypipe() -> Iterator[None]:
     """Leave Ray's defaults in place of the environment variables that raypipe sets."""
     display = "RAY_AIR_NEW_OUTPUT"
-    kept = {name: os.environ.pop(name) for name in QUIET if name != display}
+    kept = {name: os.environ.pop(name) for name in QUIET if name != display and name in os.environ}
     try:
         yield
     finally:

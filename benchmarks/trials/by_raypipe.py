@@ -1,69 +1,54 @@
-"""Trials as a raypipe sweep, with the functions that the command calls."""
+"""The trainings as a sweep and as a matrix of raypipe, by its public functions."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from benchmarks.trials.plan import Plan
-from raypipe import hardware
-from raypipe.commands import configuration as config
-from raypipe.graph.experiment import with_needs
-from raypipe.graph.launcher import Launcher
-from raypipe.graph.progress import Display
-from raypipe.graph.runner import run_stages
-from raypipe.graph.session import Session
-from raypipe.integrations.tracking import Trackers
-from raypipe.store.ledger import Ledger
-from raypipe.store.run_directory import RunDirectory
-from raypipe.study.sweep_stage import NAME, with_sweep
-
-_YAML = """
-experiment: benchmarks.trials.experiment
-steps: {plan.steps}
-clock: {clock}
-train:
-  training:
-    micro_batch: {plan.micro_batch}
-    accumulation: 1
-    learning_rate: {plan.learning_rate}
-    clip_norm: {plan.clip_norm}
-    optimizer: adamw
-    schedule: constant
-  scaling: {{workers: {plan.workers}, gpus_per_worker: 0}}
-  loader: {{workers: 0}}
-sweep:
-  stage: train
-  kind: systems
-  concurrent: 1
-  warmup_steps: {warmup}
-  steps: {measured}
-  repeats: 1
-  axes: {{training.seed: {seeds}}}
-"""
+import raypipe as rp
+from benchmarks.trials.experiment import Study
 
 
-def run(plan: Plan, launcher: Launcher, clock: Path, folder: Path) -> list[float]:
-    """Run the sweep and return the last loss of each seed.
+def sweep(study: Study, clock: Path, folder: Path, *, local: bool = False) -> list[float]:
+    """Run a sweep over the seeds; return the last losses."""
+    warmup = study.steps // 5
+    seeds = [seed for *_, seed in study.points]
+    section = {"stage": "train", "kind": "systems", "concurrent": 1, "repeats": 1,
+               "warmup_steps": warmup, "steps": study.steps - warmup,
+               "axes": {"training.seed": seeds}}  # fmt: skip
+    configuration = {**_configuration(study, clock), "sweep": section}
+    run = rp.run(configuration, only=["sweep"], run_dir=folder, local=local)
+    found = run.table("trials").merge(run.table("sweep_points"), on="trial_id")
+    losses = dict(zip(found["train.training.seed"], found["loss_final"], strict=True))
+    return [float(losses[seed]) for seed in seeds]
 
-    Raises:
-        RuntimeError: a trial failed.
 
-    """
-    warmup = plan.steps // 5
-    text = _YAML.format(
-        plan=plan, clock=clock, warmup=warmup, measured=plan.steps - warmup, seeds=plan.seeds
-    )
-    nodes = launcher.on_every_node(hardware.detect)
-    configuration = config.resolve(config.parse(text, "benchmark"), (), "auto", nodes)
-    stages = with_needs(with_sweep(configuration, nodes), [NAME])
-    run = RunDirectory.at(folder)
-    ledger = Ledger(run)
-    tracked = Trackers((), run, "benchmark", configuration.experiment.name, {})
-    with Display() as display, tracked as trackers:
-        settings = configuration.settings
-        session = Session(run, "benchmark", ledger, launcher, display, nodes, trackers, settings)
-        failed = run_stages(stages, session)
-    if failed is not None:
-        raise RuntimeError(failed)
-    rows = {row["point"]["train.training.seed"]: row for row in ledger.rows("trials")}
-    return [float(rows[seed]["loss_final"]) for seed in plan.seeds]
+def matrix(study: Study, clock: Path, folder: Path) -> list[float]:
+    """Run a matrix of all points; return the last losses."""
+    rates, norms, runs = (list(dict.fromkeys(axis)) for axis in zip(*study.points, strict=True))
+    axes = {"train.training.learning_rate": rates, "train.training.clip_norm": norms}
+    section = {"axes": axes, "runs": len(runs)}
+    run = rp.run({**_configuration(study, clock), "matrix": section}, run_dir=folder)
+    points: dict[str, dict[str, float]] = {}
+    for row in run.table("variants").to_dict("records"):
+        points.setdefault(row["variant"], {})[row["key"]] = row["number"]
+    losses = {}
+    for row in run.table("trials").to_dict("records"):
+        values = points[row["variant"]]
+        point = tuple(values[axis] for axis in (*axes, "seed"))
+        losses[point] = float(row["loss_final"])
+    return [losses[point] for point in study.points]
+
+
+def _configuration(study: Study, clock: Path) -> dict[str, Any]:
+    learning_rate, clip_norm, _ = study.points[0]
+    training = {"micro_batch": study.micro_batch, "accumulation": 1, "optimizer": "adamw",
+                "schedule": "constant", "learning_rate": learning_rate, "clip_norm": clip_norm,
+                "seed": 0}  # fmt: skip
+    scaling = {"workers": study.workers, "gpus_per_worker": 0, "cpus_per_worker": 1}
+    return {
+        "experiment": "benchmarks.trials.experiment",
+        "steps": study.steps,
+        "clock": str(clock),
+        "train": {"training": training, "scaling": scaling, "loader": {"workers": 0}},
+    }

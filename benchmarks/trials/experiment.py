@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +16,49 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from experiments.lm_pretrain.model import LanguageModel, tiny
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
+from raypipe.config.matrix import SEED_STRIDE
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.stages import train_stage
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings
+
+#: learning rate, clip norm and seed of a training
+Point = tuple[float, float, int]
+
+
+@dataclass(frozen=True)
+class Study:
+    """The trainings that contenders run: a point each, with as many steps and workers."""
+
+    name: str
+    points: tuple[Point, ...]
+    steps: int
+    workers: int = 1
+    side_by_side: bool = False
+    micro_batch: int = 4
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples per step, over all workers."""
+        return self.micro_batch * self.workers
+
+
+#: runs a study with a folder for its clock and one for its results; returns the last losses
+Contender = Callable[[Study, Path, Path], list[float]]
+
+
+def sweep_of(trials: int, workers: int, steps: int) -> Study:
+    """Return a sweep over seeds, one trial after the other."""
+    points = tuple((3e-4, 1.0, seed) for seed in range(trials))
+    return Study(f"sweep-{workers}", points, steps, workers)
+
+
+def matrix_of(steps: int) -> Study:
+    """Return a matrix of learning rates, clip norms and seeds, side by side."""
+    rates, norms = (1e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3), (0.25, 0.5, 1.0, 2.0)
+    seeds = [SEED_STRIDE * run for run in range(3)]
+    return Study("matrix", tuple(product(rates, norms, seeds)), steps, side_by_side=True)
 
 
 class Span(NamedTuple):
