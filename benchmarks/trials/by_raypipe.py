@@ -7,6 +7,7 @@ from typing import Any
 
 import raypipe as rp
 from benchmarks.trials.experiment import Study
+from raypipe.config.matrix import SEED_STRIDE
 
 
 def sweep(study: Study, clock: Path, folder: Path, *, local: bool = False) -> list[float]:
@@ -35,7 +36,7 @@ def matrix(study: Study, clock: Path, folder: Path) -> list[float]:
     losses = {}
     for row in run.table("trials").to_dict("records"):
         values = points[row["variant"]]
-        point = tuple(values[axis] for axis in (*axes, "seed"))
+        point = *(values[axis] for axis in axes), SEED_STRIDE * int(values["seed"])
         losses[point] = float(row["loss_final"])
     return [losses[point] for point in study.points]
 
