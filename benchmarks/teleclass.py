@@ -39,10 +39,9 @@ from experiments.teleclass.settings import (
 )
 from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger

@@ -20,10 +20,9 @@ import ray
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
 from raypipe.graph.configuration import compose
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory

@@ -12,8 +12,8 @@ from raypipe.commands.configuration import resolve
 from raypipe.commands.run import announce
 from raypipe.commands.selection import check_gpus
 from raypipe.config.document import Document
+from raypipe.graph.context import Session
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory, cache_directory

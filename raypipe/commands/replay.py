@@ -32,11 +32,11 @@ from raypipe.config.document import Document, parse
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
+from raypipe.graph.context import Session
 from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.session import Session
 from raypipe.graph.stages import HARDWARE
 from raypipe.integrations.tracking import Trackers
 from raypipe.provenance import environment_row

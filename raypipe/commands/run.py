@@ -29,14 +29,13 @@ from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
+from raypipe.graph.context import Outcomes, Session
 from raypipe.graph.continuation import Resumed, resume
 from raypipe.graph.durations import Durations
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.scheduler import Outcomes
-from raypipe.graph.session import Session
 from raypipe.graph.stages import check_trainings
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, is_dataclass
 from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import PurePath
@@ -18,18 +18,21 @@ _EXAMPLE = "return a mapping of single values, such as {'accuracy': 0.93}"
 _MOST = 2**63
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Constraints on a row: names that are reserved, and names whose value must be a number."""
-
-    reserved: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-
-
 def call(
-    key: str, expected: Expected, function: Callable[..., Any], arguments: Mapping[str, Any]
+    key: str,
+    reserved: Collection[str],
+    numbers: Iterable[str],
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Call a function; return its values by name.
+
+    Args:
+        key: the unit of the call.
+        reserved: names that it must not return.
+        numbers: names whose value must be a number, if it is returned.
+        function: the function.
+        arguments: its arguments by name.
 
     Raises:
         UnitError: ``invalid_value``, it returned something else than a row.
@@ -40,13 +43,16 @@ def call(
     except SystemExit as error:  # would end the worker
         raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
     try:
-        return row_of(returned, arguments, expected)
+        return row_of(returned, arguments, reserved, numbers)
     except ValueError as error:
         raise UnitError(key, "invalid_value", str(error)) from None
 
 
 def row_of(
-    returned: Any, arguments: Mapping[str, Any], expected: Expected = Expected()
+    returned: Any,
+    arguments: Mapping[str, Any],
+    reserved: Collection[str] = (),
+    numbers: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
@@ -80,7 +86,7 @@ def row_of(
             row[name] = _single(value)
         except ValueError as error:
             raise ValueError(f"the function returned {error} for {name!r}; {_EXAMPLE}") from None
-        if name in expected.reserved:
+        if name in reserved:
             raise ValueError(
                 f"the function returned {name!r}, which is a column that raypipe writes; rename it"
             )
@@ -88,29 +94,25 @@ def row_of(
             raise ValueError(
                 f"the function returned {name!r}, which is also an argument; rename it"
             )
-    named = [name for name in expected.numbers if name in row]
-    check_numbers(row, named)
+    named = [name for name in numbers if name in row]
+    if problem := lacking(row, named):
+        raise ValueError(problem)
     row |= {name: float(row[name]) for name in named}
     return {name: value for name, value in row.items() if name not in arguments}
 
 
-def check_numbers(returned: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Check that a function returned the numbers that ``maximize`` and ``minimize`` name.
-
-    Raises:
-        ValueError: one is missing or is not a number.
-
-    """
+def lacking(returned: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return which number of ``maximize`` and ``minimize`` a call did not return; empty if none."""
     for name in names:
         value = returned.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             given = f"{value!r} for {name!r}" if name in returned else f"no {name!r}"
             hint = "" if name in returned else did_you_mean(name, list(returned))
-            raise ValueError(
+            return (
                 f"the function returned {given}, but `maximize` or `minimize` names it: return a "
                 f"number (returned: {', '.join(returned)}){hint}"
             )
+    return ""
 
 
 def _single(value: Any) -> Any:

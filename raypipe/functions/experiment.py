@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
 from raypipe.functions.arguments import calls, check_signature, count
-from raypipe.functions.call import Expected, call, check_numbers
+from raypipe.functions.call import call, lacking
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
@@ -34,7 +34,7 @@ _WRITTEN = (
     Column("worker", "text", "Host and process that computed it."),
     Column("attempt", "integer", "Number of the attempt that succeeded, from 1."),
 )
-_ADDED = ("run_id", "variant", "command_id")
+_RESERVED = ("run_id", "variant", "command_id", *(column.name for column in _WRITTEN))
 _NAME_LENGTH = 120
 
 
@@ -61,6 +61,11 @@ class FunctionSettings(Settings):
     """Version of the results, part of each call's identity. By default 1, and a run directory is
     not continued once the function's source code changed.
     """
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The returned values that must be numbers."""
+        return (*self.maximize, *self.minimize)
 
     @field_validator("maximize", "minimize", mode="before")
     @classmethod
@@ -118,15 +123,10 @@ def _verify(settings: FunctionSettings, ledger: Ledger, unit: Unit) -> None:
 
     Calls that are not stored are checked when they return. Raises ValueError.
     """
-    row = ledger.get(CALLS, unit.key)
-    if row is not None:
-        _check_numbers(row, settings.arguments, (*settings.maximize, *settings.minimize))
-
-
-def _check_numbers(row: Row, arguments: Iterable[str], names: Iterable[str]) -> None:
-    """Check a stored call as :func:`check_numbers` does. Raises ValueError."""
-    given = {*_reserved(), *arguments}
-    check_numbers({name: value for name, value in row.items() if name not in given}, names)
+    row, given = ledger.get(CALLS, unit.key), {*_RESERVED, *settings.arguments}
+    returned = {name: value for name, value in (row or {}).items() if name not in given}
+    if row is not None and (problem := lacking(returned, settings.numbers)):
+        raise ValueError(problem)
 
 
 def _table(settings: FunctionSettings) -> Table:
@@ -153,16 +153,12 @@ def _position(places: Mapping[str, Mapping[str, int]], row: Row) -> tuple[int, .
     return tuple(place.get(repr(row.get(name)), len(place)) for name, place in places.items())
 
 
-def _reserved() -> tuple[str, ...]:
-    return (*_ADDED, *(column.name for column in _WRITTEN))
-
-
 def _stages(
     reference: str, function: Callable[..., Any] | None, settings: FunctionSettings
 ) -> list[Stage]:
     if function is None:
         raise ValueError(f"function = {reference}: is not available in this process")
-    check_signature(function, tuple(settings.arguments), f"function = {reference}", _reserved())
+    check_signature(function, tuple(settings.arguments), f"function = {reference}", _RESERVED)
     units = [
         Unit(_key_of(arguments), _literals(arguments, settings))
         for arguments in calls(settings.arguments)
@@ -215,33 +211,30 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         context.device = next(
             (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
         )
+    numbers = (*settings.maximize, *settings.minimize)
     with context.pool(options) as pool:
         shared = pool.share(function)
-        numbers = (*settings.maximize, *settings.minimize)
-        expected = Expected(_reserved(), numbers)
-
-        def every_call() -> Iterator[tuple[str, Any, str, Any, Any, Any]]:
-            for key, unit in todo.items():
-                yield key, call, key, expected, shared, unit.literals["arguments"]
-
+        tasks = (
+            (key, call, key, _RESERVED, numbers, shared, unit.literals["arguments"])
+            for key, unit in todo.items()
+        )
         sound = bool(done)  # whether a call returned what is named
-        for batch in context.outcomes(pool, every_call()):
-            ended = [result for result in batch if result.error is None]
+        for batch in context.outcomes(pool, tasks):
+            problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
+            sound = sound or not all(problems.values())
+            for place, result in enumerate(batch):
+                if sound and (problem := problems.get(result.key)):
+                    batch[place] = replace(result, error=problem, kind="invalid_value")
+                    context.fail(
+                        Failure(result.key, result.attempt, "invalid_value", problem, "gave up")
+                    )
+                _track(context, todo[result.key], batch[place])
+            rows = {r.key: _row(todo[r.key], r) for r in batch if r.error is None}
             failures += [result for result in batch if result.error is not None]
-            rows = {result.key: _row(todo[result.key], result) for result in ended}
-            lacking = _lacking(rows, settings.arguments, numbers)
-            sound = sound or len(lacking) < len(rows)
-            for result in (each for each in ended if sound and each.key in lacking):
-                del rows[result.key]
-                about = "invalid_value", lacking[result.key], "gave up"
-                context.fail(Failure(result.key, result.attempt, *about))
-                failures.append(replace(result, error=lacking[result.key], kind="invalid_value"))
             done += len(rows)
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
-            for result in batch:
-                _track(context, todo[result.key], result)
-            for key in () if sound else lacking:  # of all calls, probably: they are stored
-                raise UnitError(key, "invalid_value", lacking[key])
+            for key in () if sound else problems:  # of all calls, probably: they are stored
+                raise UnitError(key, "invalid_value", problems[key])
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]
@@ -249,19 +242,6 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         kind = first.kind or "error"
         message = f"{brief(first.error or '', 700)}{more}"
         raise UnitError(first.key, kind, message, trace=first.trace)
-
-
-def _lacking(
-    rows: Mapping[str, Row], arguments: Iterable[str], names: Iterable[str]
-) -> dict[str, str]:
-    """Return why calls are of no use to ``maximize`` and ``minimize``, by key."""
-    found = {}
-    for key, row in rows.items():
-        try:
-            _check_numbers(row, arguments, names)
-        except ValueError as error:
-            found[key] = str(error)
-    return found
 
 
 def _track(context: StageContext, unit: Unit, result: TaskResult) -> None:

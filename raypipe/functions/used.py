@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import inspect
-import re
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from datetime import date, time, timedelta
-from decimal import Decimal
-from enum import Enum
-from fractions import Fraction
-from pathlib import PurePath
-from types import CodeType, MethodType, ModuleType, SimpleNamespace
+from types import CodeType, ModuleType
 from typing import Any
 
 from raypipe.graph.source import SourceCode, source_of
 
 #: types whose text is their value
-_PLAIN = (
-    *(str, bytes, bytearray, int, float, complex, type(None), type(...), range, slice, Enum),
-    *(PurePath, date, time, timedelta, Decimal, Fraction, re.Pattern),
-)
+_PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
 _NO_MODULES = ("__main__", "__mp_main__", "builtins")
+#: modules of Python whose objects are values; the state of others, such as loggers, is not one
+_VALUES = frozenset(
+    {
+        *("__main__", "builtins", "collections", "datetime", "decimal", "enum", "fractions"),
+        *("functools", "operator", "pathlib", "re", "types", "uuid", "zoneinfo"),
+    }
+)
 #: entries of a class that say nothing of its behavior
 _NOT_CODE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 
@@ -34,9 +30,10 @@ _NOT_CODE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qu
 class Used:
     """Hash over a function and everything that it uses, and the user's modules among that.
 
-    Functions and classes count by their code, arrays by their values, other objects by their type
-    and attributes, those of the standard library by their type alone. Nothing depends on addresses,
-    or on the order of sets. Installed packages count by their names.
+    It covers what pickle would store, with the code of the user's functions and classes in place of
+    their names. Of objects whose state is not a value, such as loggers, and of those that pickle
+    refuses, the type alone counts. Nothing depends on addresses, or on the order of sets. Installed
+    packages count by their names.
     """
 
     def __init__(self) -> None:
@@ -63,40 +60,35 @@ class Used:
 
     def add(self, value: Any) -> None:
         """Add a value."""
-        if isinstance(value, _PLAIN):
-            self._put(type(value).__name__, repr(value))
+        if type(value) in _PLAIN:
+            self._put(f"{type(value).__name__} {value!r}")
         elif id(value) in self._seen:
             self._put("again")
         else:
             self._seen[id(value)] = value  # kept alive: the address is not used again
             parts = list(self._parts(value))
-            self._put(str(len(parts)))
+            self._put(f"{len(parts)} parts")
             for part in parts:
                 self.add(part)
 
-    def _put(self, *texts: str) -> None:
-        for text in texts:
-            content = text.encode(errors="surrogatepass")
-            self._hash.update(b"%d:%b" % (len(content), content))
+    def _put(self, text: str) -> None:
+        content = text.encode(errors="surrogatepass")
+        self._hash.update(b"%d:%b" % (len(content), content))
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """Return what decides a value: its kind, and the values that it holds or uses."""
         kind = type(value)
+        if kind in (list, tuple):
+            return (kind.__name__, *value)
         if isinstance(value, dict):
-            return ("dict", *(each for item in value.items() for each in item))
+            return (kind.__name__, *(each for item in value.items() for each in item))
         if isinstance(value, AbstractSet):
             return ("set", *sorted(map(_of_one, value)))
-        if isinstance(value, list | tuple | deque):
-            return (kind.__name__, *value)
         if isinstance(value, ModuleType):
             self._is_users(value.__name__)
             return "module", value.__name__
-        if isinstance(value, functools.partial):
-            return "partial", value.func, value.args, value.keywords
-        if isinstance(value, MethodType):
-            return "method", value.__func__, value.__self__
         if isinstance(value, CodeType):
-            names = repr((value.co_names, value.co_varnames))
+            names = (value.co_names, value.co_varnames)
             return ("code", value.co_code, names, *value.co_consts)
         if isinstance(value, type):
             parts: list[object] = ["class", value.__module__, value.__qualname__]
@@ -104,21 +96,26 @@ class Used:
                 own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
                 parts += [value.__bases__, own]
             return parts
-        if inspect.isfunction(value):
-            if not self._is_users(value.__module__):
-                return "function", value.__module__, value.__qualname__
-            used = dict(sorted(variables(value).items()))
-            return "function", value.__code__, value.__defaults__, value.__kwdefaults__, used
-        if inspect.isfunction(wrapped := inspect.unwrap(value)):  # such as lru_cache
-            return "wrapped", wrapped
+        if inspect.isfunction(function := inspect.unwrap(value)):  # also of lru_cache
+            if not self._is_users(function.__module__):
+                return "function", function.__module__, function.__qualname__
+            used = dict(sorted(variables(function).items()))
+            code = function.__code__, function.__defaults__, function.__kwdefaults__
+            return "function", *code, used
         if isinstance(value, property | classmethod | staticmethod):
             functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
             return (kind.__name__, *functions)
-        if (array := _array(value)) is not None:
-            return ("array", kind.__name__, *array)
-        # of a logger or a file, whose state is not a value, the type alone
-        state = None if _is_standard(kind) else getattr(value, "__dict__", None)
-        return "object", kind, state
+        top = kind.__module__.partition(".")[0]
+        is_standard = top in sys.stdlib_module_names and top not in _VALUES
+        if is_standard or kind.__module__.startswith("numpy.random"):
+            return "object", kind
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception:  # it cannot be pickled
+            return "object", kind
+        if isinstance(reduced, str):  # the name of a global object
+            return "object", kind, getattr(value, "__module__", None), reduced
+        return "object", kind, *(list(x) if isinstance(x, Iterator) else x for x in reduced)
 
     def _is_users(self, module: str | None) -> bool:
         """Whether a module is the user's, which is noted if there is a file of it."""
@@ -155,28 +152,6 @@ def _of_one(value: Any) -> str:
     one = Used()
     one.add(value)
     return one.digest
-
-
-def _array(value: Any) -> tuple[Any, ...] | None:
-    """Return what decides an array, a tensor or a data frame; None for something else."""
-    if not hasattr(value, "__array__") or not hasattr(value, "shape"):
-        return None
-    labels = [list(getattr(value, name, ())) for name in ("columns", "index")
-              if not callable(getattr(value, name, ()))]  # fmt: skip
-    try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-        plain = value.__array__()
-        content = plain.tolist() if plain.dtype.hasobject else plain.tobytes()
-    except Exception:  # of a package that is not known, such as one without this type of numbers
-        return None
-    return str(plain.dtype), tuple(plain.shape), content, labels
-
-
-def _is_standard(kind: type) -> bool:
-    """Whether a class is Python's own, and not one that only holds values."""
-    top = kind.__module__.partition(".")[0]
-    return top in sys.stdlib_module_names and top != "__main__" and kind is not SimpleNamespace
 
 
 def _is_installed(module: str) -> bool:

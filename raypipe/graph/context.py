@@ -2,31 +2,112 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel
+
+from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.scheduler import Outcomes
-from raypipe.graph.session import Session
+from raypipe.graph.progress import Display
 from raypipe.graph.settings_view import SettingsView, view
+from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
 from raypipe.provenance import ago, now
 from raypipe.store.ledger import RESULTS, Ledger, Row, checksum
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import Table, by_name
 
 if TYPE_CHECKING:
-    from raypipe.graph.launcher import PoolOptions, TaskPool, TaskResult
+    from raypipe.graph.durations import Durations
+    from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.hardware import Hardware
+    from raypipe.integrations.tracking import Trackers
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")
 #: maximum number of results buffered behind an earlier call before `map` draws no more calls
 _MOST_BUFFERED = 1000
+
+
+@dataclass(frozen=True)
+class Session:
+    """State that all stages of a command share.
+
+    ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
+    fingerprint of the experiment's source. ``durations`` remembers what stages took.
+    """
+
+    run_dir: RunDirectory
+    run_id: str
+    ledger: Ledger
+    launcher: Launcher
+    display: Display
+    nodes: Sequence[Hardware]
+    trackers: Trackers
+    settings: BaseModel = field(default_factory=Settings)
+    tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
+    command_id: str = ""
+    code: str = ""
+    durations: Durations | None = None
+
+
+class Outcomes:
+    """The stages that have ended; stages that started early wait for the others of their needs."""
+
+    def __init__(self, ended: Collection[str] = ()) -> None:
+        self._changed = threading.Condition()
+        self._ended = set(ended)
+        self._interrupted = False
+        #: why stages failed or were skipped, by key, the first one first
+        self.failures: dict[str, str] = {}
+
+    def end(self, stage: str, failure: str | None) -> None:
+        """Record that a stage has ended, and why it failed."""
+        with self._changed:
+            self._ended.add(stage)
+            if failure is not None:
+                self.failures[stage] = failure
+            self._changed.notify_all()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run is interrupted."""
+        return self._interrupted
+
+    @property
+    def ended(self) -> int:
+        """The number of stages that have ended."""
+        return len(self._ended)
+
+    def failed(self, stages: Iterable[str]) -> list[str]:
+        """Return the stages that failed or were skipped."""
+        return [stage for stage in stages if stage in self.failures]
+
+    def running(self, stages: Collection[str]) -> set[str]:
+        """Return the stages that have not ended."""
+        return set(stages) - self._ended
+
+    def wait(self, stages: Collection[str]) -> None:
+        """Wait until one of these stages has ended. Raises KeyboardInterrupt."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._interrupted or not self._ended.isdisjoint(stages))
+            if self._interrupted:
+                raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every current and later ``wait``."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
 
 
 class StageContext:
@@ -119,26 +200,22 @@ class StageContext:
         """Return the stages that unfinished units need and that failed."""
         if self.stage.after_failures:
             return []
-        needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
+        needs = {need for unit in self.unfinished() for need in self.stage.unit_needs[unit.key]}
         return self._outcomes.failed(sorted(needs))
-
-    @cached_property
-    def _needs(self) -> dict[str, frozenset[str]]:
-        return {unit.key: self.stage.needed_by(unit) for unit in self.stage.units}
 
     def _ready(self) -> list[Unit]:
         outcomes = self._outcomes
-        ready = (u for u in self.unfinished() if not outcomes.running(self._needs[u.key]))
+        ready = (u for u in self.unfinished() if not outcomes.running(self.stage.unit_needs[u.key]))
         return [
             unit
             for unit in ready
-            if self.stage.after_failures or not outcomes.failed(self._needs[unit.key])
+            if self.stage.after_failures or not outcomes.failed(self.stage.unit_needs[unit.key])
         ]
 
     def _running_needs(self) -> set[str]:
         """Return the running stages that unfinished units wait for."""
         outcomes = self._outcomes
-        needs = (self._needs[unit.key] for unit in self.unfinished())
+        needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
         return set[str]().union(
             *(outcomes.running(each) for each in needs if not outcomes.failed(each))
         )

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -161,20 +162,26 @@ class Stage:
         prints = [unit.fingerprint for unit in self.units]
         return prints[0] if len(prints) == 1 else fingerprint(prints)
 
-    def needed_by(self, unit: Unit) -> frozenset[str]:
-        """Return the keys of the stages that must end before a unit can be computed.
+    @cached_property
+    def unit_needs(self) -> Mapping[str, frozenset[str]]:
+        """By unit, the keys of the stages that must end before it can be computed.
 
         Needs of the stage that no unit names apply to all units.
         """
-        named = {need for each in self.units for need in each.needs or ()}
-        own = self.needs if unit.needs is None else unit.needs
-        keys = zip(self.needs, self.needed_keys, strict=True)
-        return frozenset(key for need, key in keys if need in own or need not in named)
+        keys = dict(zip(self.needs, self.needed_keys, strict=True))
+        named = {need for unit in self.units for need in unit.needs or ()}
+        common = frozenset(key for need, key in keys.items() if need not in named)
+        return {
+            unit.key: frozenset(self.needed_keys)
+            if unit.needs is None
+            else common.union(keys[need] for need in unit.needs if need in keys)
+            for unit in self.units
+        }
 
-    @property
-    def starts(self) -> set[frozenset[str]]:
+    @cached_property
+    def starts(self) -> Set[frozenset[str]]:
         """The sets of stages one of which has to end before the stage can start."""
-        return {self.needed_by(unit) for unit in self.units} or {frozenset(self.needed_keys)}
+        return {*self.unit_needs.values()} or {frozenset(self.needed_keys)}
 
     def seen(self, ledger: Ledger) -> Ledger:
         """Return the ledger as the stage sees it: its own rows, and those of what it needs."""

@@ -1,28 +1,38 @@
-"""Run the stages of a configuration: skip what is stored, launch the rest, record outcomes."""
+"""Run the stages of a configuration: skip what is stored, launch the rest, record outcomes.
+
+Every stage starts as soon as the stages that it needs have ended; one whose units need different
+stages, when the first of them can be computed. Of those that can start, the one with the longest
+remaining path comes first; what they submit waits in Ray's queue for its resources. A stage that
+measures speed starts when no other one runs, and no other one starts beside it.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from functools import partial
-from threading import Lock
 
 from raypipe.errors import UnitError, message_of, trace_of
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Outcomes, Session, StageContext
 from raypipe.graph.continuation import BEGUN, all_stored, is_done, is_outdated
 from raypipe.graph.durations import Estimate
-from raypipe.graph.experiment import Stage, Unit, in_order
-from raypipe.graph.scheduler import Outcomes, run_concurrently, run_in_sequence
-from raypipe.graph.session import Session
+from raypipe.graph.experiment import Stage, in_order
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables
-from raypipe.store.ledger import Ledger, Row
+from raypipe.store.ledger import Ledger
 
+#: seconds for the end of running stages; a training group takes up to 20 s to clean up
+_END_S = 30.0
+# Ray's libraries resume waits after a signal; Python handles it when this wait times out
+_POLL_S = 0.5
+#: threads; stages beyond them start when others end
+_MOST_STAGES = 64
 #: time between two writings of the tables, in units of the time that one takes
 _SHARE = 20
-
 
 #: further stages of a graph from the stored rows and the outcomes so far; reports lines to show
 Grow = Callable[[Ledger, Outcomes, Callable[[str], None]], Sequence[Stage]]
@@ -32,83 +42,258 @@ def run_stages(stages: Sequence[Stage], session: Session, grow: Grow | None = No
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
     Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
-    ``grow`` returns further stages whenever one has ended.
+    ``grow`` returns further stages, which may need earlier ones: at the start, and whenever one has
+    ended.
 
     Returns:
         None if all stages are finished, otherwise the first failure: its stage or unit, and why.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
+        KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted, for which this thread
+            waits up to 30 s.
         UnitError: the graph cannot grow.
 
     """
-    outcomes = Outcomes()
-    ran: set[str] = set()
-    ordered = in_order(stages)
-    estimates: dict[str, Estimate | None] = {}
-    cpus = sum(node.cpus for node in session.nodes)
-    gpus = sum(len(node.gpus) for node in session.nodes)
-    writer = _TableWriter(session)
+    return _Run(session, grow).complete(stages)
 
-    def expect(added: Sequence[Stage]) -> None:
-        estimates.update(_estimates(session, added))
-        session.display.expect(ordered, estimates, cpus, gpus)
 
-    expect(ordered)
+class _Run:
+    """The graph of a command while it runs."""
 
-    def further() -> Sequence[Stage]:
-        if grow is None:
-            return ()
-        added = grow(session.ledger, outcomes, session.display.say)
-        if added:
-            ordered.extend(added)
-            expect(added)
-        return added
+    def __init__(self, session: Session, grow: Grow | None) -> None:
+        self._session, self._grow = session, grow
+        self._outcomes = Outcomes()
+        self._stages: list[Stage] = []
+        self._waiting: list[Stage] = []
+        self._running: dict[str, tuple[Stage, Future[None]]] = {}
+        #: the stages that were not stored
+        self._ran: set[str] = set()
+        self._estimates: dict[str, Estimate | None] = {}
+        self._lock, self._due, self._written = threading.Lock(), 0.0, -1
 
-    def run(stage: Stage) -> None:
-        outcomes.end(stage.key, run_one(stage))
-        session.display.settle(stage.key)
+    def complete(self, stages: Sequence[Stage]) -> str | None:
+        """Run all stages; return the first failure."""
+        session, outcomes, ordered = self._session, self._outcomes, in_order(stages)
+        if session.ledger.rows("units"):  # an earlier command may have been killed before it
+            self._write_tables()
+        left = [s for s in stages if s.always_rerun or not all_stored([s], session.ledger)]
+        is_concurrent = session.launcher.concurrent and (self._grow is not None or len(left) > 1)
+        try:
+            self._add(ordered)
+            self._extend()
+            while self._waiting or self._running:
+                for stage in self._startable(_MOST_STAGES if is_concurrent else 1):
+                    self._waiting.remove(stage)
+                    future = Future[None]()  # before the start, in which Ctrl-C may come
+                    self._running[stage.key] = stage, future
+                    # a daemon thread: the interpreter would wait for an executor's at exit
+                    work = threading.Thread(
+                        target=self._settle, args=(stage, future), name=stage.key, daemon=True
+                    )
+                    work.start() if is_concurrent else work.run()
+                self._await_stages(_POLL_S)
+                over = [name for name, (_, future) in self._running.items() if future.done()]
+                for name in over:
+                    self._running.pop(name)[1].result()
+                if over:
+                    self._extend()
+        except BaseException:
+            if is_concurrent:
+                outcomes.interrupt()
+                session.launcher.interrupt()
+                self._await_stages(_END_S, all_of_them=True)
+            raise
+        finally:
+            self._write_tables(at_the_end=True)
+            if self._ran:  # not earlier: trainings write their files of the table while they run
+                tables.conform(session.run_dir, session.tables["steps"])
+        first = next(iter(outcomes.failures.items()), None)
+        return None if first is None else f"{first[0]}: {first[1]}"
 
-    def run_one(stage: Stage) -> str | None:
+    def _extend(self) -> None:
+        if self._grow is not None:
+            session = self._session
+            self._add(self._grow(session.ledger, self._outcomes, session.display.say))
+
+    def _add(self, stages: Sequence[Stage]) -> None:
+        """Add stages, each behind what it needs."""
+        longest: dict[str, int] = {}  # number of stages to the end of the graph
+        for stage in reversed(stages):
+            after = [longest[other.key] for other in stages if stage.key in other.needed_keys]
+            longest[stage.key] = 1 + max(after, default=0)
+        self._waiting.extend(sorted(stages, key=lambda stage: -longest[stage.key]))  # stable
+        self._stages.extend(stages)
+        session, ledger = self._session, self._session.ledger
+        if session.durations is not None:
+            todo = [
+                [unit for unit in s.units if s.always_rerun or not is_done(s.seen(ledger), unit)]
+                for s in stages
+            ]
+            found = session.durations.estimates(zip(stages, todo, strict=True))
+            self._estimates |= {s.key: each for s, each in zip(stages, found, strict=True)}
+        cpus = sum(node.cpus for node in session.nodes)
+        gpus = sum(len(node.gpus) for node in session.nodes)
+        session.display.expect(self._stages, self._estimates, cpus, gpus)
+
+    def _startable(self, most: int) -> Sequence[Stage]:
+        """Return the stages to start now, of at most so many that run."""
+        unsettled = {*self._running, *(stage.key for stage in self._waiting)}
+        whole = [s for s in self._waiting if unsettled.isdisjoint(s.needed_keys)]
+        early = [
+            stage
+            for stage in self._waiting
+            if not unsettled.isdisjoint(stage.needed_keys)
+            and any(map(unsettled.isdisjoint, stage.starts))
+        ]
+        # stages that started early wait for others, which must find a thread
+        ready = whole[: most - len(self._running)]
+        ready += early[: max(0, most // 2 - len(self._running) - len(ready))]
+        running = [stage for stage, _ in self._running.values()]
+        if any(not unsettled.isdisjoint(stage.needed_keys) for stage in running):
+            return ready  # it waits for others: nothing is held back
+        alone = [stage for stage in ready if stage.alone]
+        if any(stage.alone for stage in running) or (alone and running):
+            return []
+        return alone[:1] or ready
+
+    def _await_stages(self, seconds: float, *, all_of_them: bool = False) -> None:
+        futures = [future for _, future in self._running.values()]
+        wait(futures, seconds, ALL_COMPLETED if all_of_them else FIRST_COMPLETED)
+
+    def _settle(self, stage: Stage, future: Future[None]) -> None:
+        try:
+            self._outcomes.end(stage.key, self._run(stage))
+            self._session.display.settle(stage.key)
+            future.set_result(None)
+        except BaseException as error:  # re-raised in the main thread
+            future.set_exception(error)
+
+    def _run(self, stage: Stage) -> str | None:
         """Run a stage unless it is stored or cannot run; return why it failed."""
-        broken = bool(stage.units) and all(map(outcomes.failed, map(stage.needed_by, stage.units)))
+        session, failed = self._session, self._outcomes.failed
+        broken = bool(stage.units) and all(map(failed, stage.unit_needs.values()))
         if broken and not stage.after_failures:
-            needs = f"needs {', '.join(outcomes.failed(stage.needed_keys))}"
-            _record_stage(session, stage, "skipped", now(), 0.0, None)
+            needs = f"needs {', '.join(failed(stage.needed_keys))}"
+            self._record(stage, "skipped")
             session.display.say(f"{stage.key}: skipped ({needs})")
-            writer.after_stage()
             return needs
-        fresh = stage.always_rerun and any(need in ran for need in stage.needed_keys)
+        fresh = stage.always_rerun and not self._ran.isdisjoint(stage.needed_keys)
         if not fresh and all_stored([stage], session.ledger):
             if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
-                _record_stage(session, stage, "succeeded", now(), 0.0, None)
-                writer.after_stage()
+                self._record(stage, "succeeded")
             session.display.say(f"{stage.key}: done before")
             return None
-        beside = partial(_beside, stage, ordered, session.ledger)
-        context = StageContext(stage, session, beside, outcomes)
-        failure = _run_stage(context, writer, outcomes)
-        ran.add(stage.key)
+        beside = partial(_beside, stage, self._stages, session.ledger)
+        failure = self._compute(StageContext(stage, session, beside, self._outcomes))
+        self._ran.add(stage.key)
         return failure
 
-    def interrupt() -> None:
-        outcomes.interrupt()
-        session.launcher.interrupt()
+    def _compute(self, context: StageContext) -> str | None:
+        stage, session, display = context.stage, context.session, context.session.display
+        started_at, clock = now(), time.monotonic()
+        status, message = "failed", None
+        units = context.unfinished()
+        stored = {unit.key: context.ledger.get("units", unit.key) for unit in units}
+        outdated = [u for u in units if (row := stored[u.key]) and is_outdated(row, u)]
+        waits = stage.training is not None
+        display.start(stage.key, "waiting for resources" if waits else stage.workload)
+        try:
+            if outdated and not stage.always_rerun:
+                context.say("computed again: what it needs has gone on")
+                if stage.forget is not None:
+                    stage.forget(context, outdated)
+            # if what they need goes on before they are finished, their parts are out of date
+            begun = [u for u in units if u.extents and (u in outdated or not stored[u.key])]
+            if begun:
+                context.ledger.put_tables(context.records(begun, BEGUN))
+            context.todo()
+            stage.run(context)
+            if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
+                context.finish(stage.units[0].key)
+            while context.await_units():
+                stage.run(context)
+            if needs := context.failed_needs():
+                message = f"needs {', '.join(needs)}"
+                context.say(f"{len(context.unfinished())} units left out ({message})")
+            else:
+                status = "succeeded"
+                seconds = time.monotonic() - clock - context.waited_s
+                took = Estimate(*(context.leased or (seconds, context.cpu_s, 0.0)))
+                if session.durations is not None and not context.resumed:
+                    session.durations.remember(stage, units, took)
+        except UnitError as error:
+            status, message = error.status, brief(str(error))
+            if not context.logs.any_failed:  # the stage itself raised it
+                about = error.kind, error.message, "gave up", error.trace
+                context.fail(Failure(error.unit, 1, *about))
+        except BdbQuit:  # the user ended the debugger
+            status = "interrupted"
+            raise KeyboardInterrupt from None
+        except (KeyboardInterrupt, SystemExit):
+            status = "interrupted"
+            raise
+        except Exception as error:  # recorded; other stages continue
+            if self._outcomes.is_interrupted:  # an effect of it: Ray may be gone after two Ctrl-C
+                status = "interrupted"
+                raise KeyboardInterrupt from None
+            whole = message_of(error)
+            message = brief(whole)
+            context.fail(Failure(stage.name, 1, "error", whole, "gave up", trace_of(error)))
+        finally:
+            started_at, clock = context.began or (started_at, clock)
+            seconds = time.monotonic() - clock
+            context.logs.close()
+            display.end(stage.key, status, seconds)
+            extends = bool(units) and not outdated and not stage.always_rerun
+            self._record(stage, status, context, started_at, seconds, extends=extends)
+        return message
 
-    if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
-        writer.after_stage()
-    unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
-    try:
-        if session.launcher.concurrent and (grow is not None or len(unfinished) > 1):
-            run_concurrently(tuple(ordered), run, interrupt, further)
-        else:
-            run_in_sequence(tuple(ordered), run, further)
-    finally:
-        writer.complete()
-        if ran:  # not earlier: trainings write their files of the table while they run
-            tables.conform(session.run_dir, session.tables["steps"])
-    first = next(iter(outcomes.failures.items()), None)
-    return None if first is None else f"{first[0]}: {first[1]}"
+    def _record(
+        self,
+        stage: Stage,
+        status: str,
+        context: StageContext | None = None,
+        started_at: str | None = None,
+        duration_s: float = 0.0,
+        *,
+        extends: bool = False,
+    ) -> None:
+        """Record a stage's outcome.
+
+        Its duration includes earlier commands that did not finish it, or whose results it extends.
+        """
+        ledger = self._session.ledger
+        earlier = ledger.get("stages", stage.key)
+        if earlier is not None and (extends or earlier["status"] != "succeeded"):
+            duration_s += earlier["duration_s"]
+            started_at = earlier["started_at"]
+        row = {
+            "stage": stage.name,
+            "variant": stage.variant,
+            "status": status,
+            "started_at": started_at or now(),
+            "duration_s": duration_s,
+            "device": context.device if context else None,
+            "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
+        }
+        ledger.put("stages", {stage.key: row})
+        self._write_tables()
+
+    def _write_tables(self, *, at_the_end: bool = False) -> None:
+        """Write the tables unless they are new, and after stages in at most 5 % of the time.
+
+        Thousands of short stages would otherwise write growing tables thousands of times. The
+        ledger knows whether the tables are old: a search records a point after its last stage.
+        """
+        session = self._session
+        with self._lock:
+            start, changes = time.monotonic(), session.ledger.changes
+            if changes == self._written or (start < self._due and not at_the_end):
+                return
+            self._written = changes  # before: others write rows meanwhile
+            tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)
+            end = time.monotonic()
+            self._due = end + _SHARE * (end - start)
 
 
 def _beside(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> list[Stage]:
@@ -122,164 +307,3 @@ def _beside(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> list[Stage
             before.update(other.needed_keys)
     others = (other for other in stages if other.key not in later | before)
     return [other for other in others if not all_stored([other], ledger)]
-
-
-def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) -> str | None:
-    stage, session = context.stage, context.session
-    started_at, clock = now(), time.monotonic()
-    status, message = "failed", None
-    units = context.unfinished()
-    extends = _extends(stage, units, session.ledger)
-    waits = stage.training is not None
-    session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
-
-    try:
-        _begin(context)
-        context.todo()
-        stage.run(context)
-        if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
-            context.finish(stage.units[0].key)
-        while context.await_units():
-            stage.run(context)
-        if needs := context.failed_needs():
-            message = f"needs {', '.join(needs)}"
-            context.say(f"{len(context.unfinished())} units left out ({message})")
-        else:
-            status = "succeeded"
-            _remember(context, units, time.monotonic() - clock - context.waited_s)
-    except UnitError as error:
-        status, message = error.status, brief(str(error))
-        if not context.logs.any_failed:  # the stage itself raised it
-            about = error.kind, error.message, "gave up", error.trace
-            context.fail(Failure(error.unit, 1, *about))
-    except BdbQuit:  # the user ended the debugger
-        status = "interrupted"
-        raise KeyboardInterrupt from None
-    except (KeyboardInterrupt, SystemExit):
-        status = "interrupted"
-        raise
-    except Exception as error:  # recorded; other stages continue
-        if outcomes.is_interrupted:  # an effect of it: Ray may be gone after a second Ctrl-C
-            status = "interrupted"
-            raise KeyboardInterrupt from None
-        whole = message_of(error)
-        message = brief(whole)
-        context.fail(Failure(stage.name, 1, "error", whole, "gave up", trace_of(error)))
-    finally:
-        started_at, clock = context.began or (started_at, clock)
-        seconds = time.monotonic() - clock
-        _record_stage(session, stage, status, started_at, seconds, context, extends=extends)
-        context.logs.close()
-        session.display.end(stage.key, status, seconds)
-        writer.after_stage()
-    return message
-
-
-def _begin(context: StageContext) -> None:
-    """Record which unfinished units restart, and forget what they left before.
-
-    These are the units whose needs can go on: if that happens before a unit is finished, its parts
-    are out of date.
-    """
-    stage, outdated, begun = context.stage, [], []
-    for unit in context.unfinished():
-        stored = context.ledger.get("units", unit.key)
-        if stored is not None and is_outdated(stored, unit):
-            outdated.append(unit)
-        if unit.extents and (stored is None or is_outdated(stored, unit)):
-            begun.append(unit)
-    if outdated and not stage.always_rerun:
-        context.say("computed again: what it needs has gone on")
-        if stage.forget is not None:
-            stage.forget(context, outdated)
-    if begun:
-        context.ledger.put_tables(context.records(begun, BEGUN))
-
-
-def _extends(stage: Stage, units: Sequence[Unit], ledger: Ledger) -> bool:
-    """Whether units to compute add to the stored results of a stage, and replace none of them."""
-    stored = [(stage.seen(ledger).get("units", unit.key), unit) for unit in units]
-    replaced = any(row is not None and is_outdated(row, unit) for row, unit in stored)
-    return bool(units) and not replaced and not stage.always_rerun
-
-
-def _estimates(session: Session, stages: Sequence[Stage]) -> dict[str, Estimate | None]:
-    """Return the expected time of what is unfinished of each stage; None if unknown."""
-    if session.durations is None:
-        return {}
-    todo = [
-        [u for u in s.units if s.always_rerun or not is_done(s.seen(session.ledger), u)]
-        for s in stages
-    ]
-    found = session.durations.estimates(zip(stages, todo, strict=True))
-    return {stage.key: estimate for stage, estimate in zip(stages, found, strict=True)}
-
-
-def _remember(context: StageContext, units: Sequence[Unit], seconds: float) -> None:
-    """Remember what a stage's units took; a training that continued took less than a whole one."""
-    durations = context.session.durations
-    if durations is None or context.resumed:
-        return
-    took = context.leased or (seconds, context.cpu_s, 0.0)
-    durations.remember(context.stage, units, Estimate(*took))
-
-
-def _record_stage(
-    session: Session,
-    stage: Stage,
-    status: str,
-    started_at: str,
-    duration_s: float,
-    context: StageContext | None,
-    *,
-    extends: bool = False,
-) -> None:
-    """Record a stage's outcome.
-
-    Its duration includes earlier commands that did not finish it, or whose results it extends.
-    """
-    earlier = session.ledger.get("stages", stage.key)
-    if earlier is not None and (extends or earlier["status"] != "succeeded"):
-        duration_s += earlier["duration_s"]
-        started_at = earlier["started_at"]
-    row: Row = {
-        "stage": stage.name,
-        "variant": stage.variant,
-        "status": status,
-        "started_at": started_at,
-        "duration_s": duration_s,
-        "device": context.device if context else None,
-        "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
-    }
-    session.ledger.put("stages", {stage.key: row})
-
-
-class _TableWriter:
-    """Writes the tables after stages, in at most a twentieth of the time; at the end, if need be.
-
-    Thousands of short stages would otherwise write growing tables thousands of times. The ledger
-    knows whether the tables are old: a search records the outcome of a point after its last stage.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session, self._lock = session, Lock()
-        self._due, self._written = 0.0, -1
-
-    def after_stage(self) -> None:
-        """Write the tables, or leave it to a later stage."""
-        with self._lock:
-            if time.monotonic() >= self._due:
-                self._write()
-
-    def complete(self) -> None:
-        """Write the tables if the ledger changed since they were written."""
-        with self._lock:
-            if self._written != self._session.ledger.changes:
-                self._write()
-
-    def _write(self) -> None:
-        session, start = self._session, time.monotonic()
-        self._written = session.ledger.changes  # before: others write rows meanwhile
-        tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)
-        end = time.monotonic()
-        self._due = end + _SHARE * (end - start)

@@ -58,22 +58,18 @@ def run_guarded(
 
 
 @cache
-def _guard() -> int:
-    """Start the guard of this process; return the descriptor at which it listens."""
-    reading, writing = os.pipe()
-    command = [sys.executable, "-I", guard.__file__, "--watch", str(os.getpid())]
-    nothing = subprocess.DEVNULL
-    subprocess.run(  # returns at once: the guard is a child of this one
-        command, stdin=reading, stdout=nothing, stderr=nothing, start_new_session=True, check=False
-    )
-    os.close(reading)
+def _guard() -> subprocess.Popen[bytes]:
+    """Start the guard of this process, which is soon not a process of it."""
+    started = guard.start()
+    started.wait()
     guard.adopt_orphans()
-    return writing
+    return started
 
 
-def _set_deadline(listener: int, at: float) -> None:
+def _set_deadline(listener: subprocess.Popen[bytes], at: float) -> None:
     with suppress(OSError):  # somebody has killed the guard
-        os.write(listener, f"{at!r}\n".encode())
+        if listener.stdin is not None:
+            listener.stdin.write(f"{at!r}\n".encode())
 
 
 def run_task(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import json
 import math
 import re
@@ -20,8 +21,6 @@ Record = dict[str, Any]
 #: share of the time that reading may take
 _SHARE = 0.1
 _POLL_S = 0.05
-#: bytes before the read position that must be the same when reading goes on
-_OVERLAP = 64
 #: lines of a file that are named if they begin like a record and cannot be read
 _MOST_NOTES = 3
 _SHOWN = 80
@@ -49,16 +48,17 @@ class Reading(NamedTuple):
 class MetricsFile:
     """Reader of the newest file of a pattern, which may appear late, grow, or be truncated.
 
-    Lines (JSON, Python dicts) and CSV are read as they grow, up to the last whole line. A ``.json``
-    file is a list of records, or a document with one under ``log_history`` (``trainer_state.json``
-    of Hugging Face's Trainer); it is read again when it changes.
+    Lines (JSON, Python dicts) and CSV are read up to the last whole line. A ``.json`` file is a
+    list of records, or a document with one under ``log_history`` (``trainer_state.json`` of Hugging
+    Face's Trainer). A file that changed is read from its start; records that were read before are
+    left out, if it only grew.
     """
 
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, pattern
-        self._path: Path | None = None
-        self._state: tuple[int, int, int] | None = None
-        self._next_look, self._position, self._tail = 0.0, 0, b""
+        self._state: tuple[Path, int, int, int] | None = None
+        self._text, self._count, self._next_look = "", 0, 0.0
+        self._noted: set[str] = set()
 
     def files(self) -> list[Path]:
         """Return the files of the pattern, the newest last."""
@@ -83,142 +83,138 @@ class MetricsFile:
         try:
             path = self.files()[-1]
             stat = path.stat()
+            state = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if state == self._state and not last:
+                return Reading([])
+            text = path.read_bytes().decode("utf-8-sig", errors="replace")
         except (IndexError, OSError):
             return Reading([])
-        before, state = (self._path, self._state), (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if before == (path, state) and not last:
-            return Reading([])
-        self._path, self._state = path, state
-        known = before[0] is not None
+        self._state = state
         if path.suffix == ".json":
-            return Reading(_document(path), known)
-        with path.open("rb") as stream:
-            stream.seek(self._position - len(self._tail))
-            content = stream.read()
-            same = before[0] == path and before[1] is not None and before[1][0] == stat.st_ino
-            restarted = not (same and content.startswith(self._tail))
-            if restarted:
-                self._position, self._tail = 0, b""
-                self._lines = Lines(of_csv=path.suffix == ".csv")
-                stream.seek(0)
-                content = stream.read()
-        content = content[len(self._tail) :]
-        end = len(content) if last else content.rfind(b"\n") + 1
-        self._position += end
-        self._tail = (self._tail + content[:end])[-_OVERLAP:]
-        text = content[:end].decode(errors="replace").removesuffix("\n")
-        batch = self._lines.read(text.split("\n") if end else [], last=last)
-        return batch._replace(restarted=restarted and known)
+            found = Reading(_document(text))
+        else:
+            text = text if last else text[: text.rfind("\n") + 1]
+            found = _table(text, last=last) if path.suffix == ".csv" else Lines().read(text)
+        known = self._count if text.startswith(self._text) else 0
+        restarted = self._count > 0 and known == 0
+        self._text, self._count = text, len(found.records)
+        notes = tuple(note for note in found.notes if note not in self._noted)
+        self._noted.update(notes)
+        return found._replace(records=found.records[known:], restarted=restarted, notes=notes)
 
 
 class Lines:
-    """Reader of consecutive lines: JSON or Python dicts, among others, or CSV."""
+    """Reader of consecutive lines: JSON or Python dicts, among others."""
 
-    def __init__(self, *, of_csv: bool = False) -> None:
-        self._of_csv = of_csv
+    def __init__(self) -> None:
         self._number = self._unread = 0
-        self._problem: str | None = None
-        #: a CSV row that goes on within quotes
-        self._row = ""
-        self._separator = ""
-        self._names: list[str] = []
-        self._decimal: str | None = None
-        #: the names whose texts were named, as they look like numbers
         self._formatted: set[str] = set()
 
-    def read(self, lines: list[str], *, last: bool = False) -> Reading:
-        """Return the records of the next lines; with ``last`` there are no further ones."""
+    def read(self, text: str) -> Reading:
+        """Return the records of the next lines."""
         records: list[Record] = []
         notes: list[str] = []
-        for line in lines if self._problem is None else ():
+        for line in text.removesuffix("\n").split("\n"):
             self._number += 1
-            text = line.removesuffix("\r").removeprefix("\ufeff" if self._number == 1 else "")
             try:
-                record = self._cells(text) if self._of_csv else record_of(text)
-            except (ValueError, csv.Error) as error:
-                note = f"line {self._number}: {error}"
-                if self._of_csv:
-                    self._problem = note
-                    break
+                record = record_of(line)
+            except ValueError as error:
                 self._unread += 1
                 if self._unread <= _MOST_NOTES:
                     more = " (further ones are not named)" * (self._unread == _MOST_NOTES)
-                    notes.append(note + more)
+                    notes.append(f"line {self._number}: {error}{more}")
                 continue
             if record:
                 records.append(record)
-                notes += self._unread_numbers(record)
-        if last and self._row and self._problem is None:
-            self._problem = f"line {self._number}: a quote is not closed"
-        return Reading(records, notes=tuple(notes), problem=self._problem)
+                notes += _unread_numbers(self._number, record, self._formatted)
+        return Reading(records, notes=tuple(notes))
 
-    def _unread_numbers(self, record: Record) -> Iterator[str]:
-        """Yield a remark on the first text of each name that a reader would take for a number."""
-        for name, value in record.items():
-            if name in self._formatted or not isinstance(value, str) or _number(value) is not None:
+
+def _unread_numbers(line: int, record: Record, named: set[str]) -> Iterator[str]:
+    """Yield a remark on the first text of each name that a reader would take for a number."""
+    for name, value in record.items():
+        if name in named or not isinstance(value, str) or _number(value) is not None:
+            continue
+        if _FORMATTED.fullmatch(value.strip()):
+            named.add(name)
+            yield (
+                f"line {line}: {name} = {value[:_SHOWN]}: is not read as a number; "
+                "write it with a decimal point and without other signs"
+            )
+
+
+def _table(text: str, *, last: bool) -> Reading:
+    """Return the records of CSV, up to a row that does not fit its header."""
+    records: list[Record] = []
+    notes: list[str] = []
+    names: list[str] = []
+    signs, named = set[str](), set[str]()
+    rows = csv.reader(())
+    try:
+        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
                 continue
-            if _FORMATTED.fullmatch(value.strip()):
-                self._formatted.add(name)
-                yield (
-                    f"line {self._number}: {name} = {value[:_SHOWN]}: is not read as a number; "
-                    "write it with a decimal point and without other signs"
-                )
+            if _is_header(cells, names):
+                names = cells
+                continue
+            records.append(_record(cells, names, separator, signs))
+            notes += _unread_numbers(rows.line_num, records[-1], named)
+    except (ValueError, csv.Error) as error:
+        problem: str | None = f"line {rows.line_num or 1}: {error}"
+        if str(error) == "unexpected end of data":  # within quotes
+            problem = f"line {rows.line_num}: a quote is not closed" if last else None
+        return Reading(records, notes=tuple(notes), problem=problem)
+    return Reading(records, notes=tuple(notes))
 
-    def _cells(self, line: str) -> Record | None:
-        """Return the record of a CSV row; None for a header, or if the row goes on.
 
-        Raises:
-            ValueError: the row does not fit its header.
+def _is_header(cells: list[str], names: list[str]) -> bool:
+    """Whether a row is a header: the first one, or one that has names and no numbers.
 
-        """
-        row = f"{self._row}\n{line}" if self._row else line
-        self._row = ""
-        if not row.strip():
-            return None
-        separator = self._separator or _separator_of(row)
-        *cells, after = next(csv.reader([row + separator], delimiter=separator))
-        if after:  # within quotes
-            self._row = row
-            return None
-        cells = [cell.strip() for cell in cells]
-        if self._is_header(cells):
-            if twice := {name for name in cells if name and cells.count(name) > 1}:
-                raise ValueError(f"the header names {min(twice)} twice; give each column its name")
-            self._names, self._separator = cells, separator
-            return None
-        if len(cells) != len(self._names):
-            raise ValueError(
-                f"{len(cells)} cells for the {len(self._names)} names of the header "
-                f"({', '.join(self._names)}); write a new header when columns change, and separate "
-                "cells by a comma, semicolon or tab"
-            )
-        return dict(zip(self._names, map(self._with_point, cells), strict=True))
+    Raises:
+        ValueError: it is neither a header nor a row of values.
 
-    def _is_header(self, cells: list[str]) -> bool:
-        """Whether a row is a header: the first one, or one that has names and no numbers."""
-        count = sum(_number(cell) is not None or _has_comma(cell) for cell in cells)
-        if not self._names:
-            if count == len(cells):
-                raise ValueError(f"{', '.join(cells)}: must be the names of the columns")
-            return True
-        if count or not all(cells[1:]):
-            return False
-        if not set(cells) & (set(self._names) - {""}):
-            raise ValueError(
-                f"{', '.join(cells)}: neither numbers nor names of the header "
-                f"({', '.join(self._names)}); cells are separated by a comma, semicolon or tab"
-            )
-        return True
+    """
+    count = sum(_number(cell) is not None or _has_comma(cell) for cell in cells)
+    if names and (count or not all(cells[1:])):
+        return False
+    if not names and count == len(cells):
+        raise ValueError(f"{', '.join(cells)}: must be the names of the columns")
+    if names and not set(cells) & (set(names) - {""}):
+        raise ValueError(
+            f"{', '.join(cells)}: neither numbers nor names of the header "
+            f"({', '.join(names)}); cells are separated by a comma, semicolon or tab"
+        )
+    if twice := {name for name in cells if name and cells.count(name) > 1}:
+        raise ValueError(f"the header names {min(twice)} twice; give each column its name")
+    return True
 
-    def _with_point(self, cell: str) -> str:
-        """Return a cell with a decimal point. Raises ValueError if the file mixes both signs."""
-        sign = "," if _has_comma(cell) else "." if "." in cell and _number(cell) is not None else ""
-        if sign == "," and self._separator == ",":  # quoted: thousands, a list, or decimals
-            return cell
-        if sign and self._decimal not in (None, sign):
+
+def _record(cells: list[str], names: list[str], separator: str, signs: set[str]) -> Record:
+    """Return the record of a row; ``signs`` receives the decimal signs of the file.
+
+    Raises:
+        ValueError: the row does not fit its header, or the file has both decimal signs.
+
+    """
+    if len(cells) != len(names):
+        raise ValueError(
+            f"{len(cells)} cells for the {len(names)} names of the header "
+            f"({', '.join(names)}); write a new header when columns change, and separate "
+            "cells by a comma, semicolon or tab"
+        )
+    record = dict(zip(names, cells, strict=True))
+    for name, cell in record.items():
+        if _has_comma(cell) and separator != ",":  # else quoted: thousands, a list, or decimals
+            signs.add(",")
+            record[name] = cell.replace(",", ".")
+        elif "." in cell and _number(cell) is not None:
+            signs.add(".")
+        if len(signs) > 1:
             raise ValueError(f"{cell}: the file has decimal points and decimal commas; use points")
-        self._decimal = sign or self._decimal
-        return cell.replace(",", ".") if sign == "," else cell
+    return record
 
 
 def _has_comma(cell: str) -> bool:
@@ -299,11 +295,11 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _document(path: Path) -> list[Record]:
+def _document(text: str) -> list[Record]:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
-    except (ValueError, RecursionError, OSError):
+        content = json.loads(text)
+    except (ValueError, RecursionError):
         return []
     if isinstance(content, Mapping):
         history = content.get("log_history")

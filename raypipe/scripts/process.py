@@ -1,4 +1,4 @@
-"""Process of a script: started with a guard, its output copied to a log; and how it failed."""
+"""Process of a script: its end, its output copied to a log, and how it failed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, BinaryIO
+
+import psutil
 
 from raypipe import guard
 from raypipe.errors import BatchLimit, FailureKind, UnitError
@@ -23,15 +25,17 @@ from raypipe.training.oom import failure_kind
 #: last lines of the standard error that are kept, and those of them in the message of a failure
 _MOST_LINES, _MOST_SHOWN = 200, 30
 _LONGEST_LINE = 2000
-#: seconds that the guard needs beyond the grace period
+#: seconds for the rest of the output once all processes have ended
 _END_S = 15.0
+#: seconds in which processes that the script left may end by themselves
+_LEFT_S = 1.0
 # of frameworks other than torch, which `training/oom.py` does not see as exceptions
 _GPU_SIGNS = ("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory")
 _TRACEBACK = "Traceback (most recent call last)"
 #: torchrun's report of a process that a signal ended
 _KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
-#: exit statuses of a shell, and of the guard, whose program a signal ended
+#: exit statuses of a shell whose program a signal ended
 _BY_SIGNAL = {128 + number for number in (4, 6, 7, 8, 9, 11, 15)}
 
 
@@ -61,24 +65,31 @@ class ScriptProcess:
         self._directory, self._environment = directory, dict(environment)
         self._log, self._on_line = log, on_line
         self._errors: deque[str] = deque(maxlen=_MOST_LINES)
+        #: the processes that this one had started before
+        self._others: dict[int, psutil.Process] = {}
+        #: when the script is killed
+        self._end_at = float("inf")
 
     def __enter__(self) -> ScriptProcess:
         """Start the script. Raises ValueError if the system refuses its arguments."""
-        command = [sys.executable, "-I", guard.__file__, str(self._grace_s), *self._argv]
+        guard.adopt_orphans()
+        guard.add_started([os.getpid()], self._others)
         try:
-            self._guard = subprocess.Popen(
-                command,
+            self._script = subprocess.Popen(
+                self._argv,
                 cwd=self._directory,
                 env=self._environment,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self._argv[0]}: cannot be started: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ValueError(f"{self._argv[0]}: cannot be started: {why}") from error
+        self._guard = guard.start(self._script.pid, self._grace_s)
         self._file = self._log.open("ab", buffering=0)
-        copies = (self._guard.stdout, self._on_line), (self._guard.stderr, self._keep_error)
+        copies = (self._script.stdout, self._on_line), (self._script.stderr, self._keep_error)
         self._threads = [
             threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
             for stream, keep in copies
@@ -95,28 +106,42 @@ class ScriptProcess:
     ) -> None:
         """End the script if it runs, and wait until none of its processes is left."""
         self.end()
-        try:
-            self._guard.wait(self._grace_s + _END_S)
-        finally:
-            self.errors()
-            self._file.close()
+        self.errors()
+        self._guard.kill()
+        self._guard.communicate()
+        self._file.close()
+        guard.adopt_orphans(False)
 
     @property
-    def guard_pid(self) -> int:
-        """The process whose descendants are the script's processes."""
-        return self._guard.pid
+    def pid(self) -> int:
+        """The process of the script."""
+        return self._script.pid
 
     def poll(self) -> int | None:
         """Return the exit status of the script, None while it runs."""
-        return self._guard.poll()
+        if self._script.returncode is None and time.monotonic() > self._end_at:
+            self._script.kill()
+        return self._script.poll()
 
     def end(self) -> None:
         """Ask the script to end: SIGTERM, after the grace period SIGKILL."""
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        if self._end_at == float("inf") and self._script.poll() is None:
+            self._end_at = time.monotonic() + self._grace_s
+            self._script.terminate()
 
     def errors(self) -> list[str]:
-        """Return the last lines of the standard error of the script, once it has ended."""
+        """Return the last lines of the standard error of the script, once it has ended.
+
+        What it left running ends, too.
+        """
+        tree = dict[int, psutil.Process]()
+        guard.add_started([os.getpid()], tree)
+        for pid in {*self._others, self._guard.pid}:
+            tree.pop(pid, None)
+        is_asked = self._end_at < float("inf")
+        guard.await_end(tree, self._end_at - time.monotonic() if is_asked else _LEFT_S)
+        guard.end_all(tree)
+        self._script.wait()
         for thread in self._threads:
             thread.join(_END_S)
         return list(self._errors)
@@ -147,7 +172,7 @@ def failure_of(
 
     Args:
         unit: the unit's key.
-        status: the exit status; negative: the signal that ended its guard.
+        status: the exit status; negative: the signal that ended it.
         errors: the last lines of its standard error.
         micro_batch: the samples that did not fit if it ran out of memory; 1 if a smaller number
             could not be passed on.

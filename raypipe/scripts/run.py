@@ -22,7 +22,7 @@ from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
 from raypipe.scripts.history import ScriptHistory
-from raypipe.scripts.metrics import Lines, MetricsFile
+from raypipe.scripts.metrics import Lines, MetricsFile, Reading
 from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.store import tables
@@ -204,7 +204,7 @@ class ScriptRun:
             )
             started = time.monotonic()
             for rank, gpu in enumerate([gpu for gpu in gpus if gpu] or [None]):
-                program, attempt = Program(process.guard_pid, gpu), job.attempt
+                program, attempt = Program(process.pid, gpu), job.attempt
                 sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=attempt, program=program)
                 self._samplers.append(stack.enter_context(sampler))
             try:
@@ -246,7 +246,7 @@ class ScriptRun:
             batch = self._metrics.read(last=last)
         else:
             lines = [self._lines.get() for _ in range(self._lines.qsize())]
-            batch = self._stdout.read(lines)
+            batch = self._stdout.read("\n".join(lines)) if lines else Reading([])
         self._problem = batch.problem or ("" if batch.restarted else self._problem)
         first = not self._history.is_timed
         rows = self._history.add(batch, time.monotonic()) if batch.records else []

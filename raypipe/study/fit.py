@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Training
 from raypipe.graph.launcher import Trials
-from raypipe.graph.session import Session
 from raypipe.graph.stages import job_of
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text

@@ -15,11 +15,10 @@ import pandas as pd
 
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Outcomes, StageContext
 from raypipe.graph.continuation import all_stored
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
-from raypipe.graph.scheduler import Outcomes
 from raypipe.report.comparison import COSTS, compared
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row

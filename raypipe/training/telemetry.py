@@ -36,7 +36,7 @@ _SEARCH_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Program:
-    """Another program that trains: the descendants of process ``pid``.
+    """Another program that trains: process ``pid`` and its descendants.
 
     ``gpu`` is an entry of its ``CUDA_VISIBLE_DEVICES``, None on CPUs. This process does not use
     CUDA, which would take memory of the GPU.
@@ -296,14 +296,10 @@ class NvmlGpu:
 
 
 class _ProcessTree:
-    """CPU time and resident memory of this process and its descendants (loader processes).
-
-    With a ``pid``, those of its descendants alone.
-    """
+    """CPU time and resident memory of a process and its descendants (loader processes)."""
 
     def __init__(self, pid: int | None) -> None:
         self._root = psutil.Process(pid)
-        self._own = [self._root] if pid is None else []
         self._children: list[psutil.Process] = []
         self._next_search = 0.0
         self._seconds = 0.0
@@ -318,7 +314,7 @@ class _ProcessTree:
             ended = perf_counter()
             self._next_search = ended + (ended - started) / _SEARCH_SHARE
         seconds, resident = 0.0, 0
-        for process in [*self._children, *self._own]:
+        for process in [*self._children, self._root]:
             try:
                 with process.oneshot():
                     times, rss = process.cpu_times(), process.memory_info().rss

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from raypipe.config.settings import Settings
 from raypipe.graph import continuation, runner
 from raypipe.graph.configuration import compose
+from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.session import Session
 
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
 

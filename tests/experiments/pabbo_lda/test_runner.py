@@ -33,11 +33,10 @@ from experiments.pabbo_lda.study.evaluations import (
 )
 from experiments.pabbo_lda.study.runner import StudySpec, run_studies, study_specs
 from raypipe.errors import UnitError
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.provenance import package_version

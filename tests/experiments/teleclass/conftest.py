@@ -17,11 +17,10 @@ from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
 from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.documents import Documents
 from experiments.teleclass.taxonomy import Row, make_taxonomy
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.artifacts import write_parquet

@@ -1,46 +1,95 @@
+"""Stages of any graph: what runs, overlaps, waits and is recorded, and what an end leaves."""
+
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from example_tasks import SAMPLES, Points, Regression
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph import runner
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.continuation import is_done
-from raypipe.graph.experiment import Stage, Unit, in_order, with_needs
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.graph.stages import train_stage
 from raypipe.graph.tables import CORE
+from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
+from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.store.tables import read_table, write_tables
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
 from tests.raypipe.composed import composed, resume, run_stages
 
 Do = Callable[[StageContext], None]
+WAIT_S = 400
 
 
-def finish_all(context: StageContext) -> None:
+class Threads(InlineLauncher):
+    """Stages in threads; what they launch runs in the thread of each."""
+
+    concurrent = True
+
+
+def finish(context: StageContext) -> None:
     for unit in context.todo():
         context.ledger.put("evaluations", {unit.key: {"dataset": unit.key, "value": 1.0}})
         context.finish(unit)
 
 
-def stage(name: str, *needs: str, do: Do = finish_all, derived: bool = False, **identity) -> Stage:
-    return Stage(name, do, [Unit(name, {"of": name, **identity})], needs, always_rerun=derived)
+def stage(name: str, *needs: str, do: Do = finish, derived: bool = False) -> Stage:
+    return Stage(name, do, [Unit(name, {"of": name})], needs, always_rerun=derived)
+
+
+def studies(do: Do, *needs: tuple[str, ...]) -> Stage:
+    """A stage of one unit for each of the needs."""
+    units = [Unit(f"studies/{place}", {"of": place}, each) for place, each in enumerate(needs)]
+    every = tuple(dict.fromkeys(need for each in needs for need in each))
+    return Stage("studies", do, units, ("check", *every))
+
+
+def after(event: threading.Event) -> Do:
+    def do(context: StageContext) -> None:
+        assert event.wait(WAIT_S)
+        finish(context)
+
+    return do
+
+
+def fail(context: StageContext) -> None:
+    raise RuntimeError("no luck")
+
+
+def endless(context: StageContext) -> None:
+    with context.pool(PoolOptions(1)) as pool:
+        while True:
+            pool.submit("nothing", int)
+            context.finished(pool)
+
+
+def open_session(folder: Path, launcher: type[InlineLauncher] = Threads) -> Session:
+    run, node = RunDirectory.at(folder), Hardware("here", 2, 2**30)
+    none = Trackers((), run, "r", "example", {})
+    return Session(run, "r", Ledger(run), launcher(), Display(), [node], none)
 
 
 @pytest.fixture
@@ -48,36 +97,302 @@ def session(tmp_path: Path) -> Session:
     return open_session(tmp_path / "run")
 
 
-def open_session(folder: Path) -> Session:
-    run = RunDirectory.at(folder)
-    node = Hardware("here", 2, 2**30)
-    none = Trackers((), run, "r", "example", {})
-    return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node], none)
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C, for a thread to press: the main thread gets the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 def statuses(session: Session) -> dict[str, str]:
-    table = read_table(session.run_dir, "stages")
-    return dict(zip(table["stage"], table["status"], strict=True))
+    rows = read_table(session.run_dir, "stages")
+    return dict(zip(rows["stage"], rows["status"], strict=True))
 
 
-def test_stages_run_after_what_they_need():
-    order = [s.name for s in in_order([stage("c", "a", "b"), stage("b", "a"), stage("a")])]
-    assert order == ["a", "b", "c"]
-    chosen = with_needs([stage("a"), stage("b", "a"), stage("c")], ["b"])
-    assert [s.name for s in chosen] == ["a", "b"]
+@st.composite
+def graphs(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
+    names = [f"s{number}" for number in range(draw(st.integers(1, 9)))]
+    return [
+        (name, draw(st.lists(st.sampled_from(names[:place]), unique=True)) if place else [])
+        for place, name in enumerate(names)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([stage("a", "b"), stage("b", "a")], "need each other: a -> b -> a"),
-        ([stage("a", "x")], "'x', which does not exist"),
-        ([stage("a"), stage("a")], "same name"),
-    ],
-)
-def test_impossible_orders_are_refused(stages, message):
-    with pytest.raises(ValueError, match=message):
-        in_order(stages)
+@settings(max_examples=40, deadline=None)
+@given(graphs(), st.data(), st.sampled_from([Threads, InlineLauncher]))
+def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data, launcher):
+    """Also if the graph grows; a failure stops what needs it; some stages run alone."""
+    some = st.sets(st.sampled_from([name for name, _ in graph]), max_size=2)
+    alone, bad, start = data.draw(some), data.draw(some), data.draw(st.integers(0, len(graph)))
+    lock, running, over, expected = threading.Lock(), set[str](), list[str](), {}
+
+    def do(context: StageContext) -> None:
+        name = context.stage.name
+        with lock:
+            assert not running or not alone & {name, *running}
+            assert set(context.stage.needs) <= set(over)
+            running.add(name)
+        time.sleep(0.001)
+        with lock:
+            running.remove(name)
+            over.append(name)
+        (fail if name in bad else finish)(context)
+
+    for name, needs in graph:
+        is_skipped = any(expected[need] != "succeeded" for need in needs)
+        expected[name] = "skipped" if is_skipped else "failed" if name in bad else "succeeded"
+    made = composed([stage(name, *needs, do=do) for name, needs in graph])
+    made = [replace(each, alone=each.name in alone) for each in made]
+    known, later = made[:start], made[start:]
+
+    def grow(*_: Any) -> list[Stage]:
+        added = later[:2]
+        del later[:2]
+        return added
+
+    session = open_session(tmp_path_factory.mktemp("graph"), launcher)
+    first = runner.run_stages(known, session, grow)
+    assert statuses(session) == expected
+    assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
+    assert (first is None) == (set(expected.values()) == {"succeeded"})
+
+
+def test_stages_that_need_nothing_run_at_the_same_time(session):
+    all_of_them = threading.Barrier(8, timeout=WAIT_S)
+
+    def meet(context: StageContext) -> None:
+        all_of_them.wait()
+        finish(context)
+
+    assert run_stages([stage(f"s{place}", do=meet) for place in range(8)], session) is None
+
+
+def test_threads_are_limited_and_the_longest_remaining_path_is_first(session, monkeypatch):
+    monkeypatch.setattr(runner, "_MOST_STAGES", 3)
+    lock, running, most, ran = threading.Lock(), [], [], []
+
+    def do(context: StageContext) -> None:
+        with lock:
+            ran.append(context.stage.name)
+            running.append(context.stage.name)
+            most.append(len(running))
+        time.sleep(0.01)
+        with lock:
+            running.remove(context.stage.name)
+        finish(context)
+
+    short = [stage(f"s{place}", do=do) for place in range(10)]
+    assert run_stages([*short, stage("long", do=do), stage("end", "long", do=do)], session) is None
+    assert (len(most), max(most) <= 3, ran.index("long") < 3) == (12, True, True)
+
+
+@pytest.mark.parametrize(("launcher", "names"), [(InlineLauncher, "ab"), (Threads, "b")])
+def test_stages_run_in_this_thread_without_concurrency_or_if_one_is_left(tmp_path, launcher, names):
+    run_stages([stage(name) for name in "ab" if name not in names], open_session(tmp_path / "run"))
+    ran: list[tuple[str, bool]] = []
+
+    def do(context: StageContext) -> None:
+        ran.append((context.stage.name, threading.current_thread() is threading.main_thread()))
+        finish(context)
+
+    stages = [stage("a", do=do), stage("b", do=do)]
+    assert run_stages(stages, open_session(tmp_path / "run", launcher)) is None
+    assert ran == [(name, True) for name in names]
+
+
+def test_an_interruption_ends_all_stages_and_keeps_what_is_finished(session, interrupt):
+    both = threading.Barrier(2, action=interrupt, timeout=WAIT_S)
+
+    def first_unit(context: StageContext) -> None:
+        context.finish(context.stage.units[0])
+        both.wait()
+        endless(context)
+
+    units = {name: [Unit(f"{name}/0", {}), Unit(f"{name}/1", {})] for name in "ab"}
+    stages = composed([*(Stage(n, first_unit, units[n]) for n in "ab"), stage("c", "a")])
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_stages(stages, session)
+    assert statuses(session) == {"a": "interrupted", "b": "interrupted"}
+    ledger = Ledger(session.run_dir)
+    for each in stages[:2]:
+        assert [is_done(ledger, unit) for unit in each.units] == [True, False]
+
+
+def test_an_error_after_an_interruption_is_part_of_it(session, interrupt):
+    """As the errors of Ray's functions after a second Ctrl-C has ended Ray."""
+
+    def broken_by_the_end(context: StageContext) -> None:
+        interrupt()
+        with suppress(KeyboardInterrupt):
+            endless(context)
+        raise RuntimeError("Ray has not been started yet")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([stage("a", do=broken_by_the_end), stage("b", "a"), stage("c", "a")], session)
+    assert statuses(session) == {"a": "interrupted"}
+    assert not session.ledger.rows("failures")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_stage_that_is_to_end_the_command_ends_the_other(session, error):
+    started = threading.Event()
+
+    def end(context: StageContext) -> None:
+        assert started.wait(WAIT_S)
+        raise error
+
+    def run(context: StageContext) -> None:
+        started.set()
+        endless(context)
+
+    with pytest.raises(error):
+        run_stages([stage("a", do=end), stage("b", do=run)], session)
+    assert statuses(session) == {"a": "interrupted", "b": "interrupted"}
+
+
+def test_what_stages_record_at_the_same_time_is_all_there(session):
+    def record(context: StageContext) -> None:
+        for unit in context.stage.units:
+            context.fail(Failure(unit.key, 1, "error", "rehearsed"))
+            context.ledger.put("evaluations", {unit.key: {"dataset": unit.key, "value": 1.0}})
+            context.ledger.put("passing", {unit.key: {"x": 1}})
+            context.finish(unit)
+            context.ledger.remove("passing", [unit.key])
+
+    stages = composed([Stage(n, record, [Unit(f"{n}/{i}") for i in range(40)]) for n in "abcd"])
+    assert runner.run_stages(stages, session) is None
+    read = Ledger(session.run_dir, writable=False)
+    for table in ("units", "failures", "evaluations", "stages"):
+        assert sorted(map(str, read.rows(table))) == sorted(map(str, session.ledger.rows(table)))
+    keys = sorted(unit.key for each in stages for unit in each.units)
+    assert all(is_done(read, unit) for each in stages for unit in each.units)
+    assert read.rows("passing") == []
+    assert sorted(read_table(session.run_dir, "failures")["unit"]) == keys
+    assert sorted(read_table(session.run_dir, "evaluations")["dataset"]) == keys
+
+
+def test_the_tables_are_written_by_one_at_a_time(session, monkeypatch):
+    """Or the one that read the rows first could write them last."""
+    both, writing = threading.Barrier(2, timeout=WAIT_S), threading.Lock()
+
+    def end_together(context: StageContext) -> None:
+        finish(context)
+        both.wait()
+
+    def alone(*arguments) -> None:
+        assert writing.acquire(blocking=False)
+        time.sleep(0.1)  # for the other to come, if it could
+        write_tables(*arguments)
+        writing.release()
+
+    monkeypatch.setattr(results, "write_tables", alone)
+    assert run_stages([stage(name, do=end_together) for name in "ab"], session) is None
+    assert statuses(session) == {"a": "succeeded", "b": "succeeded"}
+
+
+def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session):
+    stages = composed([stage("a")])
+    session.ledger.put("evaluations", {"e": {"dataset": "d", "value": 1.0}})
+    StageContext(stages[0], session).finish(stages[0].units[0])  # and here it is killed
+    assert read_table(session.run_dir, "evaluations").empty
+    assert runner.run_stages(stages, session) is None
+    assert read_table(session.run_dir, "evaluations")["value"].tolist() == [1.0]
+    assert statuses(session) == {"a": "succeeded"}
+
+
+def test_units_start_when_what_they_need_has_ended(session):
+    """The studies of no model run while the model trains, which waits for them here."""
+    first, calls = threading.Event(), []
+
+    def study(context: StageContext) -> None:
+        calls.append([unit.key for unit in context.todo()])
+        finish(context)
+        first.set()
+
+    train = stage("train", do=after(first))
+    assert run_stages([stage("check"), train, studies(study, (), ("train",), ())], session) is None
+    assert calls == [["studies/0", "studies/2"], ["studies/1"]]
+
+
+def test_a_running_stage_takes_further_units(session):
+    started, calls = threading.Event(), []
+
+    def study(context: StageContext) -> None:
+        calls.append(None)
+        units = context.todo()
+        started.set()
+        while units or context.await_units():
+            for unit in units:
+                context.finish(unit)
+            units = context.further_units()
+
+    train = stage("train", do=after(started))
+    assert run_stages([stage("check"), train, studies(study, (), ("train",))], session) is None
+    assert len(calls) == 1
+
+
+def test_a_failed_need_leaves_out_only_the_units_that_name_it(session):
+    needs = ((), ("good",), ("bad",), ("good", "bad"))
+    last = [studies(finish, *needs), stage("last", "studies")]
+    stages = [stage("check"), stage("good"), stage("bad", do=fail), *last]
+    assert run_stages(stages, session) == "bad: RuntimeError: no luck"
+    ended = {"check": "succeeded", "good": "succeeded", "bad": "failed"}
+    assert statuses(session) == ended | {"studies": "failed", "last": "skipped"}
+    done = {unit.key for unit in composed(stages)[3].units if session.ledger.get("units", unit.key)}
+    assert done == {"studies/0", "studies/1"}
+    assert run_stages([*stages[:2], stage("bad"), *last], session) is None  # mended
+    assert set(statuses(session).values()) == {"succeeded"}
+
+
+def test_a_stage_that_waits_for_further_units_ends_at_an_interruption(session, interrupt):
+    def study(context: StageContext) -> None:
+        finish(context)
+        interrupt()
+        assert context.await_units()
+
+    train = stage("train", do=lambda context: time.sleep(2))
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([stage("check"), train, studies(study, (), ("train",))], session)
+    assert statuses(session)["studies"] == "interrupted"
+    assert session.ledger.get("units", "studies/0") is not None
+
+
+def test_a_stage_that_started_early_is_not_waited_for_by_one_that_measures_speed(session):
+    """It waits for others itself, which could not start."""
+    is_early = threading.Event()
+
+    def study(context: StageContext) -> None:
+        is_early.set()
+        finish(context)
+
+    slow = stage("slow", do=after(is_early))
+    measured = replace(stage("sweep", "slow"), alone=True)
+    early = studies(study, (), ("slow", "sweep"))
+    assert run_stages([stage("check"), slow, measured, early], session) is None
+
+
+def test_many_stages_that_wait_for_units_leave_threads_for_what_they_need(session, monkeypatch):
+    """With 4 threads: 20 stages could start early, and need trainings that come after them."""
+    monkeypatch.setattr(runner, "_MOST_STAGES", 4)
+    trainings = [stage(f"train{place}") for place in range(20)]
+    early = [
+        Stage(
+            f"early{each.name}",
+            finish,
+            [Unit(f"{each.name}/a", needs=()), Unit(f"{each.name}/b", needs=(each.name,))],
+            (each.name,),
+        )
+        for each in trainings
+    ]
+    assert run_stages([*early, *trainings], session) is None
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(None, True), (0.5, True), (0, False)])
+def test_a_training_works_on_gpus_unless_it_is_told_not_to(gpus, expected):
+    scaling = ScalingSettings(gpus_per_worker=gpus)
+    made = train_stage("train", TrainStageSettings(scaling=scaling), pytest.fail)
+    assert made.on_gpu is expected
 
 
 def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
@@ -85,14 +400,12 @@ def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
 
     def do(context: StageContext) -> None:
         ran.extend(unit.key for unit in context.todo())
-        finish_all(context)
-
-    def units(count: int) -> Stage:
-        return Stage("s", do, [Unit(f"s/{i}", {"i": i}) for i in range(count)])
+        finish(context)
 
     for count, expected in ((2, ["s/0", "s/1"]), (2, []), (3, ["s/2"])):
         ran.clear()
-        assert run_stages([units(count)], open_session(tmp_path / "run")) is None
+        units = [Unit(f"s/{i}", {"i": i}) for i in range(count)]
+        assert run_stages([Stage("s", do, units)], open_session(tmp_path / "run")) is None
         assert ran == expected
     assert len(read_table(RunDirectory.at(tmp_path / "run"), "evaluations")) == 3
 
@@ -100,7 +413,7 @@ def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
 def test_the_time_of_a_stage_is_of_all_commands_whose_results_it_has(session):
     def seconds(*names: str, x: int = 0, derived: bool = False) -> float:
         units = [Unit(name, {"x": x}) for name in names]
-        assert run_stages([Stage("s", finish_all, units, always_rerun=derived)], session) is None
+        assert run_stages([Stage("s", finish, units, always_rerun=derived)], session) is None
         found = session.ledger.get("stages", "s")["duration_s"]
         session.ledger.put("stages", {"s": {**session.ledger.get("stages", "s"), **LONG}})
         return found
@@ -118,11 +431,11 @@ def test_a_derived_stage_follows_what_it_summarizes(session):
 
     def summarize(context: StageContext) -> None:
         ran.append("sum")
-        finish_all(context)
+        finish(context)
 
     def stages(x: int) -> list[Stage]:
         return [
-            Stage("a", finish_all, [Unit(f"a/{x}", {"x": x})]),
+            Stage("a", finish, [Unit(f"a/{x}", {"x": x})]),
             stage("sum", "a", do=summarize, derived=True),
         ]
 
@@ -131,44 +444,25 @@ def test_a_derived_stage_follows_what_it_summarizes(session):
         assert len(ran) == times
 
 
-def test_a_failure_stops_only_what_needs_it_and_is_a_row(session):
-    def fail(context: StageContext) -> None:
-        raise RuntimeError("no luck")
+def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_own(session):
+    def full(context: StageContext) -> None:
+        raise UnitError("full", "out_of_memory", "too large")
 
-    failed = run_stages(
-        [stage("bad", do=fail), stage("after", "bad"), stage("other")],
-        session,
-    )
-    assert failed is not None
-    assert failed.startswith("bad: RuntimeError: no luck")
-    assert statuses(session) == {"bad": "failed", "after": "skipped", "other": "succeeded"}
-    row = read_table(session.run_dir, "failures").iloc[0]
-    assert (row["stage"], row["attempt"], row["kind"]) == ("bad", 1, "error")
-    assert "no luck" in row["message"]
-    # mended, the run goes on where it stopped
-    assert run_stages([stage("bad"), stage("after", "bad"), stage("other")], session) is None
-    assert set(statuses(session).values()) == {"succeeded"}
+    def task(context: StageContext) -> None:
+        assert context.call("fine", abs, -4) == 4
+        context.call("broken", divmod, 1, 0)
 
-
-def test_out_of_memory_is_a_status_of_its_own(session):
-    def fail(context: StageContext) -> None:
-        raise UnitError("bad", "out_of_memory", "full")
-
-    assert run_stages([stage("bad", do=fail)], session) == "bad: bad: out_of_memory: full"
-    assert statuses(session) == {"bad": "out_of_memory"}
-
-
-def test_an_interruption_keeps_what_is_finished(session):
-    def interrupt(context: StageContext) -> None:
-        context.finish(context.stage.units[0])
-        raise KeyboardInterrupt
-
-    stages = composed([Stage("s", interrupt, [Unit("s/0", {}), Unit("s/1", {})])])
-    with pytest.raises(KeyboardInterrupt):
-        runner.run_stages(stages, session)
-    assert statuses(session) == {"s": "interrupted"}
-    ledger = Ledger(session.run_dir)
-    assert [is_done(ledger, unit) for unit in stages[0].units] == [True, False]
+    assert run_stages([stage("bad", do=fail)], session) == "bad: RuntimeError: no luck"
+    assert run_stages([stage("full", do=full)], session) == "full: full: out_of_memory: too large"
+    assert "ZeroDivisionError" in (run_stages([stage("task", do=task)], session) or "")
+    assert statuses(session) == {"bad": "failed", "full": "out_of_memory", "task": "failed"}
+    rows = read_table(session.run_dir, "failures").set_index("stage")
+    assert rows.loc["bad", ["unit", "attempt", "kind", "outcome"]].tolist() == [
+        "bad", 1, "error", "gave up",
+    ]  # fmt: skip
+    assert "no luck" in rows.loc["bad", "message"]
+    assert rows.loc["full", "kind"] == "out_of_memory"
+    assert rows.loc["task", "unit"] == "broken"
 
 
 def test_every_table_of_the_contract_is_written_even_empty(session):
@@ -183,7 +477,7 @@ def test_a_change_of_stored_results_is_refused_with_its_keys(session):
     def asked(max_iter: int, budget: int) -> list[Stage]:
         literals = {"lda": {"max_iter": max_iter}}
         unit = Unit("s", literals, budget=budget, budget_key="lda.evaluations")
-        return [Stage("s", finish_all, [unit])]
+        return [Stage("s", finish, [unit])]
 
     run_stages(asked(5, 10), session)
     resume(session, asked(5, 10))
@@ -192,21 +486,6 @@ def test_a_change_of_stored_results_is_refused_with_its_keys(session):
         resume(session, asked(6, 10))
     with pytest.raises(ConfigError, match=r"lda.evaluations: stored 10, now 4"):
         resume(session, asked(5, 4))
-
-
-def test_a_failed_task_is_recorded_and_told(session):
-    def divide(x: int) -> float:
-        return 1 / x
-
-    def do(context: StageContext) -> None:
-        assert context.call("fine", divide, 4) == 0.25
-        context.call("broken", divide, 0)
-
-    failed = run_stages([stage("s", do=do)], session)
-    assert failed is not None
-    assert "ZeroDivisionError" in failed
-    row = read_table(session.run_dir, "failures").iloc[0]
-    assert (row["unit"], row["kind"], row["outcome"]) == ("broken", "error", "gave up")
 
 
 class Uneven(Regression):

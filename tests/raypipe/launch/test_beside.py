@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from tests.raypipe.graph.test_scheduler import CPU_NODE
 
-from raypipe.graph.context import StageContext
+from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.progress import Display
-from raypipe.graph.session import Session
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
@@ -29,7 +29,6 @@ from raypipe.store.tables import read_table
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages
-from tests.raypipe.graph.test_scheduler import CPU_NODE
 from tests.raypipe.launch.test_pool import wait_until
 from tests.raypipe.launch.test_train import Regression, ignore, job
 from tests.raypipe.study.test_sweep import YAML, stages_of

@@ -17,11 +17,11 @@ from torch import nn
 
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
+from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.session import Session
 from raypipe.graph.stages import train_stage
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch import nodes

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
@@ -16,7 +17,10 @@ from tests.command import Ended
 from tests.raypipe.scripts.conftest import COMMAND, SCRIPT
 
 Run = Callable[..., Ended]
-LINE = "python train.py --steps {steps} --out {output_dir}"
+
+
+def cases(name: str) -> list[Any]:
+    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
@@ -76,7 +80,7 @@ def test_out_of_memory_halves_the_micro_batch(raypipe: Run, folder: Path) -> Non
         ("", {"metrics": "log.csv"}, "error", "metrics = log.csv: no such file in {output_dir}"),
         (
             *("", {"command": COMMAND.replace("python", "no-such-program")}, "error"),
-            "exit status 127: no-such-program: cannot be started: No such file or directory",
+            "ValueError: no-such-program: cannot be started: No such file or directory",
         ),
         (
             *("", {"command": COMMAND.replace("--accum {accumulation}", "--fits 1")}),
@@ -177,148 +181,30 @@ def test_a_shell_receives_values_as_they_are(raypipe: Run, folder: Path) -> None
         assert text in (folder / f"run{len(command)}/logs/train.log").read_text().splitlines()
 
 
-def written(raypipe: Run, folder: Path, name: str, *parts: str) -> Ended:
-    """The run of a script that writes these parts of its metrics."""
+@pytest.mark.parametrize("case", cases("metrics"), ids=lambda case: case["name"])
+def test_what_a_script_writes_becomes_rows(raypipe: Run, folder: Path, case: Any) -> None:
+    name, text, warning = case["file"], case["text"], case.get("warning")
     (folder / "write.py").write_text(
         "import sys\n"
         f"out = sys.stdout if {name!r} == 'stdout' else open(sys.argv[2] + {f'/{name}'!r}, 'w')\n"
-        f"for part in {parts!r}:\n"
-        "    out.reconfigure(encoding='utf-8', newline='')\n"
-        "    print(part, end='', file=out, flush=True)\n"
+        "out.reconfigure(encoding='utf-8', newline='')\n"
+        f"print({text!r}, end='', file=out, flush=True)\n"
     )
     command = "python write.py {micro_batch} {output_dir} {accumulation} {steps}"
-    return raypipe("run", command=command, metrics=name)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "step,loss\n1,1\n2,0.5\nstep,val_loss,loss\n3,103,0.25\n",
-        "step,loss\n1,1\n2,0.5\nstep,loss\n3,0.25\n",
-        "step;loss\n1;1,0\n2;0,5\n3;0,25\n",
-        "step\tloss\r\n1\t1\r\n2\t0.5\r\n3\t2,5e-1\r\n".replace("0.5", "5,0e-1"),
-        '\ufeffstep,loss,text\n1,1,"a, ""b""\nc"\n2,0.5,\n3,0.25,x\u2028y\n',
-        ",step,loss\n0,1,1\n1,2,0.5\n2,3,0.25",
-    ],
-)
-def test_csv_in_other_forms(raypipe: Run, folder: Path, text: str) -> None:
-    ended = written(raypipe, folder, "m.csv", text)
+    ended = raypipe("run", command=command, metrics=name)
+    if "failure" in case:
+        assert ended.status == 1
+        assert case["failure"] in table(folder, "failures").message.iloc[0]
+        return
     assert ended.status == 0, ended.output
-    assert list(table(folder, "steps").sort_values("step").loss) == [1, 0.5, 0.25]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step,loss\n1,1\n2,102,0.5\n", "m.csv: line 3: 3 cells for the 2 names of the header"),
-        ("step,loss\n1,0,5\n", "line 2: 3 cells"),
-        ("step,loss\n1\n", "line 2: 1 cells"),
-        ("step loss\n1 0.5\n", "line 2: 1 0.5: neither numbers nor names"),
-        ("1,0.5\n2,0.4\n", "line 1: 1, 0.5: must be the names of the columns"),
-        ("step;loss\n1;0.5\n2;0,5\n", "line 3: 0,5: the file has decimal points and decimal"),
-        ("step,loss,loss\n1,1,2\n", "line 1: the header names loss twice"),
-        ('step,loss\n1,"1\n2,1\n', "line 3: a quote is not closed"),
-        ("step,loss\n0.5,1\n", "step = 0.5: must be a whole number"),
-    ],
-)
-def test_metrics_that_cannot_be_right_are_a_failure(
-    raypipe: Run, folder: Path, text: str, message: str
-) -> None:
-    ended = written(raypipe, folder, "m.csv", text)
-    assert ended.status == 1
-    assert message in table(folder, "failures").message.iloc[0]
-
-
-@pytest.mark.parametrize("name", ["m.jsonl", "stdout"])
-def test_a_record_is_a_line(raypipe: Run, folder: Path, name: str) -> None:
-    lines = [
-        '{"step": 1, "loss": 1, "text": "a\u2028b\x85c\x0bd"}\r\n'.replace("\x0b", "\\u000b"),
-        "{'step': 2, 'loss': np.float64(0.5), 'grad_norm': nan, 'text': 'it is'}\n",
-        '{"step": 3, "loss": 0.3\n',
-        '{"step": 4, "loss": "0.25", "text": "' + "x" * 5000 + '"}\n',
-    ]
-    ended = written(raypipe, folder, name, *lines)
-    assert ended.status == 0, ended.output
-    rows = table(folder, "steps").sort_values("step")
-    assert list(zip(rows.step, rows.loss, strict=True)) == [(1, 1), (2, 0.5), (4, 0.25)]
-    assert f"metrics = {name}: line 3: begins like a record and cannot be read" in ended.output
-
-
-@pytest.mark.parametrize(
-    ("lines", "rows"),
-    [
-        (  # fractional epochs are numbered
-            [f"{{'loss': {n}, 'epoch': {n / 4}}}" for n in (1, 2, 3)]
-            + ["{'eval_loss': 2.0, 'epoch': 0.75}"],
-            [{"step": n, "loss": n, "epoch": n / 4} for n in (1, 2)]
-            + [{"step": 3, "eval_loss": 2}],
-        ),
-        (  # beside steps, an epoch is none
-            ['{"step": 10, "loss": 1}', '{"epoch": 1, "val_loss": 3}'],
-            [{"step": 10, "loss": 1, "eval_loss": 3}],
-        ),
-        (  # an evaluation before the first epoch
-            ['{"epoch": 0, "val_loss": 2.0}', '{"epoch": 1, "loss": 1.0}'],
-            [{"step": 0, "eval_loss": 2}, {"step": 1, "loss": 1}],
-        ),
-        (  # a name of a column is that column, and capitals do not matter
-            ['{"Step": 1, "Loss": 1, "val_loss": 2, "eval_loss": 3, "Val_Accuracy": 0.5}'],
-            [{"step": 1, "loss": 1, "val_loss": 2, "eval_loss": 3, "eval_accuracy": 0.5}],
-        ),
-        (  # texts that are no numbers cause no remark
-            ['{"step": 1, "loss": 2, "version": "1.2.3", "at": "2026-01-02", "time": "12:30"}'],
-            [{"step": 1, "loss": 2}],
-        ),
-    ],
-)
-def test_records_become_rows_by_their_names(
-    raypipe: Run, folder: Path, lines: list[str], rows: list[dict[str, float]]
-) -> None:
-    ended = written(raypipe, folder, "m.jsonl", *(f"{line}\n" for line in lines))
-    assert (ended.status, "WARNING" in ended.output) == (0, False), ended.output
-    found = table(folder, "steps").sort_values("step").to_dict("records")
-    assert [{name: row[name] for name in e} for row, e in zip(found, rows, strict=True)] == rows
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_two_evaluation_sets_are_two_metrics(raypipe: Run, folder: Path, split: bool) -> None:
-    sets = ['"val_acc": 0.9, "train/x": 1', '"dev_acc": 0.5, "train_x": 2']
-    texts = sets if split else [", ".join(sets)]
-    lines = [f'{{"step": 1, "loss": 1, {text}}}\n' for text in texts]
-    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
-    row = trial(folder)
-    assert (row.eval_acc, row.dev_acc, row.train_x, row.metric_train_x) == (0.9, 0.5, 1, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "note"),
-    [
-        ("m.csv", 'step,loss\n1,"0,5"\n', "line 2: loss = 0,5: is not read as a number"),
-        ("m.csv", "step;loss\n1;1.234,5\n", "line 2: loss = 1.234,5: is not read as a number"),
-        ("m.jsonl", '{"step": 1, "acc": "93.5 %"}\n', "line 1: acc = 93.5 %: is not read as"),
-        ("m.jsonl", '{"iter": 1, "a": 1}\n{"iter": 2, "a": 0}\n', "records have no step and no"),
-        ("m.jsonl", '{"epoch": 1, "loss": 1}\n{"epoch": 1, "loss": 2}\n', "losses of step 1: the"),
-        (
-            "m.jsonl",
-            '{"step": 1, "val_loss": 1}\n{"step": 2, "eval_loss": 2}\n',
-            "eval_loss is in the column metric_eval_loss, as eval_loss has val_loss",
-        ),
-    ],
-)
-def test_what_is_not_stored_as_written_is_said(
-    raypipe: Run, folder: Path, name: str, text: str, note: str
-) -> None:
-    ended = written(raypipe, folder, name, text)
-    assert ended.status == 0, ended.output
-    assert ended.output.count(f"WARNING: train: metrics = {name}: ") == 1
-    assert note in ended.output
-
-
-def test_an_evaluation_that_ends_in_nan_does_not_count(raypipe: Run, folder: Path) -> None:
-    values = [0.2, 0.9, float("nan")]
-    lines = [json.dumps({"step": n, "loss": 1, "acc": v}) + "\n" for n, v in enumerate(values)]
-    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
-    assert pd.isna(trial(folder).acc)
+    assert ended.output.count(f"WARNING: train: metrics = {name}: ") == (warning is not None)
+    assert (warning or "") in ended.output
+    rows = table(folder, "steps").to_dict("records")
+    rows = sorted(rows, key=lambda row: row["step"])
+    for row, expected in zip(rows, case.get("steps", rows), strict=True):
+        assert {key: row[key] for key in expected} == expected
+    last, expected = trial(folder), case.get("trial", {})
+    assert {key: None if pd.isna(last[key]) else last[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("metric", [{"metric": "eval_accuracy"}, {}])
@@ -344,57 +230,11 @@ def test_a_sweep_recommends_the_trial_whose_evaluation_stays_finite(
     assert "eval_accuracy 0.8" in ended.output
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"command": 'python train.py --out "{output_dir}" {micro_batch}', "shell": True},
-            "train.command: {output_dir}: a shell could change or run its value in this command",
-        ),
-        ({"parameters": {"x": "a\0b"}, "extra": "{x}"}, "no program can receive this text"),
-        ({"extra": "{lerning_rate}"}, "{lerning_rate}: unknown placeholder; did you mean"),
-        ({"extra": "{"}, "a single brace"),
-        ({"extra": "'"}, "quotes must be in pairs"),
-        ({"extra": "--x={resume}"}, "leave a space around it"),
-        ({"parameters": {"dropout": 0.1}}, "parameters.dropout = 0.1: does not reach the script"),
-        ({"parameters": {"steps": 3}}, "parameters.steps: the name is taken by train.training"),
-        ({"parameters": {"workers": 3}}, "parameters.workers: the name is taken by raypipe's"),
-        ({"parameters": {"a_b": 1, "a": {"b": 2}}, "extra": "{a.b}"}, "RAYPIPE_A_B is that of a.b"),
-        ({"parameters": {"a.b": 1, "a": {"b": 2}}, "extra": "{a.b}"}, "a.b: is given twice"),
-        ({"parameters": {"Lr": 1, "lr": 2}, "extra": "{Lr} {lr}"}, "RAYPIPE_LR is that of Lr"),
-        ({"parameters": {"micro": {"batch": 1}}, "extra": "{micro.batch}"}, "that of micro_batch"),
-        ({"parameters": {"cache": "x"}, "extra": "{cache}"}, "RAYPIPE_CACHE is that of raypipe"),
-        ({"parameters": {"x": None}, "extra": "{x}"}, "must be a number, text"),
-        ({"training": {"clip_norm": 1}}, "train.training.clip_norm = 1.0: does not reach"),
-        ({"training": {"precision": "bf16"}}, "train.training.precision = 'bf16': does not reach"),
-        ({"training": {"monitor": {"metric": "loss"}, "eval_every": 1}}, "does not apply to a"),
-        ({"scaling": {"workers": 2}}, "train.scaling.workers = 2: does not reach the script"),
-        ({"scaling": {"workers": [1, 2]}}, "scaling.workers: the processes of a script are on"),
-        ({"loader": {"workers": 2}}, "loader.workers: does not apply to a script"),
-        ({"files": ["data.py"]}, "train.files: data.py: there is no such file"),
-        ({"files": ["src/*.py"]}, "train.files: src/*.py: there is no such file"),
-        ({"command": "python -c 'pass'"}, "the command names no script below"),
-        ({"command": "python tarin.py"}, "tarin.py: there is no such file"),
-        ({"on_oom": ["bf16"]}, "train.on_oom = 'bf16': does not reach the script"),
-        (
-            {"command": LINE, "training": {"micro_batch": 8}},
-            "training.micro_batch = 8: does not reach",
-        ),
-        (
-            {
-                "command": f"{LINE} {{accumulation}}",
-                "training": {"micro_batch": None, "accumulation": 4, "effective_batch": 64},
-            },
-            "train.training.effective_batch = 64: does not reach the script",
-        ),
-    ],
-)
-def test_a_mistake_is_one_message(
-    raypipe: Run, folder: Path, given: dict[str, Any], message: str
-) -> None:
-    ended = raypipe("run", **given)
+@pytest.mark.parametrize("case", cases("mistakes"), ids=lambda case: case["message"])
+def test_a_mistake_is_one_message(raypipe: Run, folder: Path, case: Any) -> None:
+    ended = raypipe("run", **case["given"])
     assert ended.status == 2, ended.output
-    assert message in ended.output
+    assert case["message"] in ended.output
     assert "Traceback" not in ended.output
     assert not (folder / "run").exists()
 

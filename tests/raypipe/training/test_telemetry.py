@@ -173,7 +173,7 @@ def test_the_gpu_of_another_program_is_that_of_its_environment(
     assert card.open == 0
 
 
-def test_of_another_program_only_its_descendants_count(card: Card) -> None:
+def test_another_program_and_its_descendants_count(card: Card) -> None:
     held = "held = bytearray(80_000_000); print(flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
     child = subprocess.Popen(
@@ -188,7 +188,7 @@ def test_of_another_program_only_its_descendants_count(card: Card) -> None:
         (held_by,) = psutil.Process(child.pid).children()
         with Telemetry("small", CPU, program=Program(held_by.pid, None)) as telemetry:
             card.pass_time(1.0)
-        assert telemetry.summary()["host_peak_bytes"] == 0
+        assert 80_000_000 < telemetry.summary()["host_peak_bytes"] < 120_000_000
     finally:
         child.communicate(b"\n")
         child.wait()
