@@ -54,10 +54,10 @@ def run_stages(stages: Sequence[Stage], session: Session, grow: Grow | None = No
         UnitError: the graph cannot grow.
 
     """
-    return _Run(session, grow).complete(stages)
+    return _RunningGraph(session, grow).complete(stages)
 
 
-class _Run:
+class _RunningGraph:
     """The graph of a command while it runs."""
 
     def __init__(self, session: Session, grow: Grow | None) -> None:
