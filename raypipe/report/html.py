@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from numbers import Real
@@ -33,8 +33,6 @@ from raypipe.report.sections import (
     Tiles,
 )
 
-#: rows, and width in letters, of a table next to a figure
-_MOST_ROWS, _MOST_LETTERS = 16, 75
 _OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
@@ -104,41 +102,11 @@ def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
     return anchored
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A figure without another one, and the small table that follows it, side by side."""
-
-    plot: Plot
-    view: TableView
-
-
-def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot] | Beside]:
-    """Yield the visible parts; plots in sequence stand side by side, as a list.
-
-    A single plot stands next to the table that follows it, if that is small.
-    """
-    waiting: list[Plot] = []
-    for part in _titled(parts):
-        if isinstance(part, Plot):
-            waiting.append(part)
-            continue
-        if len(waiting) == 1 and isinstance(part, TableView) and _is_small(part):
-            yield Beside(waiting[0], part)
-        else:
-            yield from [waiting] if waiting else []
-            yield part
-        waiting = []
-    if waiting:
-        yield waiting
-
-
-def _is_small(view: TableView) -> bool:
-    """Whether half of the page has room for a table."""
-    if len(view.rows) > _MOST_ROWS:
-        return False
-    shown = ([heading(name), *(cell(name, value) for value in view.rows[name])]
-             for name in view.visible_columns)  # fmt: skip
-    return sum(max(map(len, texts)) + 3 for texts in shown) <= _MOST_LETTERS
+def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot]]:
+    """Yield the visible parts; plots in sequence stand side by side, as a list."""
+    for are_plots, members in groupby(_titled(parts), lambda part: isinstance(part, Plot)):
+        shown: list[Any] = list(members)
+        yield from [shown] if are_plots else shown
 
 
 def _titled(parts: Sequence[Part]) -> Iterator[Part]:

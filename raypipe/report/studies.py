@@ -160,13 +160,6 @@ def search_section(tables: Tables) -> Section:
     return Section("Search", parts)
 
 
-def _tips(search: Searched, metrics: Sequence[str]) -> list[str]:
-    return [
-        f"{_name(row['point'])}: {', '.join(number(float(row[name])) for name in metrics)}"
-        for _, row in search.measured.iterrows()
-    ]
-
-
 def _scatter(search: Searched) -> Plot:
     """Draw the points as they ended with the best so far, or two metrics with their front.
 

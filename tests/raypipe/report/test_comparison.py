@@ -15,7 +15,6 @@ from raypipe.config.matrix import value_text
 from raypipe.report import studies, variants
 from raypipe.report.comparison import compared
 from raypipe.report.measures import monitors_of, training_measures
-from raypipe.report.sections import TableView
 from raypipe.store.tables import Column
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
@@ -86,14 +85,6 @@ def test_any_seed_is_averaged_over_and_not_compared():
     assert (json.loads(row["point"]), row["seeds"], row["points"]) == ({"fit.rate": "0.2"}, 2, 2)
     text = studies.variants_section(tables, None).parts[0]
     assert text == "2 points over fit.rate (2 values), with 2 seeds."
-
-
-def test_seeds_alone_are_one_point_with_its_mean():
-    section = studies.variants_section(seeded(("0.1",), eval_accuracy=[0.9, 0.5]), None)
-    assert section.parts[0] == "1 point, with 2 seeds."
-    (view,) = (part for part in section.parts if isinstance(part, TableView))
-    (row,) = view.rows.to_dict("records")
-    assert (row["metric"], row["mean"], row["seeds"]) == ("trials.eval_accuracy (fit)", 0.7, 2)
 
 
 def test_the_interval_of_a_speed_has_no_negative_end():
@@ -228,34 +219,6 @@ def test_rows_belong_to_the_points_that_have_their_values(tables):
     point = {"rate": "0.2", "size": "8", "seed": "3"}
     rows = variants.of_point(tables, point)["measures"]
     assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
-
-
-@pytest.mark.parametrize("key", ["value", "metric", "variant", "mean", "axis"])
-def test_a_varied_key_may_have_any_name(tables, key):
-    plain = studies.variants_section(tables, None)
-    tables["variants"] = tables["variants"].replace({"key": {"rate": key}})
-    renamed = studies.variants_section(tables, None)
-    for one, other in zip(plain.parts, renamed.parts, strict=True):
-        if isinstance(one, TableView):
-            assert one.rows.drop(columns="axis").equals(other.rows.drop(columns="axis"))
-
-
-def test_points_are_the_variants_that_no_other_contains():
-    random = np.random.default_rng(1)
-    for _ in range(50):
-        found = [
-            {key: str(random.integers(2)) for key in "abc" if random.random() < 0.7}
-            for _ in range(6)
-        ]
-        found = list({str(sorted(one.items())): one for one in found if one}.values())
-        rows = [
-            {"variant": str(place), "key": key, "value": value}
-            for place, one in enumerate(found)
-            for key, value in one.items()
-        ]
-        expected = [one for one in found if not any(one.items() < other.items() for other in found)]
-        columns = ["variant", "key", "value"]
-        assert variants.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
 
 
 def test_a_run_without_a_matrix_has_no_comparison():

@@ -8,38 +8,18 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raypipe as rp
-from experiments.lm_pretrain import tables as lm_tables
-from experiments.lm_pretrain.tables import sections as lm_sections
-from experiments.pabbo_lda import tables as pabbo_tables
-from experiments.pabbo_lda.report_sections import sections as pabbo_sections
-from experiments.summarization import tables as summarization_tables
-from experiments.summarization.tables import sections as summarization_sections
-from experiments.teleclass import tables as teleclass_tables
-from experiments.teleclass.figures import sections as teleclass_sections
-from experiments.transformer import tables as transformer_tables
-from experiments.transformer.figures import sections as transformer_sections
-from raypipe.report.about import Declarations
-from raypipe.report.sections import Section
-from raypipe.store.tables import Table
-from tests.experiments.pabbo_lda.test_report import FITS, studies, tables_of
-from tests.raypipe.report.page_reader import report_files
-from tests.raypipe.report.sweep_tables import stored, systems_tables
 from tests.raypipe.toy import raypipe
-
-Tables = Mapping[str, pd.DataFrame]
 
 
 def boxes(page: str) -> dict[str, list[str]]:
@@ -205,138 +185,3 @@ def test_any_table_of_results(module: str, rows: list[dict[str, Any]]) -> None:
         Path("e.yaml").write_text(f"experiment: {module}\n")
         assert raypipe("run", "e.yaml", "--local", "--run-dir", "r") == 0
         boxes(Path("r/report/index.html").read_text())
-
-
-def _page(
-    tables: Tables,
-    declared: Sequence[Table] = (),
-    sections: Sequence[Section] = (),
-    statuses: Sequence[str] = ("succeeded",),
-) -> dict[str, list[str]]:
-    stages = pd.DataFrame({"run_id": "r", "stage": [f"s{n}" for n in range(len(statuses))],
-                           "status": statuses, "started_at": pd.Timestamp("2026-03-02", tz="UTC"),
-                           "duration_s": 1.0, "device": "cpu", "gpu_peak_bytes": None})  # fmt: skip
-    core = {"stages", "trials", "steps", "recommendations", "sweep_points", "pareto"}
-    configuration = "seed: 0\nt0: {training: {steps: 50, seed: 0}}\n"
-    files = report_files(
-        {"stages": stages, **tables}, sections, "toy", {}, "raypipe run x.yaml --run-dir r",
-        configuration, Declarations("Do it. And more.", declared, (), frozenset(core)),
-    )  # fmt: skip
-    return boxes(files["index.html"].decode())
-
-
-def _measures(declared: Sequence[Table], own: float, methods: Sequence[str]) -> pd.DataFrame:
-    """Rows of the table ``measures``: the last method is the model."""
-    table = next(each for each in declared if each.name == "measures")
-    numbers = [column.name for column in table.columns if column.type in ("real", "integer")]
-    fixed = {"level": "all", "documents_of": "test"}
-    rows = [
-        {"method": method, **fixed, **dict.fromkeys(numbers, own if method == methods[-1] else 0.5)}
-        for method in methods
-    ]
-    return pd.DataFrame(rows).filter([column.name for column in table.columns])
-
-
-GAINS = {
-    "lm_pretrain": {"method": ["language model"], "baseline": "kneser-ney tokens", "tokens": 50,
-                    "groups": 5, "gain": 0.2, "gain_low": 0.1, "gain_high": 0.3},
-    "summarization": {"baseline": ["lead"], "documents": 9, "rouge_2_gain": 0.2,
-                      "rouge_2_gain_low": -0.1, "rouge_2_gain_high": 0.4},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("own", [0.2, 0.5, 0.9, np.nan])
-@pytest.mark.parametrize("tested", [False, True])
-@pytest.mark.parametrize(
-    ("name", "declared", "sections", "methods"),
-    [
-        ("lm_pretrain", lm_tables.TABLES, lm_sections,
-         ["unigram", "xz", "kneser-ney tokens", "language model"]),
-        ("summarization", summarization_tables.TABLES, summarization_sections,
-         ["lead", "random", "summarizer"]),
-        ("teleclass", teleclass_tables.TABLES, teleclass_sections,
-         ["nearest_name", "nearest_description", "refined", "classifier"]),
-        ("transformer", transformer_tables.TABLES, transformer_sections,
-         ["majority class", "SVM", "transformer"]),
-    ],
-    ids=("lm_pretrain", "summarization", "teleclass", "transformer"),
-)  # fmt: skip
-def test_trained_workloads(
-    name: str,
-    declared: Sequence[Table],
-    sections: Callable[[Tables], Sequence[Section]],
-    methods: Sequence[str],
-    tested: bool,
-    own: float,
-) -> None:
-    tables = {
-        "measures": _measures(declared, own, methods),
-        **_curves(3, [5.0, 4.0, 3.0, 2.0, 1.0]),
-    }
-    if tested and name in GAINS:
-        tables["gains"] = pd.DataFrame(GAINS[name])
-    found = _page(tables, declared, sections(tables))
-    if tested and name in GAINS:
-        (sentence,) = found["How certain"]
-        assert sentence.startswith("Over the ")
-        assert "95 % interval of the gain" in sentence
-
-
-@pytest.mark.parametrize("corpora", [1, 2, 4])
-@pytest.mark.parametrize(
-    "values",
-    [
-        studies(12, bisect=3, ga=5, random=7),
-        studies(3, bisect=2, ga=5, random=7),
-        studies(1, bisect=2, random=7),
-        {name: [[30.0, 20.0, 10.0]] * 3 for name in ("ga", "es", "tpe", "random")},
-    ],
-    ids=("winner", "few", "one", "tie"),
-)
-def test_studies(corpora: int, values: Any) -> None:
-    names = [f"c{place}" for place in range(corpora)]
-    fits = [[{**fit, "dataset": name} for fit in FITS] for name in names]
-    parts = [tables_of(values, own, name) for name, own in zip(names, fits, strict=True)]
-    tables = {
-        name: pd.concat([each[name] for each in parts], ignore_index=True) for name in parts[0]
-    }
-    last = tables["study_history"].groupby(["dataset", "optimizer", "run"], sort=False).tail(1)
-    finals = last[["dataset", "optimizer", "run"]].assign(best_perplexity=last["best_value"])
-    found = _page({**tables, "studies": finals}, pabbo_tables.TABLES, pabbo_sections(tables))
-    assert any("inner" in text for text in found["What came out"]) or "bisect won" in str(found)
-
-
-def _curves(count: int, values: list[float]) -> dict[str, pd.DataFrame]:
-    """Trainings with the same held-out losses."""
-    names = [f"t{place}" for place in range(count)]
-    steps = [pd.DataFrame({"trial_id": name, "step": 10 * np.arange(1, len(values) + 1),
-                           "loss": 4.0, "samples_per_s": 9.0, "eval_loss": values})
-             for name in names]  # fmt: skip
-    trials = pd.DataFrame({"trial_id": names, "stage": names, "status": "succeeded", "steps": 50})
-    return {"steps": pd.concat(steps, ignore_index=True), "trials": trials}
-
-
-@pytest.mark.parametrize("values", [[5.0, 4.0, 3.0, 2.0, 1.0], [5.0, 1.0, 2.0, 3.0, 4.0]])
-@pytest.mark.parametrize("statuses", [("succeeded",), ("succeeded", "failed", "interrupted")])
-def test_trainings(values: list[float], statuses: tuple[str, ...]) -> None:
-    assert len(_page(_curves(5, values), statuses=statuses)["What to do next"]) == 1
-
-
-@pytest.mark.parametrize("stages", [1, 4])
-@pytest.mark.parametrize("recommended", [True, False])
-def test_sweeps(stages: int, recommended: bool) -> None:
-    one = systems_tables()
-    parts = [
-        {name: table.replace({"trained_stage": {"train_medium": f"train_{place}"}})
-         .assign(trial_id=table["trial_id"] + str(place))
-         for name, table in one.items()}
-        for place in range(stages)
-    ]  # fmt: skip
-    tables = {name: pd.concat([each[name] for each in parts], ignore_index=True) for name in one}
-    if not recommended:
-        del tables["recommendations"]
-    else:
-        chosen = tables["recommendations"]
-        reasons = [f"The fastest of {stage}." for stage in chosen["trained_stage"]]
-        tables["recommendations"] = chosen.assign(value_low=9.0, value_high=99.0, reason=reasons)
-    _page(stored(tables))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from raypipe import report
 from raypipe.report.html import render
 from raypipe.report.plots import Plot, style
-from raypipe.report.sections import Bar, Code, Fold, Heading, Part, Pill, Section, TableView
+from raypipe.report.sections import Bar, Code, Fold, Heading, Pill, Section, TableView
 from tests.raypipe.report.page_reader import HOSTILE, Page, report_files
 
 
@@ -99,27 +99,6 @@ def test_ids_are_unique_and_every_reference_has_its_target() -> None:
     assert used <= set(ids)
 
 
-def test_sections_of_one_title_have_ids_of_their_own() -> None:
-    sections = [Section(title, ["text"]) for title in ("Results", "results", "Results!", "§")]
-    page = Page(report_files({}, sections, "x", {})["index.html"].decode())
-    assert len(set(page.headings)) == 4
-    assert page.headings[0] == "results"
-
-
-def test_text_from_outside_cannot_become_markup() -> None:
-    tables = _tables(HOSTILE)
-    tables["failures"] = pd.DataFrame(
-        {"stage": [HOSTILE], "unit": HOSTILE, "attempt": 1, "kind": HOSTILE, "message": HOSTILE}
-    )
-    tables["stages"]["status"] = HOSTILE
-    sections = [Section(HOSTILE, [_plot(HOSTILE, HOSTILE, HOSTILE), _plot("b", HOSTILE, HOSTILE)])]
-    files = report_files(tables, sections, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE)
-    page = Page(files["index.html"].decode())
-    assert page.only_own_script
-    assert HOSTILE in page.words
-    assert all(re.fullmatch(r"(figures/)?[\w.-]+", name) for name in files)
-
-
 def _hostile_table() -> pd.DataFrame:
     values = [HOSTILE, Pill(HOSTILE, HOSTILE), Code(HOSTILE), Bar(0, 50)]
     return pd.DataFrame({HOSTILE: values, f"{HOSTILE}2": reversed(values)}, dtype=object)
@@ -178,14 +157,6 @@ def test_tables_have_scoped_headers_and_figures_an_alternative_text() -> None:
     assert page.all("html")[0]["lang"] == "en"
 
 
-def test_the_figures_follow_the_colors_of_the_page() -> None:
-    page = _page(_tables(), _plot())
-    styles = " ".join(str(attrs.get("style", "")) for _, attrs in page.tags)
-    assert "var(--ink)" in styles
-    assert "var(--paper)" in styles
-    assert "prefers-color-scheme: dark" in report_files({}, [], "x", {})["index.html"].decode()
-
-
 def test_sections_follow_from_the_tables() -> None:
     assert _page(_tables(), _plot()).headings == [
         "summary", "figures", "training-runs", "stages", "environment", "how-to-repeat", "tables",
@@ -199,14 +170,6 @@ def test_sections_follow_from_the_tables() -> None:
     assert headings({name: table.iloc[:0] for name, table in _tables().items()}) == []
     for name in _tables():
         assert headings({key: table for key, table in _tables().items() if key != name})
-
-
-def test_a_table_of_an_experiment_is_only_listed() -> None:
-    own = pd.DataFrame({"run_id": ["r"], "accuracy": [0.9]})
-    names = ["summary", "rankings", "comparisons", "against_control", "across_corpora"]
-    page = Page(report_files(dict.fromkeys(names, own), [], "x", {})["index.html"].decode())
-    assert page.headings == ["tables"]
-    assert all(name in page.words for name in names)
 
 
 def test_values_are_written_for_readers() -> None:
@@ -333,18 +296,6 @@ def test_the_environment_is_shown_for_each_command() -> None:
     assert "5.0.0" in second
     assert "node-b" not in second
     assert "gpu driver" not in first
-
-
-def test_a_single_figure_stands_beside_the_small_table_that_follows() -> None:
-    view = TableView(pd.DataFrame({"a": [1], "b": [2]}), ["a", "b"], "small")
-    large = TableView(pd.DataFrame({"a": range(99)}), ["a"], "large")
-
-    def page(*parts: Part) -> str:
-        return render("t", None, {}, [Section("Own", parts)])["index.html"].decode()
-
-    assert page(_plot("one"), view).count('<div class="beside">') == 1
-    assert '<div class="beside">' not in page(_plot("one"), _plot("two"), view)
-    assert '<div class="beside">' not in page(_plot("one"), large)
 
 
 def test_an_option_does_not_break_at_its_hyphen() -> None:

@@ -110,43 +110,12 @@ def test_the_curves_of_the_metric_show_the_best_and_the_recommended_as_a_whole(m
     assert axes.get_title(loc="left").startswith("held-out loss")
 
 
-def test_quality_and_speed_are_on_one_front() -> None:
-    tables = quality_tables()
-    count = len(tables["trials"])
-    numbers = {"accuracy": np.linspace(1, 2, count), "samples_per_s": 100.0 - np.arange(count)}
-    trials = tables["trials"] = tables["trials"].assign(status="succeeded", **numbers)
-    tables["recommendations"] = tables["recommendations"].assign(
-        metric="accuracy", mode="max", trial_id=trials["trial_id"].iloc[-1]
-    )
-    axes = _plots(tables)[f"sweep-{STAGE}-accuracy-front"].figure.axes[0]
-    assert axes.get_xlabel() == "accuracy, higher is better"
-    assert len(axes.lines[0].get_xdata()) == count  # they trade quality for speed
-    assert [text.get_text() for text in axes.texts] == ["recommended"]
-
-
-def test_one_diverged_trial_does_not_flatten_the_others() -> None:
-    tables = quality_tables()
-    worst = tables["trials"]["trial_id"].iloc[-1]
-    tables["steps"].loc[tables["steps"]["trial_id"] == worst, "loss"] *= 1e6
-    assert _plots(tables)[CURVES].figure.axes[0].get_ylim()[1] < 10
-
-
 def test_a_reference_is_no_point_of_the_sweep() -> None:
     tables = systems_tables([False])
     tables["trials"]["reference"] = tables["trials"]["precision"] == "fp32"
     (sweep,) = sweeps(stored(tables))
     assert set(sweep.trials["precision"]) == {"bf16"}
     assert set(sweep.all_trials["precision"]) == {"bf16", "fp32"}
-
-
-@pytest.mark.parametrize("lost", MEASURES)
-@pytest.mark.parametrize("how", ["missing", "null"])
-def test_any_measure_may_be_unknown(lost: str, how: str) -> None:
-    tables = systems_tables()
-    trials = tables["trials"]
-    changed = trials.drop(columns=lost) if how == "missing" else trials.assign(**{lost: None})
-    names = {*_plots({**tables, "trials": changed})}
-    assert (SPEED in names) == (lost != "samples_per_s")
 
 
 @settings(max_examples=15, deadline=None)
