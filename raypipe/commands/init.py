@@ -23,7 +23,7 @@ from raypipe.graph.source import files_from
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _WORKLOAD = _TEMPLATES / "workload"
-_SMALL = ("function", "training", "pipeline")
+_SMALL = ("function", "training")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tests.command import Ended, in_process
 from tests.raypipe.toy import raypipe
 
 WORKLOADS = ("pabbo_lda", "teleclass", "transformer", "lm_pretrain", "summarization")
-SMALL = ("function", "training", "pipeline")
+SMALL = ("function", "training")
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +59,6 @@ def in_project(folder: str, *arguments: str) -> Ended:
         return in_process(InlineLauncher(), *arguments, environment=cache)
     finally:
         os.chdir("..")
-
-
-def test_the_printed_commands_of_the_pipeline_work() -> None:
-    printed = init("mine", "pipeline").splitlines()
-    first, *others = printed[printed.index("cd mine") + 1 :]
-    ended = in_project("mine", *first.split()[1:], "train.training.steps=60")
-    assert ended.status == 0, ended.output
-    for command in others:
-        assert in_project("mine", *command.split()[1:]).status == 0
-    measures = read_table(RunDirectory.at("mine/runs/first"), "measures").set_index("digit")
-    assert measures.loc["all", "images"] == 297
-    assert measures.loc["all", "recall"] > 0.5
-    assert "Recognized digits" in Path("mine/runs/first/report/index.html").read_text()
 
 
 def test_the_printed_commands_of_the_training_work() -> None:

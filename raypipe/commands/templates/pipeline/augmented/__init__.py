@@ -1,1 +1,0 @@
-"""Do slightly rotated copies of the training digits improve their recognition?"""
