@@ -20,9 +20,9 @@ from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import load_experiment
 from raypipe.graph.experiment import Experiment
-from raypipe.graph.tables import CORE, GROWTH
+from raypipe.graph.tables import CORE
 from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
-from raypipe.study.sweep_tables import TABLES as SWEEP_TABLES
+from raypipe.study.tables import TABLES as STUDIES
 from raypipe.training.settings import TrainStageSettings
 
 DOCS = Path(__file__).parent
@@ -75,11 +75,8 @@ def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield "### Of every run\n"
     for table in CORE:
         yield from _table(table)
-    yield "### Of a search or a race\n"
-    for table in GROWTH:
-        yield from _table(table)
-    yield "### Of a sweep\n"
-    for table in SWEEP_TABLES:
+    yield "### Of a search, a race or a sweep\n"
+    for table in STUDIES:
         yield from _table(table)
     yield "### Of a prediction\n"
     yield from _table(PREDICTIONS)

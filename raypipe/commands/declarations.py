@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from raypipe.graph.experiment import Experiment
-from raypipe.graph.tables import CORE, GROWTH
+from raypipe.graph.tables import CORE
 from raypipe.store import tables
 from raypipe.store.tables import Column, Table, by_name
-from raypipe.study.sweep_tables import TABLES as SWEEP_TABLES
+from raypipe.study.tables import TABLES as STUDIES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def declared(experiment: Experiment) -> dict[str, Table]:
     Trials and steps also have the columns of the experiment's step metrics.
     """
     core = with_metrics(CORE, experiment.step_metrics)
-    return by_name((*core, *GROWTH, *SWEEP_TABLES, PREDICTIONS, *experiment.tables))
+    return by_name((*core, *STUDIES, PREDICTIONS, *experiment.tables))
 
 
 def of_report(experiment: Experiment) -> Declarations:
@@ -112,7 +112,7 @@ def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
     if experiment is not None:
         found, own = tables.read_tables(run_dir), of_report(experiment)
         return About(found, configuration=configuration, declared=own, directory=run_dir)
-    core = by_name((*CORE, *GROWTH, *SWEEP_TABLES, PREDICTIONS))
+    core = by_name((*CORE, *STUDIES, PREDICTIONS))
     known = {table.name: table for table in tables.declarations(run_dir)}
     left_out = {name for name, table in core.items() if table.partitioned}
     found = {name: tables.read_table(run_dir, name) for name in known if name not in left_out}

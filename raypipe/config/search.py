@@ -11,7 +11,7 @@ from raypipe.config.settings import Settings
 
 Mode = Literal["min", "max"]
 #: samplers of Optuna that need no package beyond those of raypipe
-Sampler = Literal["tpe", "gp", "random", "qmc", "nsgaii", "nsgaiii"]
+Sampler = Literal["tpe", "gp", "random"]
 
 
 class ColumnSettings(Settings):

@@ -132,48 +132,6 @@ BEST_VARIANTS = Table(
     ),
 )
 
-SEARCH = Table(
-    "search",
-    "a point that a search of the matrix proposed; further columns are the metrics by name",
-    (
-        Column("number", "integer", "Number of the point, from 0, in the order of the proposals."),
-        Column("point", "text", "Values of the searched keys, as JSON."),
-        Column(
-            "status",
-            "text",
-            "running, succeeded, failed (a stage or a metric), or excluded (cannot be).",
-        ),
-        Column("feasible", "boolean", "Whether it meets every condition of the search."),
-        Column("on_front", "boolean", "Whether no other one is better."),
-        Column("best", "real", "Best value when it ended; missing with two metrics."),
-        Column("ended", "integer", "Number of the points that ended before it."),
-        Column("objectives", "text", "The optimized metrics, with min or max each, as JSON."),
-        Column("message", "text", "Why it failed or cannot be."),
-    ),
-    internal=("metrics", "violations", "attributes"),
-    optional=True,
-)
-
-RACE = Table(
-    "race",
-    "a point of the matrix in a round of its race",
-    (
-        Column("round", "integer", "Number of the round, from 1."),
-        Column("point", "text", "Values of the varied keys, as JSON."),
-        Column("runs", "integer", "Number of its seeds in this round."),
-        Column("mean", "real", "Mean of the metric over seeds."),
-        Column("status", "text", "contender, dropped, winner or failed, after the round."),
-        Column("p_holm", "real", "p-value of Wilcoxon's test against the best, after Holm."),
-        Column("p_friedman", "real", "p-value of Friedman's test among the points of the round."),
-        Column(
-            "runs_needed",
-            "real",
-            "Seeds at which the test tells it from the best with a probability of 80 %.",
-        ),
-    ),
-    optional=True,
-)
-
 #: the tables that every run has
 CORE = (
     STAGES,
@@ -185,6 +143,3 @@ CORE = (
     VARIANT_TESTS,
     BEST_VARIANTS,
 )
-
-#: those of a matrix whose points are chosen while it runs
-GROWTH = (SEARCH, RACE)

@@ -487,16 +487,17 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
     earlier: dict[str, Any] = {}
     for trial_id, row in () if settings.pauses else trials.history():
         if trial_id not in earlier:
-            earlier[trial_id] = _Earlier(trial_id=trial_id)
+            earlier[trial_id] = _Earlier(trial_id)
             scheduler.on_trial_add(cast("Any", None), earlier[trial_id])
         scheduler.on_trial_result(cast("Any", None), earlier[trial_id], row)
     return scheduler
 
 
-class _Earlier(SimpleNamespace):
+class _Earlier:
     """A trial of an earlier command, with the attributes that schedulers read."""
 
-    __hash__ = object.__hash__
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
 
 
 def _every(settings: SweepSettings, trials: Trials) -> int:

@@ -218,7 +218,7 @@ def race_section(tables: Tables) -> Section:
         status=cells(Pill(status, _TONES.get(status, "")) for status in last["status"]),
         last_round=last["round"],
     )
-    columns = ["point", "status", "mean", "runs", "last_round", "p_holm", "runs_needed"]
+    columns = ["point", "status", "mean", "runs", "last_round", "p_holm"]
     winners = list(last["status"] == "winner")
     parts.append(TableView(shown, columns, "Points of the race", winners))
     parts += [
@@ -254,7 +254,7 @@ def _verdict(race: pd.DataFrame, last: pd.DataFrame) -> str:
         row = winners.iloc[0]
         return f"{text} {_name(row['point'])} wins with a mean of {number(float(row['mean']))}."
     left = int((final["status"] == "contender").sum())
-    return f"{text} Undecided between {left} points; a decision takes the seeds in `runs needed`."
+    return f"{text} Undecided between {left} points."
 
 
 def variants_section(

@@ -7,9 +7,11 @@ comes next are durable before their stages start.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 
@@ -39,60 +41,51 @@ class Outcome:
     excluded: bool = False
 
 
-class Source(Protocol):
+class Source(ABC):
     """Chooser of proposals, which are opaque objects.
 
-    ``table`` holds its rows; empty without any. ``is_compared``: whether the points are compared
-    at the end.
+    ``table`` holds its rows; empty without any. ``is_compared``: whether the points are compared at
+    the end. ``varied`` are the keys in which its proposals differ, ``metrics`` what is measured at
+    each; a source without metrics is told nothing. ``decisive`` decides its proposals; it is empty
+    if they follow from configuration and results.
     """
 
-    table: str
-    is_compared: bool
+    table = ""
+    is_compared = False
+    varied: Sequence[str] = ()
+    metrics: Sequence[Metric] = ()
+    decisive: Mapping[str, Any] = MappingProxyType({})
 
     @property
-    def varied(self) -> Sequence[str]:
-        """The keys in which its proposals differ."""
-        ...
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        """What is measured at each proposal; a source without metrics is told nothing."""
-        ...
-
-    @property
-    def decisive(self) -> Mapping[str, Any]:
-        """What decides its proposals; empty if they follow from configuration and results."""
-        ...
-
-    @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether no further proposal can come, apart from those in flight."""
-        ...
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """What it does at most, in a line; empty for a single point."""
-        ...
 
+    @abstractmethod
     def ask(self) -> Sequence[Any]:
         """Return further proposals to compute now; at first those of earlier commands."""
-        ...
 
+    @abstractmethod
     def points(self, asked: Any) -> Iterable[Point]:
         """Return the points at which a proposal runs."""
-        ...
+
+    @abstractmethod
+    def expected(self) -> Iterable[Point]:
+        """Return the points that run at most; unknown ones are drawn at random."""
 
     def tell(self, asked: Any, outcome: Outcome) -> str:
         """Record the outcome of a proposal; return a line to show, or nothing."""
-        ...
+        del asked, outcome
+        return ""
 
     def rows(self) -> Mapping[str, Row]:
         """Return its rows by key."""
-        ...
-
-    def expected(self) -> Iterable[Point]:
-        """Return the points that run at most; unknown ones are drawn at random."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True)

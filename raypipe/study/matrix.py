@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from raypipe.config.matrix import SEED, MatrixSettings, Point
 from raypipe.errors import ConfigError
@@ -18,8 +17,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
-from raypipe.study.loop import COMPARISON, Outcome, PointLoop, Source, comparison_stage
-from raypipe.study.metric import Metric
+from raypipe.study.loop import COMPARISON, PointLoop, Source, comparison_stage
 from raypipe.study.placement import BuiltPoint, Placement, PointBuilder, Stages
 from raypipe.study.race import race_of
 from raypipe.study.search import probes, search_of
@@ -28,17 +26,17 @@ from raypipe.study.search import probes, search_of
 _ENTRY = "matrix.search"
 
 
-class Grid:
+class Grid(Source):
     """Source of all points of a matrix at once."""
 
-    table = ""
-    varied: Sequence[str] = ()
-    metrics: Sequence[Metric] = ()
-    decisive: Mapping[str, Any] = {}
-
     def __init__(self, points: Sequence[Point], is_matrix: bool) -> None:
-        self._points, self._is_matrix, self.is_over = points, is_matrix, False
+        self._points, self._is_matrix, self._left = points, is_matrix, points
         self.is_compared = len(points) > 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the points were returned."""
+        return not self._left
 
     @property
     def text(self) -> str:
@@ -47,21 +45,12 @@ class Grid:
 
     def ask(self) -> Sequence[Point]:
         """Return all points the first time."""
-        asked, self.is_over = () if self.is_over else self._points, True
+        asked, self._left = self._left, ()
         return asked
 
     def points(self, asked: Point) -> Iterable[Point]:
         """Return the point."""
         return (asked,)
-
-    def tell(self, asked: Point, outcome: Outcome) -> str:
-        """Do nothing: no point depends on an outcome."""
-        del asked, outcome
-        return ""
-
-    def rows(self) -> Mapping[str, Row]:
-        """Return nothing: there is no table."""
-        return {}
 
     def expected(self) -> Iterable[Point]:
         """Return all points."""

@@ -210,8 +210,7 @@ def _decisive(
 ) -> list[str]:
     """Return the varied keys on which a stage depends: those it reads, those of its needs.
 
-    A stage may also depend on a key through its units' literals; then points that agree in the keys
-    so far have different identities, and further keys are added until they do not.
+    A stage may also depend on keys through its units' literals; it then counts as depending on all.
     """
     found = {
         axis
@@ -221,25 +220,16 @@ def _decisive(
     }
     for _, stages in having:
         found.update(key for need in stages[name].needs for key in decisive[need])
-    identities = [(point, _identity(stages[name])) for point, stages in having]
-    while not _determine(found, identities):
-        others = [axis for axis in axes if axis not in found]
-        alone = (axis for axis in others if _determine({*found, axis}, identities))
-        found.add(next(alone, others[0]))
+    identities: dict[str, str] = {}
+    for point, stages in having:
+        values, own = value_text([point[key] for key in sorted(found)]), _identity(stages[name])
+        if identities.setdefault(values, own) != own:
+            return list(axes)
     return [axis for axis in axes if axis in found]
 
 
 def _identity(stage: Stage) -> str:
     return fingerprint([stage.fingerprint, [unit.budget for unit in stage.units]])
-
-
-def _determine(keys: set[str], identities: Sequence[tuple[Point, str]]) -> bool:
-    """Whether points that agree in these keys have the same identity."""
-    together: dict[str, str] = {}
-    return all(
-        together.setdefault(value_text([point[key] for key in sorted(keys)]), identity) == identity
-        for point, identity in identities
-    )
 
 
 def _reads(stage: Stage, key: str) -> bool:

@@ -54,13 +54,15 @@ class Lineage:
 
     @property
     def columns(self) -> Row:
-        """The columns of ``trials`` of a training whose settings have changed."""
+        """The columns of ``trials`` of a training that has had several settings: those it kept.
+
+        Settings that changed have no value. The others may be those of the trial that it took over.
+        """
         if len(self.settings) < 2:
             return {}
-        changed = {key for each in self.settings for key in each if key in CHANGEABLE}
-        one = {key for key in changed if len({each.get(key) for each in self.settings}) == 1}
+        kept = {k: v for k, v in self.values.items() if all(s[k] == v for s in self.settings)}
         history = {"settings_history": json.dumps(self.settings)}
-        return dict.fromkeys(sorted(changed - one)) | history
+        return {**dict.fromkeys(self.values), **kept, **history}
 
     def write(self, run: RunDirectory) -> None:
         """Write it to the trial's folder."""

@@ -10,12 +10,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
 
-import numpy as np
 import pandas as pd
-import scipy  # loads scipy.stats on first use: it takes half a second
-from numpy.typing import ArrayLike
 
 from raypipe.config.matrix import SEED, Point, point_text
 from raypipe.config.search import Mode, RaceSettings
@@ -23,19 +19,18 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.report.formatting import number as number_text
 from raypipe.report.measures import monitors_of
-from raypipe.stats import ALPHA, friedman, paired_comparisons, runs_needed
+from raypipe.stats import finite_or_none, friedman, paired_comparisons, runs_needed
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
-from raypipe.study.loop import Outcome
+from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
 
-#: probability with which a race of the recommended length finds a difference
-_POWER = 0.8
 #: the place of a point in the matrix, and the number of a seed
 Run = tuple[int, int]
 
 
-class Elimination(TypedDict):
+@dataclass(frozen=True)
+class Elimination:
     """Outcome of :func:`eliminate`: ``worse`` are the algorithms that are worse than the best."""
 
     best: str
@@ -60,8 +55,8 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
         alpha: the level of significance.
 
     Returns:
-        ``best``; ``p_friedman``, NaN with fewer than three algorithms; ``p_holm`` by algorithm, NaN
-        if Friedman's test found no difference; and ``worse``.
+        ``p_friedman`` is NaN with fewer than three algorithms, ``p_holm`` of an algorithm if
+        Friedman's test found no difference.
 
     Raises:
         ValueError: a column is not numeric, or two have the same name.
@@ -78,34 +73,7 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
     else:
         p_holm, effects = dict.fromkeys(others, math.nan), dict.fromkeys(others, 0.0)
     worse = [name for name in others if p_holm[name] <= alpha and effects[name] > 0]
-    return Elimination(best=best, p_friedman=p_friedman, p_holm=p_holm, worse=worse)
-
-
-def runs_for_power(differences: ArrayLike, comparisons: int = 1, alpha: float = ALPHA) -> float:
-    """Return how many runs the signed-rank test needs to find a difference like the observed one.
-
-    Noether 1987, "Sample Size Determination for Some Common Nonparametric Tests": with p the
-    probability that the sum of two differences is positive, n = (z_alpha + z_power)^2 / (3 (p -
-    1/2)^2) by the normal approximation. p is estimated by the share of positive Walsh averages, of
-    which equal ones count half.
-
-    Args:
-        differences: of the runs so far, at least two.
-        comparisons: number of comparisons that share ``alpha`` (Bonferroni).
-        alpha: level of significance, two-sided.
-
-    Returns:
-        the number of runs, those so far included; infinite if the differences balance.
-
-    """
-    d = np.asarray(differences, dtype=np.float64)
-    sums = (d[:, None] + d[None, :])[np.triu_indices(d.size, k=1)]
-    share = float(np.mean((sums > 0) + 0.5 * (sums == 0))) if sums.size else 0.5
-    if share == 0.5:
-        return math.inf
-    quantiles = scipy.stats.norm.ppf([1 - alpha / (2 * comparisons), _POWER]).sum()
-    count = float(quantiles**2 / (3 * (share - 0.5) ** 2))
-    return max(math.ceil(count), runs_needed(comparisons, alpha))
+    return Elimination(best, p_friedman, p_holm, worse)
 
 
 @dataclass(frozen=True)
@@ -159,17 +127,16 @@ def standing(
         status = dict.fromkeys(failed, "failed") | dict.fromkeys(contenders, "contender")
         p_holm: dict[str, float] = {}
         p_friedman = math.nan
-        needed: dict[int, float] = {}
         verdict = ""
         if len(contenders) > 1:
             found = eliminate(costs, settings.alpha)
-            p_holm, p_friedman = found["p_holm"], found["p_friedman"]
-            status |= dict.fromkeys(map(int, found["worse"]), "dropped")
+            p_holm, p_friedman = found.p_holm, found.p_friedman
+            status |= dict.fromkeys(map(int, found.worse), "dropped")
             contenders = [place for place in contenders if status[place] == "contender"]
-            dropped = dropped or bool(found["worse"])
+            dropped = dropped or bool(found.worse)
             if len(contenders) > 1 and runs >= settings.most_runs:
-                needed = _needed(costs, int(found["best"]), contenders, settings)
-                verdict = _undecided(int(found["best"]), contenders, names, needed, runs)
+                verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
+                verdict += f"{names[int(found.best)]} is ahead"
         if len(contenders) == 1:
             verdict = f"only {names[contenders[0]]} is left: the other points failed"
             if dropped:
@@ -184,9 +151,8 @@ def standing(
                 "runs": runs,
                 "mean": None if place in failed else float(table[str(place)].mean()),
                 "status": status[place],
-                "p_holm": _or_none(p_holm.get(str(place))),
-                "p_friedman": _or_none(p_friedman),
-                "runs_needed": _or_none(needed.get(place)),
+                "p_holm": finite_or_none(p_holm.get(str(place))),
+                "p_friedman": finite_or_none(p_friedman),
             }
             for place in status
         ]
@@ -195,7 +161,7 @@ def standing(
         runs += 1
 
 
-class Race:
+class Race(Source):
     """The runs of a race.
 
     Args:
@@ -207,7 +173,6 @@ class Race:
 
     table = "race"
     is_compared = True
-    decisive: Mapping[str, Any] = {}
 
     def __init__(self, settings: RaceSettings, metric: Metric, points: Sequence[Point]) -> None:
         self._settings, self._mode, self._points = settings, metric.mode, points
@@ -300,42 +265,3 @@ def race_of(
             f"reach alpha = {settings.alpha:g}; raise it"
         )
     return lambda _: Race(settings, metric, points)
-
-
-def _needed(
-    costs: pd.DataFrame, best: int, contenders: Sequence[int], settings: RaceSettings
-) -> dict[int, float]:
-    """Return the seeds that the comparison of each contender with the best needs."""
-    others = [place for place in contenders if place != best]
-    return {
-        place: runs_for_power(
-            (costs[str(place)] - costs[str(best)]).to_numpy(), len(others), settings.alpha
-        )
-        for place in others
-    }
-
-
-def _undecided(
-    best: int,
-    contenders: Sequence[int],
-    names: Sequence[str],
-    needed: Mapping[int, float],
-    runs: int,
-) -> str:
-    listed = "; ".join(
-        f"{names[place]}: "
-        + (
-            "no difference in sight"
-            if math.isinf(count)
-            else f"about {max(0, math.ceil(count) - runs)} more"
-        )
-        for place, count in needed.items()
-    )
-    return (
-        f"undecided between {len(contenders)} points with {runs} seeds; {names[best]} is ahead. "
-        f"Seeds that a decision against each other point needs with a probability of 80 %: {listed}"
-    )
-
-
-def _or_none(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)

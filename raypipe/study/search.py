@@ -8,7 +8,6 @@ an uninterrupted one whose points end in the same order.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +26,13 @@ from raypipe.report.measures import monitors_of
 from raypipe.stats import on_pareto_front, ranked
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
-from raypipe.study.loop import Outcome
+from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
 from raypipe.study.placement import BuiltPoint, PointBuilder
 from raypipe.study.space import distribution, draw, optuna_study, rounded, sampler_for
 
 #: points at which a value of an axis is tried before it counts as impossible
 _TRIES = 8
-#: what a population's sampler stores with a trial
-_GENERATION = ":generation"
 
 
 @dataclass(frozen=True)
@@ -46,17 +43,17 @@ class Bound:
     at_most: float | None
     at_least: float | None
 
-    def violations(self, value: float) -> dict[str, float]:
-        """Return by how much a value breaks each bound; it meets a bound if that is 0 or less."""
-        found = {}
+    def violations(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return by how much a point breaks each bound; it meets a bound if that is 0 or less."""
+        name, found = self.metric.name, dict[str, float]()
         if self.at_most is not None:
-            found[f"{self.metric.name} <= {self.at_most:g}"] = value - self.at_most
+            found[f"{name} <= {self.at_most:g}"] = metrics[name] - self.at_most
         if self.at_least is not None:
-            found[f"{self.metric.name} >= {self.at_least:g}"] = self.at_least - value
+            found[f"{name} >= {self.at_least:g}"] = self.at_least - metrics[name]
         return found
 
 
-class Search:
+class Search(Source):
     """The proposals of a search by key, in the order in which they were asked.
 
     Args:
@@ -70,7 +67,6 @@ class Search:
     """
 
     table = "search"
-    is_compared = False
 
     def __init__(
         self,
@@ -83,6 +79,8 @@ class Search:
     ) -> None:
         self._settings, self._concurrent, self._combine = settings, concurrent, combine
         self._objectives, self._bounds = objectives, bounds
+        self.varied = list(settings.axes)
+        self.metrics = [*objectives, *(bound.metric for bound in bounds)]
         self._distributions = {key: distribution(settings.axes[key]) for key in sorted(self.varied)}
         self._rows = {key: dict(row) for key, row in rows.items()}
         #: of earlier commands; those that failed are tried again
@@ -90,17 +88,6 @@ class Search:
         plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
         modes = [metric.mode for metric in objectives]
         self.decisive = {**plain, "points": list(combine({})), "modes": modes}
-
-    @property
-    def varied(self) -> list[str]:
-        """The keys in which its points differ."""
-        return list(self._settings.axes)
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metrics to measure at each point."""
-        bounded = [each.metric for each in self._bounds]
-        return [*self._objectives, *bounded]
 
     @property
     def is_over(self) -> bool:
@@ -119,21 +106,12 @@ class Search:
         found, self._stored = self._stored, []
         while self._running < self._concurrent and len(self._rows) < self._settings.trials:
             number = len(self._rows)
-            values, attributes = self._sampled(number)
             key = f"{number:06}"
             found.append(key)
             self._rows[key] = {
-                "number": number,
-                "point": json.dumps(values),
-                "status": "running",
-                "feasible": None,
-                "on_front": False,
-                "best": None,
-                "ended": None,
-                "message": None,
-                "violations": {},
-                "metrics": {},
-                "attributes": attributes,
+                **{"number": number, "point": json.dumps(self._sampled(number))},
+                **{"status": "running", "feasible": None, "on_front": False, "best": None},
+                **{"ended": None, "message": None, "metrics": {}},
             }
         return found
 
@@ -150,18 +128,13 @@ class Search:
             row["ended"] = sum(each["ended"] is not None for each in self._rows.values())
         values = {name: each.value for name, each in outcome.measured.items()}
         lacking = [name for name, value in values.items() if value is None]
-        if outcome.failure is not None:
-            status = "excluded" if outcome.excluded else "failed"
-            row |= {"status": status, "message": outcome.failure}
-        elif lacking:
+        message = outcome.failure
+        if message is None and lacking:
             message = f"{', '.join(lacking)}: has no finite number"
-            row |= {"status": "failed", "message": message}
-        else:
-            broken: dict[str, float] = {}
-            for bound in self._bounds:
-                broken |= bound.violations(float(values[bound.metric.name] or 0))
-            row |= {**values, "status": "succeeded", "message": None, "metrics": values}
-            row |= {"violations": broken, "feasible": all(v <= 0 for v in broken.values())}
+        row |= {"status": "excluded" if outcome.excluded else "failed", "message": message}
+        if message is None:
+            row |= {**values, "status": "succeeded", "metrics": values}
+            row["feasible"] = all(v <= 0 for v in self._violations(row).values())
         self._rank()
         return self._line(row)
 
@@ -186,66 +159,59 @@ class Search:
         values: Point = json.loads(self._rows[key]["point"])
         return values
 
-    def _sampled(self, number: int) -> tuple[Point, dict[str, Any]]:
-        """Return the values of a new point, and the attributes of its trial."""
+    def _violations(self, row: Row) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for bound in self._bounds:
+            found |= bound.violations(row["metrics"])
+        return found
+
+    def _sampled(self, number: int) -> Point:
+        """Return the values of a new point."""
         settings = self._settings
-        sampler = sampler_for(settings.sampler, settings.seed, number, settings.trials)
+        sampler = sampler_for(settings.sampler, settings.seed, number)
         study = optuna_study(
             ["maximize" if each.mode == "max" else "minimize" for each in self._objectives], sampler
         )
-        if settings.sampler == "qmc":  # the sequence does not depend on the metrics
-            for _ in range(number):
-                study.tell(study.ask(self._distributions), [0.0] * len(self._objectives))
-        else:
-            study.add_trials([self._trial(key) for key in sorted(self._rows)])
-        asked = study.ask(self._distributions)
-        attributes = study.get_trials(deepcopy=False)[-1].system_attrs
-        kept = {key: value for key, value in attributes.items() if key.endswith(_GENERATION)}
-        values = {key: rounded(settings.axes[key], v) for key, v in asked.params.items()}
-        return values, kept
+        study.add_trials([self._trial(key) for key in sorted(self._rows)])
+        params = study.ask(self._distributions).params
+        return {key: rounded(settings.axes[key], value) for key, value in params.items()}
 
     def _trial(self, key: str) -> FrozenTrial:
         """Return a proposal as Optuna knows it."""
         row, values = self._rows[key], self._values(key)
-        about: dict[str, Any] = {
-            "params": {name: values[name] for name in self._distributions},
-            "distributions": self._distributions,
-            "system_attrs": dict(row["attributes"]),
-        }
-        if row["status"] != "succeeded":
-            state = TrialState.RUNNING if row["status"] == "running" else TrialState.FAIL
-            return create_trial(state=state, **about)
-        metrics = [row["metrics"][metric.name] for metric in self._objectives]
-        broken = dict(row["violations"]) or None
-        return create_trial(state=TrialState.COMPLETE, values=metrics, constraints=broken, **about)
+        given: dict[str, Any] = {"state": TrialState.FAIL}
+        if row["status"] == "running":
+            given = {"state": TrialState.RUNNING}
+        elif row["status"] == "succeeded":
+            metrics = [row["metrics"][metric.name] for metric in self._objectives]
+            given = {"values": metrics, "constraints": self._violations(row) or None}
+        params = {name: values[name] for name in self._distributions}
+        return create_trial(params=params, distributions=self._distributions, **given)
 
     def _rank(self) -> None:
         """Mark the measured points that no other dominates, and the best value so far of each."""
         known = [row for row in self._rows.values() if row["feasible"]]
-        signs = [-1 if each.mode == "max" else 1 for each in self._objectives]
-        names = [metric.name for metric in self._objectives]
         costs = [
-            [sign * row["metrics"][name] for name, sign in zip(names, signs, strict=True)]
+            [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self._objectives]
             for row in known
         ]
-        if len(names) == 1:
-            order, ties = ranked(
-                [c for (c,) in costs], range(len(known)), [0] * len(known), "lower"
-            )
-            best = list(order[:ties])
-            by_end = {row["ended"]: row for row in self._rows.values() if row["ended"] is not None}
-            cost_of = {row["ended"]: cost for row, (cost,) in zip(known, costs, strict=True)}
-            so_far = math.inf
-            for end in sorted(by_end):
-                so_far = min(so_far, cost_of.get(end, math.inf))
-                by_end[end]["best"] = None if math.isinf(so_far) else signs[0] * so_far
-        else:
-            kept = on_pareto_front(costs) if known else ()
-            best = [place for place, is_kept in enumerate(kept) if is_kept]
         for row in self._rows.values():
             row["on_front"] = False
-        for place in best:
+        for row, is_kept in zip(known, on_pareto_front(costs) if known else (), strict=True):
+            row["on_front"] = bool(is_kept)
+        if len(self._objectives) > 1:
+            return
+        order, ties = ranked([c for (c,) in costs], range(len(known)), [0] * len(known), "lower")
+        for place in order[:ties]:  # as good up to rounding
             known[place]["on_front"] = True
+        (metric,), best = self._objectives, None
+        better = max if metric.mode == "max" else min
+        ended = [row for row in self._rows.values() if row["ended"] is not None]
+        for row in sorted(ended, key=lambda row: row["ended"]):
+            if row["feasible"]:
+                value = row["metrics"][metric.name]
+                best = value if best is None else better(best, value)
+            row["best"] = best
 
     def _line(self, row: Row) -> str:
         values = json.loads(row["point"])
@@ -255,7 +221,8 @@ class Search:
             return f"{shown}{row['status']} ({row['message']})"
         shown += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
         if not row["feasible"]:
-            return f"{shown}; breaks {', '.join(k for k, v in row['violations'].items() if v > 0)}"
+            broken = self._violations(row)
+            return f"{shown}; breaks {', '.join(k for k, v in broken.items() if v > 0)}"
         if not row["on_front"] or len(self._objectives) > 1:
             return shown
         shared = sum(each["on_front"] for each in self._rows.values()) > 1
@@ -309,20 +276,18 @@ def probes(settings: SearchSettings, fixed: Point, builder: PointBuilder) -> Ite
 
     """
     draws = [draw(settings.axes, 0, number) for number in range(_TRIES)]
-    for key in sorted(settings.axes):
-        axis = settings.axes[key]
+    for key, axis in sorted(settings.axes.items()):
         ends = axis.ends if axis.values is None else axis.values
         for value in (*ends, draws[0][key], draws[1][key]):
-            first: ConfigError | None = None
+            errors: list[ConfigError] = []
             for others in ({}, *draws):
                 try:
                     built = builder.build({**fixed, **others, key: value}, "matrix.search")
                 except ConfigError as error:
-                    first = first or error
+                    errors.append(error)
                     continue
                 if built is not None:
                     yield built
                     break
             else:
-                if first is not None:
-                    raise first
+                raise errors[0] if errors else ConfigError(f"matrix.search: no point has {key}")

@@ -30,9 +30,6 @@ from raypipe.graph.identity import canonical_json
 
 #: significant digits of a value of a range, and the relative width below which it keeps all
 _DIGITS, _NARROW = 6, 1e-3
-_SMALLEST_POPULATION, _LARGEST_POPULATION = 4, 50
-#: generations of a population in a search
-_GENERATIONS = 5
 
 
 def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterator[Point]:
@@ -89,18 +86,9 @@ def distribution(axis: AxisSettings) -> BaseDistribution:
     return FloatDistribution(float(low), float(high), log=axis.log, step=step)
 
 
-def sampler_for(name: Sampler, seed: int, number: int, trials: int) -> BaseSampler:
-    """Return the sampler of a proposal.
-
-    Args:
-        name: the kind of sampler.
-        seed: the seed of the search.
-        number: the number of the proposal, from 0.
-        trials: the proposals of the whole search, a fifth of which are a population.
-
-    """
+def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
+    """Return the sampler of a proposal from the seed of the search and the proposal's number."""
     own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    population = min(max(trials // _GENERATIONS, _SMALLEST_POPULATION), _LARGEST_POPULATION)
     with warnings.catch_warnings():
         # the interface of some may change: the version of Optuna has an upper bound
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -111,12 +99,6 @@ def sampler_for(name: Sampler, seed: int, number: int, trials: int) -> BaseSampl
                 return optuna.samplers.GPSampler(seed=own)
             case "random":
                 return optuna.samplers.RandomSampler(seed=own)
-            case "qmc":  # one sequence, whose elements are the proposals
-                return optuna.samplers.QMCSampler(seed=seed, scramble=True)
-            case "nsgaii":
-                return optuna.samplers.NSGAIISampler(seed=own, population_size=population)
-            case "nsgaiii":
-                return optuna.samplers.NSGAIIISampler(seed=own, population_size=population)
 
 
 def seedless(point: Mapping[str, Any]) -> Point:

@@ -242,7 +242,7 @@ class Sweep(Trials):
             "reference": trial.reference,
         }
         changed = Lineage.of(job.run_dir, key).columns
-        point = {n: None if n.rpartition(".")[2] in changed else v for n, v in trial.point.items()}
+        point = {name: changed.get(name.rpartition(".")[2], v) for name, v in trial.point.items()}
         row = {"reason": None, **outcome, **about, "point": point, "repeats": trial.repeats}
         row |= changed
         if key in self._numbers:
@@ -265,5 +265,10 @@ class Sweep(Trials):
             self._too_large.append(trial)
 
     def _say(self, trial: Trial, text: str) -> None:
-        self._context.say(f"{shown(trial.point)}: {text}")
+        row = self._context.ledger.get("trials", trial.unit.key) or {}
+        point = dict(row.get("point") or trial.point)
+        point |= {
+            k: "changed" for k, v in point.items() if v is None and trial.point[k] is not None
+        }
+        self._context.say(f"{shown(point)}: {text}")
         self._context.advance(len(self._all) - len(self._waiting) - len(self._running))

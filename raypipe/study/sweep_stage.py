@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from raypipe.study.trials import (
     training_stage,
     without_training,
 )
-from raypipe.training.batching import KEYS, BatchPlan
+from raypipe.training.batching import KEYS
 from raypipe.training.settings import TrainStageSettings
 
 NAME = "sweep"
@@ -119,21 +119,18 @@ def _is_given(configuration: Configuration, stages: Sequence[Stage], name: str) 
 
 def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
-    sweep = maker.sweep
+    sweep, stages = maker.sweep, maker.configuration.stages()
+    of_trial = maker.identity(*training_stage(stages, sweep.stage, "sweep.stage"))
+    literals = {**of_trial.literals, **sweep.model_dump(mode="json", exclude={"concurrent"})}
+    if sweep.is_searched:
+        del literals["samples"]
+    else:
+        literals["trials"] = [unit.key for unit in units]
+    identity = Identity.of(of_trial.shared, literals, of_trial.needs)
+    kind = "search" if sweep.is_searched else "verdict"
+    key = f"{NAME}/{sweep.stage}/{kind}-{identity.fingerprint[:12]}"
     if not sweep.is_searched:
-        decisive = {"metric", "mode", "parity_tolerance", "repeats"}
-        judged = sweep.model_dump(mode="json", include=decisive)
-        identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
-        key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
         return Unit(key, identity=identity)
-    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
-    stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
-    literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
-    if extents := stage.units[0].extents:
-        literals["extents"] = extents
-    of_stage = without_training(stage)
-    identity = Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
-    key = f"{NAME}/{sweep.stage}/search-{identity.fingerprint[:12]}"
     return Unit(key, budget=sweep.samples, budget_key="sweep.samples", identity=identity)
 
 
@@ -199,9 +196,13 @@ def _summarize(
             for row in best
         },
     )
-    ended = [trial for trial in trials if trial.unit.key in rows]
+    # an elastic group may have run smaller, with more accumulation
+    given = {trial.unit.key: trial.training.settings.training for trial in trials}
     found = recommend(
-        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in ended],
+        [
+            {**row, **{k: v for k in KEYS if (v := getattr(given[key], k))}}
+            for key, row in rows.items()
+        ],
         objective.column,
         objective.mode,
         settings.parity_tolerance,
@@ -212,72 +213,41 @@ def _summarize(
         context.say(f"nothing is recommended: {found}")
         return
     row = {
-        "trained_stage": settings.stage,
-        "trial_id": found.trial["trial_id"],
-        "metric": objective.column,
-        "mode": objective.mode,
-        "value": found.value,
-        "value_low": found.low,
-        "value_high": found.high,
-        "reason": found.reason,
-        "settings": found.settings,
-        "snippet": snippet(found.settings),
+        **{"trained_stage": settings.stage, "trial_id": found.trial["trial_id"]},
+        **{"metric": objective.column, "mode": objective.mode, "value": found.value},
+        **{"value_low": found.low, "value_high": found.high, "reason": found.reason},
+        **{"settings": found.settings, "snippet": snippet(found.settings)},
     }
     context.ledger.put("recommendations", {settings.stage: row})
     context.say(f"recommended: {shown(found.settings)}")
 
 
-def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
-    """Return a trial's row with the batch sizes at full size, if its elastic group ran smaller."""
-    if row["status"] != "succeeded" or any(row[name] is None for name in KEYS):
-        return row
-    plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
-    plan = plan.for_workers(trial.training.settings.scaling.most_workers)
-    return {**row, **{name: getattr(plan, name) for name in KEYS}}
-
-
 def record_parity(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
-    """Record the parity of the trials; return the rows of all that have one, by trial."""
-    rows = _rows(context, trials)
-    context.ledger.put("trials", _with_parity(context, trials, rows))
-    return _rows(context, trials)
-
-
-def _rows(context: StageContext, trials: Sequence[Trial]) -> dict[str, Row]:
-    return {
-        trial.unit.key: row
-        for trial in trials
-        if (row := context.ledger.get("trials", trial.unit.key)) is not None
-    }
-
-
-def _with_parity(
-    context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
-) -> dict[str, Row]:
-    """Return the rows with the relative difference of their logged losses to fp32.
+    """Record the relative difference of trials' losses to fp32; return the rows that there are.
 
     Compared trials have the same micro-batch, accumulation and workers, which decide what dropout
     draws. A trial without such a partner gets the largest difference of its precision elsewhere.
     """
-    succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
-    exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
-    others = [trial for trial in succeeded if trial.precision != "fp32"]
-    found: dict[str, float] = {}
-    of_precision: dict[tuple[str, str], float] = {}
-    for trial in others:
+
+    def losses(trial: Trial) -> pd.Series[float]:
+        steps = results.read_partition(context.run_dir, "steps", trial.unit.key)
+        return steps.set_index("step")["loss"].astype(float)
+
+    keys = [trial.unit.key for trial in trials]
+    rows = {key: row for key in keys if (row := context.ledger.get("trials", key)) is not None}
+    done = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
+    exact = {(t.parity, *t.cut): t for t in done if t.precision == "fp32"}
+    others = [trial for trial in done if trial.precision != "fp32"]
+    largest: dict[tuple[str, str], float] = {}
+    for trial in sorted(others, key=lambda t: (t.parity, *t.cut) not in exact):
+        kind = trial.parity, trial.precision
+        parity = largest.get(kind)
         if (partner := exact.get((trial.parity, *trial.cut))) is not None:
-            reference = _losses(context, partner.unit.key)
-            difference = _losses(context, trial.unit.key) - reference
-            parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
-            found[trial.unit.key] = parity
-            kind = trial.parity, trial.precision
-            of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
-    for trial in others:
-        if (known := of_precision.get((trial.parity, trial.precision))) is not None:
-            found.setdefault(trial.unit.key, known)
-    return {key: {**rows[key], "parity": parity} for key, parity in found.items()}
-
-
-def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
-    steps = results.read_partition(context.run_dir, "steps", trial_id)
-    return steps.set_index("step")["loss"].astype(float)
+            reference = losses(partner)
+            difference = np.linalg.norm(losses(trial) - reference)
+            parity = float(difference / np.linalg.norm(reference))
+            largest[kind] = max(parity, largest.get(kind, 0.0))
+        if parity is not None:
+            rows[trial.unit.key] = {**rows[trial.unit.key], "parity": parity}
+    context.ledger.put("trials", rows)
+    return rows

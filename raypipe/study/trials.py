@@ -146,7 +146,7 @@ class TrialMaker:
         swept, training = training_stage(varied.stages(), stage, "sweep.stage")
         if self.exact and sweep.constraints.effective_batch and not _is_exact(training):
             return None
-        identity = self._identity(swept, training)
+        identity = self.identity(swept, training)
         settings = training.settings
         rest = dict(identity.shared)
         decisive = settings.training.identity()
@@ -179,7 +179,7 @@ class TrialMaker:
         full = first in type(self.configuration.settings).model_fields
         return name if full else f"{self.sweep.stage}.{name}"
 
-    def _identity(self, swept: Stage, training: Training) -> Identity:
+    def identity(self, swept: Stage, training: Training) -> Identity:
         """Return all values that can change what a trial measures, its speed included."""
         settings, sweep = training.settings, self.sweep
         literals: dict[str, Any] = {

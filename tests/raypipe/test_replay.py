@@ -21,7 +21,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.provenance import environment_row
 from raypipe.store.ledger import Ledger
 from tests.command import Ended, in_process, start
-from tests.raypipe.study.test_search import HILL, SEARCH
+from tests.raypipe.examples.hills import HILL, SEARCH
 
 MODULE = """
 import random

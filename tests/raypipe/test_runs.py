@@ -36,7 +36,7 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult, RunStatus
 from raypipe.store.tables import Column, Table, write_table
-from raypipe.study.sweep_tables import RECOMMENDATIONS
+from raypipe.study.tables import RECOMMENDATIONS
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(

@@ -29,13 +29,13 @@ from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
-from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
+from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, table, trials
+from tests.raypipe.study.test_sweep import cache as cache
 
 COMPANY_S = 400
 LEFT_S = 400
@@ -91,10 +91,6 @@ def processes(notes: Path) -> list[int]:
     return [int(line) for line in notes.read_text().splitlines()]
 
 
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), name)
-
-
 def by_point(folder: Path, *axes: str) -> pd.DataFrame:
     """The trials by their values of these axes."""
     rows = sweeping.with_points(RunDirectory.at(folder))
@@ -113,11 +109,6 @@ def wait_until(happened: Callable[[], bool], seconds: float) -> None:
     while not happened():
         assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
         time.sleep(0.02)
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.slow
@@ -186,20 +177,6 @@ def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
     assert sorted(failures["unit"]) == sorted(trials(tuned)["trial_id"])
     assert set(failures["kind"]) == {"worker_died"}
     assert set(failures["outcome"]) == {"again"}
-
-
-@pytest.mark.slow
-def test_two_workers_have_the_losses_of_one(launcher, tmp_path):
-    points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.axes.scaling.workers=[1, 2]")
-    points += ("sweep.constraints.effective_batch=8", "sweep.repeats=1")
-    assert sweep(tmp_path, launcher, *points) is None
-    rows = table(tmp_path, "trials").set_index("workers")
-    assert set(rows["status"]) == {"succeeded"}
-    assert rows["accumulation"].to_dict() == {1: 2, 2: 1}
-    found = curves(tmp_path)
-    assert list(found.index) == [2, 4, 6]
-    one, two = found[rows.loc[1, "trial_id"]], found[rows.loc[2, "trial_id"]]
-    pd.testing.assert_series_equal(one, two, rtol=1e-5, check_names=False)
 
 
 @pytest.mark.slow
@@ -288,23 +265,16 @@ def is_running(process: int) -> bool:
 @pytest.mark.parametrize(
     ("gpus", "measured", "workers", "slots"),
     [
-        (1.0, True, 1, 6),
         (1.0, True, 2, 3),
         (0.5, True, 1, 6),  # a measured trial has its GPU to itself
         (0.5, False, 1, 12),
         (0.0, True, 1, 2),  # it has its node to itself
         (0.0, True, 2, 1),
-        (0.0, False, 1, 32),
     ],
 )
 def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
-    gpus: float,
-    measured: bool,
-    workers: int,
-    slots: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    gpus, measured, workers, slots, tmp_path, monkeypatch
+):
     found = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
     for module in (launched, nodes):
         monkeypatch.setattr(module, "living_nodes", lambda: found)

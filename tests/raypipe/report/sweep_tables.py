@@ -8,7 +8,7 @@ from itertools import product
 
 import pandas as pd
 
-from raypipe.study.sweep_tables import PARETO, RECOMMENDATIONS
+from raypipe.study.tables import PARETO, RECOMMENDATIONS
 from raypipe.training.tables import TRIALS
 
 STAGE = "train_medium"

@@ -172,7 +172,7 @@ def test_the_figures_of_the_stages_leave_the_sweep_out() -> None:
 def test_a_race_shows_its_rounds_and_where_each_point_was_dropped() -> None:
     rows = [
         {"round": number, "point": json.dumps({"fit.layers": layers}), "runs": 5 + number,
-         "mean": layers + number / 10, "status": status, "p_holm": 0.01, "runs_needed": 9.0}
+         "mean": layers + number / 10, "status": status, "p_holm": 0.01}
         for layers, statuses in ((1, ["contender", "winner"]), (2, ["contender", "dropped"]),
                                  (3, ["dropped"]))
         for number, status in enumerate(statuses, 1)

@@ -1,22 +1,17 @@
+"""The recommendation of a sweep, its reason, its snippet, and the Pareto front."""
+
 from __future__ import annotations
 
 import math
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.commands.recommendation import points_table
 from raypipe.config.yaml_text import load_yaml
-from raypipe.study.recommendation import (
-    Recommendation,
-    front,
-    peak_bytes,
-    recommend,
-    snippet,
-)
+from raypipe.study.recommendation import Recommendation, front, peak_bytes, recommend, snippet
 
 GIB = 2**30
 ONCE = "; each point was measured once, so chance may decide (sweep.repeats)."
@@ -29,22 +24,12 @@ def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> Ro
     precision = given.get("precision", "bf16")
     point = {"t.training.micro_batch": micro, "t.training.precision": precision}
     return {
-        "trial_id": f"sweep/t/{name}",
-        "status": "succeeded",
-        "trained_stage": "t",
+        **{"trial_id": f"sweep/t/{name}", "status": "succeeded", "trained_stage": "t"},
         "point": point | ({} if seed is None else {"t.training.seed": seed}),
-        "micro_batch": micro,
-        "accumulation": 128 // micro,
-        "effective_batch": 128,
-        "precision": precision,
-        "gradient_checkpointing": False,
-        "compile": False,
-        "device": "NVIDIA H100",
-        "samples_per_s": value,
-        "gpu_peak_bytes": 2 * micro * GIB,
-        "energy_j_per_sample": 1.0,
-        "parity": None,
-        "reference": False,
+        **{"micro_batch": micro, "accumulation": 128 // micro, "effective_batch": 128},
+        **{"precision": precision, "gradient_checkpointing": False, "compile": False},
+        **{"device": "NVIDIA H100", "samples_per_s": value, "gpu_peak_bytes": 2 * micro * GIB},
+        **{"energy_j_per_sample": 1.0, "parity": None, "reference": False},
     } | given
 
 
@@ -70,23 +55,15 @@ def test_the_best_with_its_reason() -> None:
         "The best of 3 points: 5,120 samples/s.\n"
         "Peak memory 32.0 GiB of 80.0 GiB; of 6 trials 1 out of memory, 2 skipped" + ONCE
     )
+    assert found.settings == {  # the sizes of the batch go together
+        "t.training.micro_batch": 16,
+        "t.training.precision": "bf16",
+        "t.training.accumulation": 8,
+        "t.training.effective_batch": 128,
+    }
     rows = [trial("a", None, loss=2.5), trial("b", None, micro=16, loss=2.0)]
     found = recommended(rows, "min", metric="loss")
     assert found.reason == "The best of 2 points: loss 2.\nPeak memory 32.0 GiB."
-
-
-def test_the_sizes_of_the_batch_go_together() -> None:
-    found = recommended([trial("a", 1.0)])
-    assert found.settings == {
-        "t.training.micro_batch": 8,
-        "t.training.precision": "bf16",
-        "t.training.accumulation": 16,
-        "t.training.effective_batch": 128,
-    }
-    row = trial("a", 1.0) | {"point": {"t.training.learning_rate": 0.1}}
-    assert recommended([row]).settings == {"t.training.learning_rate": 0.1}
-    row["point"] = {"t.training.seed": 3}
-    assert recommended([row]).settings == {}
 
 
 @pytest.mark.parametrize(
@@ -117,43 +94,14 @@ def measured(speeds: dict[str, list[float]]) -> Recommendation:
 
 def test_the_median_of_the_measurements_decides_and_of_a_tie_the_simpler_setting() -> None:
     found = measured({"fp32": [50.0, 60.0, 10.0], "bf16": [99.0, 70.0, 80.0]})
-    assert (found.trial["trial_id"], found.value, found.low, found.high) == (
-        "sweep/t/bf16-0", 80.0, 70.0, 99.0
-    )  # fmt: skip
-    assert found.reason == (
-        "The best of 2 points: 80 samples/s (median of 3, 70 to 99).\nPeak memory 16.0 GiB."
-    )
+    assert (found.trial["trial_id"], found.low, found.high) == ("sweep/t/bf16-0", 70.0, 99.0)
+    assert "The best of 2 points: 80 samples/s (median of 3, 70 to 99).\n" in found.reason
     found = measured({"fp32": [50.0, 60.0, 72.0], "bf16": [99.0, 70.0, 80.0], "fp16": [8.0] * 3})
     assert (found.trial["trial_id"], found.value) == ("sweep/t/fp32-0", 60.0)
     assert found.reason == (
         "The simplest of 2 points that are tied for the best of 3, as their ranges overlap "
         "(micro_batch=8 precision=bf16 80 samples/s, micro_batch=8 precision=fp32 60 samples/s): "
         "60 samples/s (median of 3, 50 to 72).\nPeak memory 16.0 GiB."
-    )
-
-
-def test_points_of_other_effective_batches_are_other_trainings() -> None:
-    rows = [trial("a", 9.0, eval_accuracy=0.5), trial("b", 9.0, micro=16, eval_accuracy=0.9)]
-    rows[1]["effective_batch"] = 256
-    caution = "the points differ in the effective batch"
-    assert caution in recommended(rows, metric="eval_accuracy").reason
-    for row in rows:
-        row["point"] = row["point"] | {"t.training.effective_batch": row["effective_batch"]}
-    assert caution not in recommended(rows, metric="eval_accuracy").reason
-
-
-def test_the_terminal_shows_the_points_as_a_table() -> None:
-    rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
-    rows += [trial("c", 99.0), trial("d", 5.0, reference=True)]
-    assert points_table(rows, "samples_per_s", "max").split("\n") == [
-        "micro_batch  precision  samples_per_s  status",
-        "8            bf16                  99  succeeded",
-        "2            bf16             50.1235  succeeded",
-        "4            bf16                      out_of_memory",
-    ]
-    many = [trial(f"{n}", float(n), micro=n) for n in range(1, 21)]
-    assert points_table(many, "samples_per_s", "min").endswith(
-        "\n... and 8 more in the table trials"
     )
 
 
@@ -177,7 +125,14 @@ def test_seeds_are_averaged(order) -> None:
     assert "(mean of 2 of 3 seeds, 2 to 5)" in recommended(rows[3:]).reason
 
 
-def test_what_changes_the_loss_is_rejected() -> None:
+def test_doubts_and_rejections_are_said() -> None:
+    rows = [trial("a", 9.0, eval_accuracy=0.5), trial("b", 9.0, micro=16, eval_accuracy=0.9)]
+    rows[1]["effective_batch"] = 256
+    caution = "the points differ in the effective batch"
+    assert caution in recommended(rows, metric="eval_accuracy").reason
+    for row in rows:
+        row["point"] = row["point"] | {"t.training.effective_batch": row["effective_batch"]}
+    assert caution not in recommended(rows, metric="eval_accuracy").reason
     rows = [
         trial("a", 100.0, micro=16, parity=0.019),
         trial("b", 300.0, micro=16, precision="fp16", parity=0.12),
@@ -187,166 +142,90 @@ def test_what_changes_the_loss_is_rejected() -> None:
     found = recommended(rows)
     assert found.trial["trial_id"] == "sweep/t/a"
     assert "2 better rejected, as the loss differs from fp32's by more than 2 %" in found.reason
-
-
-def test_a_training_whose_settings_changed_recommends_none_of_them() -> None:
+    # of a training whose settings changed, none of them is recommended
     rows = [trial("a", 1.0, seed=0), trial("b", 9.0, seed=0, settings_history="[]")]
     rows[1]["point"]["t.training.precision"] = None
     found = recommended(rows)
-    assert found.trial["trial_id"] == "sweep/t/b"
     assert "t.training.precision" not in found.settings
     assert "no single value has led to its model, sweep/t/b" in found.reason
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 4), st.floats(-100, 100), st.integers(1, 5), st.sampled_from([None, 0.1])
-        ),
-        max_size=8,
-    ),
+    st.lists(st.tuples(st.floats(-100, 100), st.sampled_from([None, 0.1])), max_size=8),
     st.sampled_from(["max", "min"]),
 )
 def test_without_ties_the_winner_has_the_best_value(found, mode) -> None:
     rows = [
-        trial(f"{number}", value, micro=2**number, gpu_peak_bytes=peak * GIB, parity=parity)
-        for number, (_, value, peak, parity) in enumerate(found)
+        trial(f"{number}", value, micro=2**number, parity=parity)
+        for number, (value, parity) in enumerate(found)
     ]
     chosen = recommend(rows, "samples_per_s", mode, 0.02)
-    accepted = [row for row in rows if row["parity"] is None]
+    accepted = [row["samples_per_s"] for row in rows if row["parity"] is None]
     assert isinstance(chosen, str) == (not accepted)
-    if isinstance(chosen, str):
-        return
-    pick = max if mode == "max" else min
-    assert chosen.value == pick(row["samples_per_s"] for row in accepted)
-    assert chosen == recommend(rows[::-1], "samples_per_s", mode, 0.02)
+    if not isinstance(chosen, str):
+        assert chosen.value == (max if mode == "max" else min)(accepted)
+        assert chosen == recommend(rows[::-1], "samples_per_s", mode, 0.02)
 
 
-names = st.from_regex(r"[a-z_]{1,6}", fullmatch=True)
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-values = plain | st.lists(plain, max_size=3)
+def test_the_terminal_shows_the_points_as_a_table() -> None:
+    rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
+    rows += [trial("c", 99.0), trial("d", 5.0, reference=True)]
+    assert points_table(rows, "samples_per_s", "max").split("\n") == [
+        "micro_batch  precision  samples_per_s  status",
+        "8            bf16                  99  succeeded",
+        "2            bf16             50.1235  succeeded",
+        "4            bf16                      out_of_memory",
+    ]
+    many = [trial(f"{n}", float(n), micro=n) for n in range(1, 21)]
+    assert points_table(many, "samples_per_s", "min").endswith("and 8 more in the table trials")
 
 
-@given(
-    st.recursive(values, lambda inner: st.dictionaries(names, inner, min_size=1), max_leaves=8),
-    st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn"])),
-)
-def test_a_snippet_reads_back_as_nested_settings(nested, comment) -> None:
-    def dotted(value: Any, prefix: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        return {
-            key: leaf
-            for name, part in value.items()
-            for key, leaf in dotted(part, f"{prefix}.{name}" if prefix else name).items()
-        }
-
-    nested = nested if isinstance(nested, dict) else {"a": nested}
-    text = snippet(dotted(nested, ""), comment)
-    assert yaml.safe_load(text) == nested
-
-
-def test_a_snippet_is_what_a_configuration_has() -> None:
-    betas = [0.9, 0.95]
-    settings = {
-        "train.training.micro_batch": 16,
-        "train.training.learning_rate": 1e-5,
-        "train.training.betas": betas,
-        "train.scaling.strategy": "fsdp",
-        "other.betas": betas,
-    }
-    text = snippet(settings, "The fastest of 12 points.\nIt is " + "very " * 20 + "fast.")
+@given(st.lists(st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(), max_size=3))
+def test_a_snippet_is_what_a_configuration_has(value) -> None:
+    settings = {"train.training.betas": value, "train.scaling.strategy": "fsdp", "o.betas": value}
+    text = snippet(settings, "The best of 12 points.\nIt is " + "very " * 20 + "fast.")
     assert load_yaml(text, "snippet") == {
-        "train": {
-            "training": {"micro_batch": 16, "learning_rate": 1e-5, "betas": betas},
-            "scaling": {"strategy": "fsdp"},
-        },
-        "other": {"betas": betas},
+        "train": {"training": {"betas": value}, "scaling": {"strategy": "fsdp"}},
+        "o": {"betas": value},
     }
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert len(comments) == 2
     assert max(map(len, comments)) <= 88
-    assert "&" not in text
     assert snippet({}, "") == "{}\n"
 
 
 few = st.integers(1, 4)  # few values: many ties
 
 
-def row(speed: float | None, peak: float | None, energy: float | None = None) -> dict[str, Any]:
+def row(speed: float | None, peak: float | None, energy: float | None = None, **given: Any) -> Row:
     return {
-        "status": "succeeded",
-        "device": "NVIDIA H100",
-        "samples_per_s": speed,
-        "gpu_peak_bytes": peak,
-        "host_peak_bytes": 7,
-        "energy_j_per_sample": energy,
+        **{"status": "succeeded", "device": "NVIDIA H100", "samples_per_s": speed},
+        **{"gpu_peak_bytes": peak, "host_peak_bytes": 7, "energy_j_per_sample": energy, **given},
     }
-
-
-def beats(one: dict[str, Any], other: dict[str, Any], energy: bool) -> bool:
-    """The definition, by hand."""
-    pairs = [
-        (-one["samples_per_s"], -other["samples_per_s"]),
-        (one["gpu_peak_bytes"], other["gpu_peak_bytes"]),
-    ]
-    if energy:
-        pairs.append((one["energy_j_per_sample"], other["energy_j_per_sample"]))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
 @given(st.lists(st.builds(row, few, few, few), max_size=12), st.booleans())
 def test_nothing_on_the_front_is_dominated_and_all_else_is(rows, energy) -> None:
     if not energy and rows:
-        rows[-1]["energy_j_per_sample"] = None
-    kept = front(rows, {})
-    for candidate in rows:
-        dominated = any(beats(other, candidate, energy) for other in rows)
-        assert any(candidate is other for other in kept) == (not dominated)
-    assert kept == [row for row in rows if any(row is other for other in kept)]
+        rows[-1]["energy_j_per_sample"] = None  # it counts where all have it
+
+    def beats(one: Row, other: Row) -> bool:
+        pairs = [(-one["samples_per_s"], -other["samples_per_s"])]
+        pairs += [
+            (one[k], other[k]) for k in ("gpu_peak_bytes", "energy_j_per_sample")[: 1 + energy]
+        ]
+        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+    kept = [not any(beats(other, candidate) for other in rows) for candidate in rows]
+    assert front(rows, {}) == [each for each, is_kept in zip(rows, kept, strict=True) if is_kept]
 
 
-def test_equal_trials_are_all_kept() -> None:
-    rows = [row(5, 3), row(5, 3), row(4, 3), row(4, 2)]
-    assert front(rows, {}) == [rows[0], rows[1], rows[3]]
-
-
-def test_only_succeeded_points_with_a_speed_count() -> None:
+def test_only_succeeded_points_with_a_speed_are_on_the_front() -> None:
     good = row(1, 9)
-    others = [
-        row(None, 1),
-        row(math.nan, 1),
-        {key: value for key, value in row(9, 1).items() if key != "samples_per_s"},
-        row(9, 1) | {"status": "interrupted"},
-        row(9, 1) | {"reference": True},
-    ]
-    assert front([*others, good], {}) == [good]
+    others = [row(None, 1), row(math.nan, 1), row(9, 1, status="interrupted")]
+    assert front([*others, row(9, 1, reference=True), good], {}) == [good]
     assert front(others, {}) == []
-    assert front([], {}) == []
-
-
-def test_an_unknown_peak_is_the_worst() -> None:
     fast, slow, lean = row(9, None), row(8, 0), row(1, 5)
-    assert front([fast, slow, lean], {}) == [fast, lean]
-
-
-def test_energy_counts_where_all_have_it() -> None:
-    fast, thrifty = row(9, 1, 5.0), row(1, 9, 1.0)
-    assert front([fast, thrifty], {}) == [fast, thrifty]
-    assert front([fast, thrifty, row(9, 2, math.nan)], {}) == [fast]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "host", "device", "peak"),
-    [
-        (10, 7, "NVIDIA H100", 10),
-        (10.0, 7, "NVIDIA H100", 10),
-        (None, 7, "NVIDIA H100", None),
-        (None, 7, "cpu", 7),
-        (0, 7, "NVIDIA H100", None),
-        (math.nan, 7, "NVIDIA H100", None),
-        (None, None, "cpu", None),
-    ],
-)
-def test_the_peak_is_that_of_the_device(gpu, host, device, peak) -> None:
-    assert peak_bytes({"device": device, "gpu_peak_bytes": gpu, "host_peak_bytes": host}) == peak
+    assert front([fast, slow, lean], {}) == [fast, lean]  # an unknown peak is the worst
+    assert [peak_bytes(row(1, peak)) for peak in (10.0, None, 0, math.nan)] == [10] + [None] * 3
+    assert peak_bytes(row(1, None, device="cpu")) == 7

@@ -1,8 +1,45 @@
-"""Tables of a sweep: its points, Pareto front and recommendation."""
+"""Tables of studies: points of a search or a race, points and recommendation of a sweep."""
 
 from __future__ import annotations
 
 from raypipe.store.tables import Column, Table
+
+SEARCH = Table(
+    "search",
+    "a point that a search of the matrix proposed; further columns are the metrics by name",
+    (
+        Column("number", "integer", "Number of the point, from 0, in the order of the proposals."),
+        Column("point", "text", "Values of the searched keys, as JSON."),
+        Column(
+            "status",
+            "text",
+            "running, succeeded, failed (a stage or a metric), or excluded (cannot be).",
+        ),
+        Column("feasible", "boolean", "Whether it meets every condition of the search."),
+        Column("on_front", "boolean", "Whether no other one is better."),
+        Column("best", "real", "Best value when it ended; missing with two metrics."),
+        Column("ended", "integer", "Number of the points that ended before it."),
+        Column("objectives", "text", "The optimized metrics, with min or max each, as JSON."),
+        Column("message", "text", "Why it failed or cannot be."),
+    ),
+    internal=("metrics",),
+    optional=True,
+)
+
+RACE = Table(
+    "race",
+    "a point of the matrix in a round of its race",
+    (
+        Column("round", "integer", "Number of the round, from 1."),
+        Column("point", "text", "Values of the varied keys, as JSON."),
+        Column("runs", "integer", "Number of its seeds in this round."),
+        Column("mean", "real", "Mean of the metric over seeds."),
+        Column("status", "text", "contender, dropped, winner or failed, after the round."),
+        Column("p_holm", "real", "p-value of Wilcoxon's test against the best, after Holm."),
+        Column("p_friedman", "real", "p-value of Friedman's test among the points of the round."),
+    ),
+    optional=True,
+)
 
 #: further columns are the sweep's axes, named by their dotted keys
 SWEEP_POINTS = Table(
@@ -50,4 +87,4 @@ RECOMMENDATIONS = Table(
     optional=True,
 )
 
-TABLES = (SWEEP_POINTS, PARETO, RECOMMENDATIONS)
+TABLES = (SEARCH, RACE, SWEEP_POINTS, PARETO, RECOMMENDATIONS)

@@ -1,0 +1,76 @@
+"""The text of the hill, and what tests of its studies look at."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
+from tests.raypipe.toy import raypipe
+
+HILL = Path(__file__).with_name("example_hill.py").read_text()
+SEARCH = """
+experiment: hill
+matrix:
+  search:
+    axes:
+      fit.rate: {low: 0.5, high: 8, log: true}
+      fit.layers: {low: 1, high: 6}
+    metrics:
+      - {metric: measures.value, where: {method: judge}}
+    trials: 12
+    concurrent: 3
+"""
+
+
+def run(*matrix: str, folder: str = "run", words: tuple[str, ...] = ()) -> int:
+    """Run `hill.yaml` with these keys of the matrix; the exit status."""
+    keys = [word for key in matrix for word in ("--matrix", key)]
+    return raypipe("run", "hill.yaml", *keys, *words, "--run-dir", folder)
+
+
+def edit(old: str, new: str) -> None:
+    """Change the text of the hill in this folder; the next command imports it anew."""
+    import sys
+
+    code = Path("hill.py").read_text()
+    assert old in code
+    Path("hill.py").write_text(code.replace(old, new, 1))
+    sys.modules.pop("hill", None)
+
+
+def ran() -> dict[str, int]:
+    """Return how often each stage ran since the last call."""
+    file = Path("ran.txt")
+    names = file.read_text().split() if file.exists() else []
+    file.unlink(missing_ok=True)
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def table(name: str, folder: str = "run") -> pd.DataFrame:
+    found = read_table(RunDirectory.at(folder), name)
+    return found.drop(columns=["run_id", "command_id"], errors="ignore")
+
+
+def killed(command: Callable[[], int]) -> bool:
+    """Run a command in a forked process; return whether SIGKILL ended it."""
+    if (child := os.fork()) == 0:
+        os._exit(command())
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def refused(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    """Check that a key of the matrix is one message, and starts nothing."""
+    for command in ("run", "plan"):
+        assert raypipe(command, "hill.yaml", "--matrix", text) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1, error
+    assert not Path("runs").exists()
