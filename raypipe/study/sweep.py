@@ -266,9 +266,6 @@ class Sweep(Trials):
 
     def _say(self, trial: Trial, text: str) -> None:
         row = self._context.ledger.get("trials", trial.unit.key) or {}
-        point = dict(row.get("point") or trial.point)
-        point |= {
-            k: "changed" for k, v in point.items() if v is None and trial.point[k] is not None
-        }
-        self._context.say(f"{shown(point)}: {text}")
+        note = "settings changed, " if row.get("settings_history") else ""
+        self._context.say(f"{shown(row.get('point') or trial.point)}: {note}{text}")
         self._context.advance(len(self._all) - len(self._waiting) - len(self._running))

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import ray
 import torch
-from tests.raypipe.graph.test_scheduler import CPU_NODE
 
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
@@ -31,7 +30,7 @@ from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_pool import wait_until
 from tests.raypipe.launch.test_train import Regression, ignore, job
-from tests.raypipe.study.test_sweep import YAML, stages_of
+from tests.raypipe.study.test_sweep import HERE, YAML, stages_of
 
 WAIT_S = 400
 
@@ -159,7 +158,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
     signs.mkdir()
     none = Trackers((), run, "r", "both", {})
-    session = Session(run, "r", Ledger(run), launcher, Display(), [CPU_NODE], none)
+    session = Session(run, "r", Ledger(run), launcher, Display(), [HERE], none)
     long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
 
     def fill(context: StageContext) -> None:

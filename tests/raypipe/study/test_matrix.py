@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.raypipe.graph.test_scheduler import CPU_NODE
 
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.selection import matrix_or_sweep, selected
@@ -18,6 +17,7 @@ from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.placement import variant_label
 from tests.raypipe.examples.hills import ran, refused, run, table
+from tests.raypipe.examples.sweeping import HERE
 from tests.raypipe.toy import raypipe
 
 AXES = ("fit.rate=[1.0,2.0]", "judge.power=[1,2,3]", "runs=2")
@@ -185,17 +185,17 @@ QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 
 
 def quick(*overrides: str) -> Configuration:
-    return resolve(read(str(QUICK)), ("matrix.lda.max_iter=[3,4]", *overrides), "cpu", [CPU_NODE])
+    return resolve(read(str(QUICK)), ("matrix.lda.max_iter=[3,4]", *overrides), "cpu", [HERE])
 
 
 def test_a_matrix_leaves_the_sweep_out_and_a_sweep_alone_the_matrix():
     configuration, message = matrix_or_sweep(quick(), ())
-    names = {stage.name for stage in selected(configuration, (), [CPU_NODE]).stages}
+    names = {stage.name for stage in selected(configuration, (), [HERE]).stages}
     assert "sweep" not in names
     assert "lda" in names
     assert "`raypipe sweep` runs it" in message
     configuration, message = matrix_or_sweep(quick(), ["sweep"])
-    graph = selected(configuration, ["sweep"], [CPU_NODE])
+    graph = selected(configuration, ["sweep"], [HERE])
     assert (configuration.settings.matrix, graph.text, message) == (None, "", "")
     assert "sweep" in {stage.name for stage in graph.stages}
     assert matrix_or_sweep(quick("sweep=null"), ())[1] == ""
