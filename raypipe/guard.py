@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,32 +78,48 @@ def watch(pid: int, script: int | None = None, grace_s: float = 0.0) -> None:
     end_all(tree)
 
 
-def await_end(tree: dict[int, psutil.Process], seconds: float) -> None:
-    """Wait until processes have ended, or some seconds."""
+def await_end(
+    tree: dict[int, psutil.Process],
+    seconds: float,
+    pids: Iterable[int] = (),
+    others: Container[int] = (),
+) -> None:
+    """Wait until the processes of a tree have ended, or some seconds; see :func:`add_started`."""
     end = time.monotonic() + seconds
+    add_started(pids, tree, others)
     while tree and time.monotonic() < end:
         time.sleep(_POLL_S)
-        add_started([], tree)
+        add_started(pids, tree, others)
 
 
-def add_started(pids: list[int], tree: dict[int, psutil.Process]) -> None:
-    """Add what processes, and those of the tree, have started; remove from it those that ended."""
+def add_started(
+    pids: Iterable[int], tree: dict[int, psutil.Process], others: Container[int] = ()
+) -> None:
+    """Add what processes, and those of the tree, have started; remove from it those that ended.
+
+    ``others`` are not part of the tree, with what they start.
+    """
     for pid, process in list(tree.items()):
         if not _is_alive(process):
             del tree[pid]
     waiting = [*pids, *tree]
     while waiting:
         for child in _children(waiting.pop()):
-            if child not in tree and child != os.getpid():  # a worker may adopt its guard
-                with suppress(psutil.Error):
-                    tree[child] = psutil.Process(child)
+            if child in tree or child in others or child == os.getpid():  # it may adopt its guard
+                continue
+            with suppress(psutil.Error):
+                process = psutil.Process(child)
+                if _is_alive(process):
+                    tree[child] = process
                     waiting.append(child)
 
 
-def end_all(tree: dict[int, psutil.Process]) -> None:
-    """End processes, and what they start meanwhile, by SIGKILL."""
+def end_all(
+    tree: dict[int, psutil.Process], pids: Iterable[int] = (), others: Container[int] = ()
+) -> None:
+    """End the processes of a tree by SIGKILL; see :func:`add_started`."""
     for _ in range(int(_LATE_S / _POLL_S)):
-        add_started([], tree)
+        add_started(pids, tree, others)
         alive = [process for process in tree.values() if not _cleans_up(process)]
         if not alive:
             return

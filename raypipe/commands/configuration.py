@@ -25,7 +25,6 @@ from raypipe.config.validation import did_you_mean, dig
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError
 from raypipe.functions import reference
-from raypipe.functions.arguments import override_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import Configuration, load_experiment
 from raypipe.graph.experiment import Experiment
@@ -98,7 +97,9 @@ def resolve(
         print(f"experiment: {used}, not {', '.join(map(str, others))}", file=sys.stderr, flush=True)
     model = settings_model(experiment)
     if function is not None:
-        overrides = [override_of(text, function, model.model_fields) for text in overrides]
+        overrides = [
+            reference.override_of(text, function, model.model_fields) for text in overrides
+        ]
     check_made_for(document.profiles, list(model.model_fields), document.origin)
     given = parse_overrides(overrides)
     name = profile_name(document.profiles, profile, nodes, (given, document.values))

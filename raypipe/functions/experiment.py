@@ -13,8 +13,8 @@ from raypipe.config.axes import values_of
 from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
-from raypipe.functions.arguments import calls, check_signature, count
 from raypipe.functions.call import call, lacking
+from raypipe.functions.reference import calls, check_signature
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
@@ -169,7 +169,7 @@ def _stages(
             partial(_run, function),
             units,
             reads=tuple(FunctionSettings.model_fields),
-            workload=f"{count(settings.arguments)} calls of {reference}",
+            workload=f"{len(units)} calls of {reference}",
             on_gpu=bool(settings.gpus),
             strict_code=settings.version is None,
             verify=partial(_verify, settings),

@@ -21,8 +21,7 @@ from raypipe.config.settings import Level
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Experiment, Stage, Unit, in_order
-from raypipe.graph.identity import Identity, fingerprint
-from raypipe.graph.settings_view import reads_by_default, values_of, view
+from raypipe.graph.identity import Identity, fingerprint, reads_by_default, values_of, view
 from raypipe.graph.source import SourceCode
 from raypipe.training.settings import LENGTH_KEYS
 

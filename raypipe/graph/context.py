@@ -17,8 +17,8 @@ from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.identity import SettingsView, view
 from raypipe.graph.progress import Display
-from raypipe.graph.settings_view import SettingsView, view
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
 from raypipe.provenance import ago, now

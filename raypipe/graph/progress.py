@@ -10,15 +10,16 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 import pynvml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task
-from rich.table import Column
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from raypipe.graph.durations import Estimate, left, remaining
@@ -35,20 +36,21 @@ _BAR, _MOST_NAMED = 12, 4
 _MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
 
 
-class _PlainColumn(ProgressColumn):
-    """Column of texts that never wrap."""
+@dataclass
+class _StageLine:
+    """What is shown of a running stage: its units, of which the first were stored before."""
 
-    def __init__(
-        self,
-        text: Callable[[Task], str],
-        justify: Literal["left", "right"] = "left",
-        ratio: int | None = None,
-    ) -> None:
-        self._text = text
-        super().__init__(Column(no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio))
+    total: int = 0
+    first: int = 0
+    done: int = 0
+    note: str = ""
+    began: float = field(default_factory=time.monotonic)
+    printed: float = field(default_factory=time.monotonic)
 
-    def render(self, task: Task) -> Text:
-        return Text(self._text(task))
+    @property
+    def elapsed(self) -> float:
+        """The seconds since it is shown."""
+        return time.monotonic() - self.began
 
 
 class Display:
@@ -79,34 +81,20 @@ class Display:
         self._ended: set[str] = set()
         self._seen: tuple[str, str] = "", ""
         self._seen_until = self._told_until = 0.0
-        self._bars = Progress(
-            _PlainColumn(lambda task: _short(task.description, self.console.width // 4)),
-            BarColumn(_BAR),
-            _PlainColumn(_count, "right"),
-            _PlainColumn(lambda task: clock_text(task.elapsed or 0.0), "right"),
-            _PlainColumn(self._left_of, "right"),
-            _PlainColumn(lambda task: str(task.fields["note"]), ratio=1),
-            console=self.console,
-            transient=True,
-            expand=True,
-            refresh_per_second=4,
+        self._began, self._note = time.monotonic(), ""
+        self._running: dict[str, _StageLine] = {}
+        self._live = Live(
+            get_renderable=self.table, console=self.console, transient=True, refresh_per_second=4
         )
-        self._run = self._bars.add_task("run", total=None, note="")
-        self._running: dict[str, Task] = {}
 
     def __enter__(self) -> Display:
         if self._is_live:
-            self._bars.start()
+            self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._is_live:
-            self._bars.stop()
+            self._live.stop()
         for text, count in self._warned.items():
             if count > 1:
                 self._print(f"{text} ({count} times)")
@@ -136,13 +124,13 @@ class Display:
         with self._lock:
             running = [
                 {
-                    "stage": task.description,
-                    "done": task.completed,
-                    "total": task.total or 0,
-                    "seconds": round(task.elapsed or 0.0, 1),
-                    "note": without_credentials(str(task.fields["note"])),
+                    "stage": name,
+                    "done": stage.done,
+                    "total": stage.total,
+                    "seconds": round(stage.elapsed, 1),
+                    "note": without_credentials(stage.note),
                 }
-                for task in [*self._running.values()][:_MOST_SHOWN]
+                for name, stage in [*self._running.items()][:_MOST_SHOWN]
             ]
             return {
                 "stages": len(self._stages),
@@ -155,7 +143,7 @@ class Display:
 
     def prepare(self, text: str) -> None:
         """Show what the command does before its stages start, such as starting Ray."""
-        self._bars.update(self._run, note=f"{text} ...")
+        self._note = f"{text} ..."
         if not self._is_live:
             self.say(f"{text} ...")
 
@@ -178,15 +166,16 @@ class Display:
         with self._lock:
             self._stages, self._estimates = tuple(stages), dict(estimates)
             self._capacity, self._seen_until = (cpus, gpus), 0.0
-            self._bars.update(self._run, total=len(stages))
 
     def start(self, stage: str, note: str = "") -> None:
         """Show a stage that runs and has not reported anything yet."""
-        self._show(stage, note=note)
+        with self._lock:
+            self._running[stage] = _StageLine(note=note)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Show a stage with ``total`` units, of which some are done."""
-        self._show(stage, total, done)
+        with self._lock:
+            self._running[stage] = _StageLine(total, done, done)
         if done:
             self.say(f"{stage}: started ({total - done} of {total} to do, the others are stored)")
         elif not self._is_live:
@@ -194,22 +183,21 @@ class Display:
 
     def advance(self, stage: str, done: int, note: str = "") -> None:
         """Show the number of finished units of a stage."""
-        task = self._running.get(stage) or self._show(stage)
         with self._lock:
-            self._bars.update(task.id, completed=done, note=note)
-            now = time.monotonic()
-            if self._is_live or now < task.fields["printed"] + _PLAIN_PERIOD_S:
+            shown = self._running.setdefault(stage, _StageLine())
+            shown.done, shown.note, now = done, note, time.monotonic()
+            if self._is_live or now < shown.printed + _PLAIN_PERIOD_S:
                 return
-            self._bars.update(task.id, printed=now)
-            rest = self._left_of(task)
+            shown.printed = now
+            rest = self._left_of(stage)
         rest += " left" * rest[:1].isdigit()
-        self._print("  ".join(filter(None, (f"{stage}: {_count(task)}", note, rest))))
+        count = _count(done, shown.total)
+        self._print("  ".join(filter(None, (f"{stage}: {count}", note, rest))))
 
     def end(self, stage: str, status: str, seconds: float) -> None:
         """Show that a stage ended."""
         with self._lock:
-            if (task := self._running.pop(stage, None)) is not None:
-                self._bars.remove_task(task.id)
+            self._running.pop(stage, None)
         self.say(f"{stage}: {status} in {seconds:.1f} s")
 
     def settle(self, stage: str) -> None:
@@ -218,7 +206,6 @@ class Display:
             self._ended.add(stage)
             self._seen_until = 0.0
             ended, running = len(self._ended), list(self._running)
-            self._bars.update(self._run, completed=ended)
             now = time.monotonic()
             if not self._tells_run or now < self._told_until or ended >= len(self._stages):
                 return
@@ -231,36 +218,41 @@ class Display:
     def _print(self, text: str) -> None:
         self.console.print(without_credentials(text), markup=False)
 
-    def _show(self, stage: str, total: int | None = None, done: int = 0, note: str = "") -> Task:
-        """Show a stage from now on."""
-        fields: dict[str, Any] = {"note": note, "first": done, "printed": time.monotonic()}
-        # not under the lock, which columns take while rich draws: a new task is drawn at once
-        number = self._bars.add_task(stage, total=total, completed=done, **fields)
+    def table(self) -> Table:
+        """Return the live display: a line for the run, and one for each running stage."""
+        table = Table.grid(padding=(0, 1), expand=True)
+        for justify in ("left", "left", "right", "right", "right", "left"):
+            ratio = 1 if len(table.columns) == 5 else None
+            table.add_column(no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio)
+
+        def add(name: str, done: int, total: int, since: float, rest: str, note: str) -> None:
+            bar = ProgressBar(total or 1, done if total else 0, width=_BAR)
+            texts = _count(done, total), clock_text(time.monotonic() - since), rest, note
+            table.add_row(Text(_short(name, self.console.width // 4)), bar, *map(Text, texts))
+
+        rest, use = self._look()
+        rest = rest.removeprefix("about ").removeprefix("time left ")
         with self._lock:
-            if (earlier := self._running.pop(stage, None)) is not None:
-                self._bars.remove_task(earlier.id)
-            task = next(task for task in self._bars.tasks if task.id == number)
-            self._running[stage] = task
-            return task
+            ended, stages = len(self._ended), len(self._stages)
+            add("run", ended, stages, self._began, rest, use or self._note)
+            for name, each in self._running.items():
+                add(name, each.done, each.total, each.began, self._left_of(name), each.note)
+        return table
 
     def _rest(self, key: str) -> Estimate | None:
         """Return what is left of an unfinished stage; None if unknown."""
-        estimate, task = self._estimates.get(key), self._running.get(key)
-        if task is None:
+        estimate, stage = self._estimates.get(key), self._running.get(key)
+        if stage is None:
             return estimate
-        first = task.fields["first"]
-        part = (task.completed - first) / max(1, task.total - first) if task.total else 0.0
-        return left(estimate, task.elapsed or 0.0, min(1.0, max(0.0, part)))
+        part = (stage.done - stage.first) / max(1, stage.total - stage.first) * bool(stage.total)
+        return left(estimate, stage.elapsed, min(1.0, max(0.0, part)))
 
-    def _left_of(self, task: Task) -> str:
-        """Return the remaining time of a line of the display in words; empty if unknown."""
-        if task.id == self._run:
-            return self._look()[0].removeprefix("about ").removeprefix("time left ")
-        rest = self._rest(task.description)
+    def _left_of(self, key: str) -> str:
+        """Return the remaining time of a running stage in words; empty if unknown."""
+        rest, stage = self._rest(key), self._running[key]
         if rest is None:
             return ""
-        is_late = rest.seconds == 0 and task.completed < (task.total or 1)
-        return "overdue" if is_late else rough(rest.seconds)
+        return "overdue" if rest.seconds == 0 and stage.done < stage.total else rough(rest.seconds)
 
     def _look(self) -> tuple[str, str]:
         """Return the remaining time of the run and the use of the machine, in words."""
@@ -274,7 +266,6 @@ class Display:
                 else:
                     text = f"about {rough(rest)} left" if rest or not keys else "overdue"
                 self._seen, self._seen_until = (text, machine_use()), now + _LOOK_S
-                self._bars.update(self._run, note=self._seen[1])
             return self._seen
 
 
@@ -286,8 +277,8 @@ def _short(name: str, most: int) -> str:
     return f"{name[: most - tail - 1]}…{name[-tail:]}"
 
 
-def _count(task: Task) -> str:
-    return f"{task.completed:.0f}/{task.total:.0f}" if task.total else ""
+def _count(done: int, total: int) -> str:
+    return f"{done}/{total}" if total else ""
 
 
 def rough(seconds: float) -> str:

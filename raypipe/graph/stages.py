@@ -9,7 +9,7 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import StageContext
@@ -311,43 +311,34 @@ def check_trainings(
         training, needs = stage.training, [keyed[key] for key in stage.needed_keys]
         if training is None or all_stored([stage], ledger) or not all_stored(needs, ledger):
             continue
-        never_ran = ledger.get("stages", stage.key) is None
+        is_new = ledger.get("stages", stage.key) is None and stage.name not in checked
+        is_new = is_new and not needs and not on_gpu
+        if not is_new and training.initial is None:
+            continue
+        import torch  # slow, and not needed without trainings
+
+        from raypipe.training.evaluation import check_task
+        from raypipe.training.task import StreamLengthError, TrainTask
+
         try:
+            task = training.task(stage.files(run_dir))
             if training.initial is not None:
-                _check_weights(run_dir, stage, training)
-            if never_ran and not needs and not on_gpu and stage.name not in checked:
+                with torch.device("meta"):  # shapes only
+                    model = cast("Any", task).build_model()
+                shapes = {name: each.shape for name, each in model.state_dict().items()}
+                training.initial.check(shapes)
+            if is_new and isinstance(task, TrainTask):
                 checked.add(stage.name)
-                _check_loss(run_dir, stage, training)
+                check_task(task, training.settings)
+        except UnitError as error:
+            frame = error.trace.frame if error.trace is not None else ""
+            raise ConfigError(f"{where}: {stage.name}: {error.message}\n  at {frame}") from None
+        except StreamLengthError as error:
+            message = str(error).replace("training.", f"{stage.name}.training.")
+            raise ConfigError(f"{where}: {message}") from None
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         except BdbQuit:  # the user ended the debugger
             raise KeyboardInterrupt from None
         except Exception:  # its data do not exist here, say
             continue
-
-
-def _check_weights(run_dir: RunDirectory, stage: Stage, training: Training) -> None:
-    """Raise ConfigError with the names of the tensors that differ from the model's."""
-    import torch
-
-    with torch.device("meta"):  # shapes only
-        task: Any = training.task(stage.files(run_dir))
-        model = task.build_model()
-    if training.initial is not None:
-        training.initial.check({name: each.shape for name, each in model.state_dict().items()})
-
-
-def _check_loss(run_dir: RunDirectory, stage: Stage, training: Training) -> None:
-    """Raise ConfigError if the loss is a mean, or if a stream has epochs."""
-    from raypipe.training.evaluation import check_task
-    from raypipe.training.task import StreamLengthError, TrainTask
-
-    task = training.task(stage.files(run_dir))
-    try:
-        if isinstance(task, TrainTask):
-            check_task(task, training.settings)
-    except UnitError as error:
-        frame = error.trace.frame if error.trace is not None else ""
-        raise ConfigError(f"{stage.name}: {error.message}\n  at {frame}") from None
-    except StreamLengthError as error:
-        raise ConfigError(str(error).replace("training.", f"{stage.name}.training.")) from None

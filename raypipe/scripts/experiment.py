@@ -1,18 +1,283 @@
-"""Ready experiment for a script: a configuration file is all that a user writes."""
+"""Stage of a script, and an experiment of it alone: a configuration file is all that a user writes.
+
+The stage checks the command and hashes the files that decide its result; its task runs it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from raypipe.config.settings import Settings
+from raypipe.config.validation import did_you_mean
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.stages import hardware_stage
+from raypipe.graph.source import files_from
+from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.scripts import command
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.scripts.stage import script_stage
 from raypipe.store.tables import Column
+from raypipe.training.batching import BatchPlan, resolve
+from raypipe.training.job import ExternalTask
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.tables import TRIALS
+
+if TYPE_CHECKING:
+    from raypipe.training.ending import Ending
+    from raypipe.training.job import Report, TrainingJob
+
+_LETTERS = 32
+#: bytes of a file that are searched for the names of environment variables
+_MOST_SEARCHED = 2_000_000
+#: settings that need not reach the script: it may log as often as it likes
+_FREE = {"log_every"}
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class ScriptTask(ExternalTask):
+    """A script as a training task.
+
+    Args:
+        directory: where the command runs, on nodes that have it; else their own directory.
+        hashes: the hash of each file that decides the result.
+        parameters: the parameters by dotted name.
+        used: the names of the values that reach the script.
+        unused: the settings that do not, which ``trials`` does not show.
+
+    """
+
+    directory: str
+    hashes: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    used: frozenset[str]
+    unused: frozenset[str]
+
+    def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
+        """Run the script to its end.
+
+        Raises:
+            ValueError: a file is not the one that the training's identity holds.
+            FloatingPointError: the loss is no longer finite.
+            UnitError: the script failed, with the kind of failure.
+
+        """
+        from raypipe.scripts.run import ScriptRun
+
+        directory = Path(self.directory)
+        if not directory.is_dir():
+            directory = Path.cwd()
+        for name, digest in self.hashes.items():
+            path = directory / name
+            if not path.is_file():
+                raise ValueError(
+                    f"{name}: is missing in {directory} on this node; put it on a shared file "
+                    "system, or submit the command with its working directory "
+                    "(ray job submit --working-dir)"
+                )
+            if _digest(path) != digest:
+                raise ValueError(f"{name}: has changed in {directory} since the command started")
+        return ScriptRun(job, self.parameters, self.used, report).run(directory, ending)
+
+    def columns(self) -> Mapping[str, Any]:
+        """Return the parameters as ``param_NAME``, and no settings that the script ignores."""
+        own = {f"param_{name.replace('.', '_')}": value for name, value in self.parameters.items()}
+        return {**dict.fromkeys(self.unused), **own}
+
+
+def script_stage(
+    name: str,
+    settings: ScriptStageSettings,
+    parameters: Mapping[str, Any] | None = None,
+    needs: tuple[str, ...] = (),
+    reads: tuple[str, ...] | None = None,
+    literals: Mapping[str, Any] | None = None,
+) -> Stage:
+    """Return a stage that trains with a script; its output is at ``run_dir.artifact(name)``.
+
+    Args:
+        name: the stage, and the section of the configuration that holds its settings.
+        settings: that section.
+        parameters: further placeholders, which the settings that the stage reads must hold.
+        needs: the stages before it.
+        reads: as in :class:`~raypipe.graph.experiment.Stage`.
+        literals: as in :class:`~raypipe.graph.experiment.Unit`.
+
+    Raises:
+        ValueError: an unknown placeholder, a value that does not reach the script, or a file that
+            does not exist.
+
+    """
+    directory = Path.cwd()
+    if settings.scaling.workers == "auto":
+        scaling = settings.scaling.model_copy(update={"workers": 1})
+        settings = settings.model_copy(update={"scaling": scaling})
+    own = command.flat(parameters or {})
+    values = _values(name, settings, own)
+    command.check_form(settings, name)
+    for key in ("command", "resume", "metrics"):
+        known = values - ({command.RESUME} if key != "command" else set())
+        command.check_names(getattr(settings, key) or "", known, f"{name}.{key}")
+    hashes = _hashes(_files(name, settings, directory), directory, f"{name}.files")
+    used = _used(settings, values, hashes, directory)
+    plan = _plan(settings, used)
+    unused = _check_used(name, settings, own, used, plan)
+    sizes = {key: None if key in unused else getattr(plan, key) for key in command.SIZES}
+    training = settings.training.model_copy(update=sizes)
+    settings = settings.model_copy(update={"training": training})
+    task = ScriptTask(str(directory), hashes, own, used, unused)
+    literals = {**(literals or {}), "files": hashes}
+    stage = train_stage(name, settings, lambda *_: task, needs, reads, literals)
+    shown = settings.command
+    return replace(stage, workload=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
+
+
+def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) -> set[str]:
+    """Return the names of all values. Raises ValueError if a parameter has a taken name."""
+    training = settings.training
+    settled = {*command.setting_values(settings, BatchPlan(1, 1, 1, 1), training.steps)}
+    settled |= command.RESERVED
+    named = dict.fromkeys(command.OWN, "raypipe itself")
+    named |= {command.variable(each): each for each in settled}
+    for parameter in own:
+        default = getattr(TrainingSettings(), parameter, None)
+        given = parameter in command.TRAINING and getattr(training, parameter) != default
+        if parameter in command.RESERVED or given:
+            where = f"{name}.training" if given else "raypipe's placeholders"
+            raise ValueError(
+                f"parameters.{parameter}: the name is taken by {where}; give the parameter "
+                "another name"
+            )
+        variable = command.variable(parameter)
+        if (other := named.setdefault(variable, parameter)) != parameter:
+            raise ValueError(
+                f"parameters.{parameter}: its environment variable {variable} is that of {other}; "
+                "give the parameter another name"
+            )
+    return settled | set(own)
+
+
+def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:
+    """Return the files of the settings; by default the script and the modules next to it."""
+    if settings.files is not None:
+        return settings.files
+    script = command.script_of(settings.command, directory)
+    if script is None:
+        raise ValueError(
+            f"{name}.files: the command names no script below {directory}; list the files whose "
+            "content decides the result ([] if there are none)"
+        )
+    modules = files_from(directory / script, Path(script).stem).values()
+    near = (path.relative_to(directory) for path in modules if path.is_relative_to(directory))
+    return tuple(dict.fromkeys([script, *(path.as_posix() for path in near)]))
+
+
+def _hashes(patterns: Iterable[str], directory: Path, key: str) -> dict[str, str]:
+    """Return the hash of each file by its name, as the patterns of the setting ``key`` give it.
+
+    Raises:
+        ValueError: a file does not exist, or a pattern has none.
+
+    """
+    hashes: dict[str, str] = {}
+    for pattern in patterns:
+        names = [pattern]
+        if any(sign in pattern for sign in "*?["):
+            if Path(pattern).is_absolute():
+                raise ValueError(f"{key}: {pattern}: must be relative to {directory}")
+            paths = sorted(path for path in directory.glob(pattern) if path.is_file())
+            names = [path.relative_to(directory).as_posix() for path in paths]
+            names = [name for name in names if "__pycache__" not in name]
+        if not names or not (directory / names[0]).is_file():
+            raise ValueError(f"{key}: {pattern}: there is no such file in {directory}")
+        hashes |= {name: _digest(directory / name) for name in names}
+    return hashes
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:_LETTERS]
+
+
+def _used(
+    settings: ScriptStageSettings,
+    values: set[str],
+    files: Iterable[str],
+    directory: Path,
+) -> frozenset[str]:
+    """Return the values that reach the script: by a placeholder, or by a variable that it names."""
+    used = set(command.placeholders(settings.command))
+    if command.RESUME in used:
+        used |= set(command.placeholders(settings.resume))
+    texts = command.shell_code(settings)
+    for file in files:
+        with (directory / file).open("rb") as stream:
+            texts.append(stream.read(_MOST_SEARCHED).decode(errors="ignore"))
+    named = {name for text in texts for name in command.VARIABLE.findall(text)}
+    used |= {value for value in values if command.variable(value) in named}
+    flags = used & set(command.PRECISIONS)
+    if settings.training.precision in flags or (flags and settings.training.precision == "fp32"):
+        used |= {"precision"}
+    return frozenset(used)
+
+
+def _plan(settings: ScriptStageSettings, used: frozenset[str]) -> BatchPlan:
+    """Return the batch sizes: by default those of other trainings if the script takes any."""
+    sizes = {key: getattr(settings.training, key) for key in command.SIZES}
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
+        given["micro_batch"] = 1
+    return resolve([given], settings.scaling.most_workers)
+
+
+def _check_used(
+    name: str,
+    settings: ScriptStageSettings,
+    own: Mapping[str, Any],
+    used: frozenset[str],
+    plan: BatchPlan,
+) -> frozenset[str]:
+    """Return the settings that do not reach the script.
+
+    Raises:
+        ValueError: one of them was given, so that it would have no effect.
+
+    """
+    training, scaling = settings.training, settings.scaling
+    given = [(f"parameters.{each}", each, value) for each, value in own.items()]
+    for key in command.TRAINING:
+        value, default = getattr(training, key), TrainingSettings.model_fields[key].default
+        if key not in own and value != default and key not in _FREE:
+            given.append((f"{name}.training.{key}", key, value))
+    if scaling.most_workers > 1:
+        given.append((f"{name}.scaling.workers", "workers", scaling.workers))
+    if scaling.strategy != "ddp":
+        given.append((f"{name}.scaling.strategy", "strategy", scaling.strategy))
+    for step in settings.on_oom:
+        placeholder = {"bf16": "precision", "fsdp": "strategy"}.get(step, step)
+        given.append((f"{name}.on_oom", placeholder, step))
+    micro, runs, whole = (key in used for key in command.SIZES)
+    undivided = plan.accumulation == 1
+    reaches = {
+        "micro_batch": micro or (whole and undivided),
+        "accumulation": runs or (micro and whole),
+        "effective_batch": whole or (micro and (undivided or runs)),
+    }
+    sizes = {key: getattr(training, key) or 1 for key in command.SIZES}
+    given += [(f"{name}.training.{key}", key, size) for key, size in sizes.items() if size > 1]
+    for key, placeholder, value in given:
+        if not reaches.get(placeholder, placeholder in used):
+            near = did_you_mean(placeholder, sorted(used - set(own)))
+            raise ValueError(
+                f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
+                f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
+            )
+    names = {*command.TRAINING, "strategy", *(() if micro else command.SIZES)}
+    names &= {column.name for column in TRIALS.columns}
+    return frozenset(each for each in names if each not in used or each in own)
 
 
 class ScriptExperiment(Settings):

@@ -94,7 +94,7 @@ class MetricsFile:
             found = Reading(_document(text))
         else:
             text = text if last else text[: text.rfind("\n") + 1]
-            found = _table(text, last=last) if path.suffix == ".csv" else Lines().read(text)
+            found = _table(text, last=last) if path.suffix == ".csv" else _lines(text)
         known = self._count if text.startswith(self._text) else 0
         restarted = self._count > 0 and known == 0
         self._text, self._count = text, len(found.records)
@@ -103,31 +103,24 @@ class MetricsFile:
         return found._replace(records=found.records[known:], restarted=restarted, notes=notes)
 
 
-class Lines:
-    """Reader of consecutive lines: JSON or Python dicts, among others."""
-
-    def __init__(self) -> None:
-        self._number = self._unread = 0
-        self._formatted: set[str] = set()
-
-    def read(self, text: str) -> Reading:
-        """Return the records of the next lines."""
-        records: list[Record] = []
-        notes: list[str] = []
-        for line in text.removesuffix("\n").split("\n"):
-            self._number += 1
-            try:
-                record = record_of(line)
-            except ValueError as error:
-                self._unread += 1
-                if self._unread <= _MOST_NOTES:
-                    more = " (further ones are not named)" * (self._unread == _MOST_NOTES)
-                    notes.append(f"line {self._number}: {error}{more}")
-                continue
-            if record:
-                records.append(record)
-                notes += _unread_numbers(self._number, record, self._formatted)
-        return Reading(records, notes=tuple(notes))
+def _lines(text: str) -> Reading:
+    """Return the records of lines: JSON or Python dicts, among others."""
+    records: list[Record] = []
+    notes: list[str] = []
+    named, unread = set[str](), 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            record = record_of(line)
+        except ValueError as error:
+            unread += 1
+            if unread <= _MOST_NOTES:
+                more = " (further ones are not named)" * (unread == _MOST_NOTES)
+                notes.append(f"line {number}: {error}{more}")
+            continue
+        if record:
+            records.append(record)
+            notes += _unread_numbers(number, record, named)
+    return Reading(records, notes=tuple(notes))
 
 
 def _unread_numbers(line: int, record: Record, named: set[str]) -> Iterator[str]:

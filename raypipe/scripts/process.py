@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, BinaryIO
 
 import psutil
@@ -39,6 +39,7 @@ _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
 _BY_SIGNAL = {128 + number for number in (4, 6, 7, 8, 9, 11, 15)}
 
 
+@dataclass
 class ScriptProcess:
     """Context manager of a running script; at its end no process of the script is left.
 
@@ -52,18 +53,14 @@ class ScriptProcess:
 
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        directory: Path,
-        environment: Mapping[str, str],
-        log: Path,
-        grace_s: float,
-        on_line: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._argv, self._grace_s = list(argv), grace_s
-        self._directory, self._environment = directory, dict(environment)
-        self._log, self._on_line = log, on_line
+    argv: Sequence[str]
+    directory: Path
+    environment: Mapping[str, str]
+    log: Path
+    grace_s: float
+    on_line: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
         self._errors: deque[str] = deque(maxlen=_MOST_LINES)
         #: the processes that this one had started before
         self._others: dict[int, psutil.Process] = {}
@@ -76,9 +73,9 @@ class ScriptProcess:
         guard.add_started([os.getpid()], self._others)
         try:
             self._script = subprocess.Popen(
-                self._argv,
-                cwd=self._directory,
-                env=self._environment,
+                self.argv,
+                cwd=self.directory,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -86,24 +83,19 @@ class ScriptProcess:
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
-            raise ValueError(f"{self._argv[0]}: cannot be started: {why}") from error
-        self._guard = guard.start(self._script.pid, self._grace_s)
-        self._file = self._log.open("ab", buffering=0)
-        copies = (self._script.stdout, self._on_line), (self._script.stderr, self._keep_error)
+            raise ValueError(f"{self.argv[0]}: cannot be started: {why}") from error
+        self._file = self.log.open("ab", buffering=0)
+        copies = (self._script.stdout, self.on_line), (self._script.stderr, self._keep_error)
         self._threads = [
             threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
             for stream, keep in copies
         ]
         for thread in self._threads:
             thread.start()
+        self._guard = guard.start(self._script.pid, self.grace_s)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the script if it runs, and wait until none of its processes is left."""
         self.end()
         self.errors()
@@ -126,7 +118,7 @@ class ScriptProcess:
     def end(self) -> None:
         """Ask the script to end: SIGTERM, after the grace period SIGKILL."""
         if self._end_at == float("inf") and self._script.poll() is None:
-            self._end_at = time.monotonic() + self._grace_s
+            self._end_at = time.monotonic() + self.grace_s
             self._script.terminate()
 
     def errors(self) -> list[str]:
@@ -134,13 +126,10 @@ class ScriptProcess:
 
         What it left running ends, too.
         """
-        tree = dict[int, psutil.Process]()
-        guard.add_started([os.getpid()], tree)
-        for pid in {*self._others, self._guard.pid}:
-            tree.pop(pid, None)
-        is_asked = self._end_at < float("inf")
-        guard.await_end(tree, self._end_at - time.monotonic() if is_asked else _LEFT_S)
-        guard.end_all(tree)
+        tree, is_asked = dict[int, psutil.Process](), self._end_at < float("inf")
+        left = [os.getpid()], {*self._others, self._guard.pid}  # orphans are of this process
+        guard.await_end(tree, self._end_at - time.monotonic() if is_asked else _LEFT_S, *left)
+        guard.end_all(tree, *left)
         self._script.wait()
         for thread in self._threads:
             thread.join(_END_S)

@@ -9,9 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -22,7 +20,7 @@ from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
 from raypipe.scripts.history import ScriptHistory
-from raypipe.scripts.metrics import Lines, MetricsFile, Reading
+from raypipe.scripts.metrics import MetricsFile
 from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.store import tables
@@ -59,6 +57,8 @@ class Places:
         run, self._measured = job.run_dir, job.measured
         self._run, self._temporary = run, TemporaryDirectory(prefix="raypipe-script-")
         folder, digits = Path(self._temporary.name), job.identity[:_DIGITS]
+        #: lines of its standard output that may be records, the others empty
+        self.stdout = folder / "stdout"
         self.output, self.checkpoints = folder / "output", folder / "checkpoints"
         output, log = run.artifact(job.trial_id), run.log(job.trial_id)
         checkpoints = f"{run.checkpoints(job.trial_id)}/{_PREFIX}{digits}"
@@ -87,12 +87,7 @@ class Places:
             self._copied |= {path: path.stat().st_mtime_ns for path in _files(here)}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Copy everything to a remote run directory, and delete temporary folders."""
         try:
             for remote, here in self._remote.items():
@@ -151,8 +146,7 @@ class ScriptRun:
         self._splits = "micro_batch" in used and bool(used & {"accumulation", "effective_batch"})
         effective = self._settings.training.effective_batch
         self._history = ScriptHistory(job, self._settings.columns, effective)
-        self._lines: SimpleQueue[str] = SimpleQueue()
-        self._stdout, self._metrics = Lines(), cast("MetricsFile | None", None)
+        self._metrics: MetricsFile | None = None
         self._samplers: list[Telemetry] = []
         self._problem = ""
 
@@ -195,10 +189,14 @@ class ScriptRun:
             shown = without_credentials(" ".join(argv))
             log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
         environment = self._environment(values, newest)
-        heard = self._lines.put if settings.metrics == _STDOUT else lambda _: None
         ending.seconds = settings.grace_s
         gpus = [gpu.strip() for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         with ExitStack() as stack:
+            output = stack.enter_context(places.stdout.open("w", 1, encoding="utf-8"))
+
+            def heard(line: str) -> None:
+                output.write(line + "\n" if line.lstrip().startswith("{") else "\n")
+
             process = stack.enter_context(
                 ScriptProcess(argv, directory, environment, places.log, settings.grace_s, heard)
             )
@@ -242,11 +240,9 @@ class ScriptRun:
 
     def _take(self, *, last: bool = False) -> None:
         """Add what the script wrote to the history, and report new rows."""
-        if self._metrics is not None:
-            batch = self._metrics.read(last=last)
-        else:
-            lines = [self._lines.get() for _ in range(self._lines.qsize())]
-            batch = self._stdout.read("\n".join(lines)) if lines else Reading([])
+        if self._metrics is None:
+            return
+        batch = self._metrics.read(last=last)
         self._problem = batch.problem or ("" if batch.restarted else self._problem)
         first = not self._history.is_timed
         rows = self._history.add(batch, time.monotonic()) if batch.records else []
@@ -297,9 +293,10 @@ class ScriptRun:
         resumes = places.newest_checkpoint is not None
         if resumes and not self._job.measured:
             self._history.restore()
-        if self._settings.metrics in (None, _STDOUT):
+        if (metrics := self._settings.metrics) is None:
             return
-        pattern, folder = command.filled(str(self._settings.metrics), values), places.output
+        pattern = str(places.stdout) if metrics == _STDOUT else command.filled(metrics, values)
+        folder = places.output
         if Path(pattern).is_absolute():  # {checkpoint_dir}/...
             folder, pattern = Path("/"), pattern.lstrip("/")
         self._metrics = MetricsFile(folder, pattern)

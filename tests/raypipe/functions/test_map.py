@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
@@ -65,15 +66,8 @@ def test_each_combination_is_a_row(name):
     assert len(frame) == 8
     found = frame.sort_values(["x", "scale"])[["loss", "noisy", "name"]].to_dict("records")
     assert found == expected
-    assert list(frame.columns[3:10]) == [
-        "call",
-        "x",
-        "scale",
-        "loss",
-        "noisy",
-        "name",
-        "duration_s",
-    ]
+    columns = ["call", "x", "scale", "loss", "noisy", "name", "duration_s"]
+    assert list(frame.columns[3:10]) == columns
 
 
 def test_a_file_and_the_command_line_name_the_same_calls(name):
@@ -234,78 +228,39 @@ def test_the_report_needs_no_function(folder, name, tmp_path_factory, monkeypatc
     assert "loss" in page.read_text()
 
 
-def test_a_search_of_the_matrix_proposes_arguments(folder, name):
-    (folder / "search.yaml").write_text(f"""
-function: {name}:score
-arguments: {{x: 0}}
-matrix:
-  search:
-    axes: {{arguments.x: {{low: -10, high: 10}}}}
-    trials: 12
-    sampler: tpe
-    seed: 3
-    metrics: [{{metric: calls.loss, mode: min}}]
-""")
-    ended = raypipe("run", "search.yaml", "--run-dir", "r")
-    assert ended.status == 0, ended.output
-    frame = calls()
-    search = read_table(RunDirectory.at("r"), "search")
-    assert len(search) == 12
-    assert frame["loss"].min() == search["calls.loss"].min()
-    assert set(frame["loss"]) == {(x - 3) ** 2 for x in frame["x"]}
-
-
 def test_runs_of_the_matrix_change_the_seed(name):
     ended = raypipe("map", f"{name}:score", "x=[1,2]", "seed=0", "matrix.runs=2", "--run-dir", "r")
     assert ended.status == 0, ended.output
     assert sorted(calls()["seed"]) == [0, 0, 1000, 1000]
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["score"], "must be MODULE:FUNCTION"),
-        (["{name}:score"], "no value for the argument x"),
-        (["{name}:score", "x=1", "scal=2"], "did you mean scale?"),
-        (["{name}:score", "x=[]"], "x: is an empty list"),
-        (["{name}:score", "C=[]", "x=1"], "C: is an empty list"),
-        (["{name}:score", "x=1", "x=2"], "x is given 2 times; write several values"),
-        (["{name}:score", "x=1", "arguments.x=2"], "x is given 2 times; write several values"),
-        (["{name}:score", "x=3..1"], "the range 3..1 is empty"),
-        (["{name}:score", "x"], "must have the form NAME=VALUE"),
-        (["{name}:score", "x=1", "--cpus", "0"], "cpus = 0"),
-        (["{name}:score", "x=1", "--cpus", "1000"], "cpus = 1000.0: this machine has"),
-        (["{name}:score", "x=1", "--time-limit", "soon"], "--time-limit 'soon'"),
-        (["{name}:score", "x=1", "--maximize", "a", "--minimize", "a"], "is in `maximize`, too"),
-        (["{name}:score", "x=1", "matrix.runs=2"], "no key is named seed"),
-        (["{name}:score", "x=1", "matrix.search.trials=2"], "matrix.search"),
-    ],
-)
-def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, words, problem):
+MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each["problem"])
+def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, mistake):
     before = sorted(folder.rglob("*.yaml"))
-    ended = raypipe("map", *(word.format(name=name) for word in words))
+    ended = raypipe("map", *(word.format(name=name) for word in mistake["words"]))
     assert ended.status == 2, ended.output
-    assert problem in ended.output
+    assert mistake["problem"] in ended.output
     assert "Traceback" not in ended.output
     assert sorted(folder.rglob("*.yaml")) == before
     assert not (folder / "runs").exists()
 
 
-def test_python_code_is_not_a_configuration(name):
-    ended = raypipe("run", f"{name}.py")
+def test_a_file_names_an_experiment_or_a_function(folder, name):
+    own = f"function: {name}:score\n"
+    for text, problem in (
+        (f"{own}experiment: x\n", "give one of the two"),
+        ("arguments: {x: 1}\n", "`function: MODULE:FUNCTION`"),
+        (f"funtion: {name}:score\narguments: {{x: 1}}\n", "did you mean function?"),
+        (f"{own}arguments: [1, 2]\n", "arguments = [1, 2]: "),
+    ):
+        (folder / "other.yaml").write_text(text)
+        assert problem in raypipe("run", "other.yaml").output
+    ended = raypipe("run", f"{name}.py")  # Python code
     assert ended.status == 2
     assert f"`raypipe map {name}:FUNCTION`" in ended.output
-
-
-def test_a_file_names_an_experiment_or_a_function(folder, name):
-    (folder / "both.yaml").write_text(f"function: {name}:score\nexperiment: x\n")
-    (folder / "none.yaml").write_text("arguments: {x: 1}\n")
-    (folder / "typo.yaml").write_text(f"funtion: {name}:score\narguments: {{x: 1}}\n")
-    assert "funtion: unknown key; did you mean function?" in raypipe("run", "typo.yaml").output
-    (folder / "list.yaml").write_text(f"function: {name}:score\narguments: [1, 2]\n")
-    assert "arguments = [1, 2]: " in raypipe("run", "list.yaml").output
-    assert "give one of the two" in raypipe("run", "both.yaml").output
-    assert "`function: MODULE:FUNCTION`" in raypipe("run", "none.yaml").output
 
 
 def test_arguments_of_a_file_are_overridden_by_their_names(name):

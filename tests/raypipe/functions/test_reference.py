@@ -1,13 +1,19 @@
-"""References to functions: importing them, and the code behind them."""
+"""References to functions: importing them, their arguments, and the code behind them."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
+from raypipe.config.axes import values_of
 from raypipe.errors import ConfigError
 from raypipe.functions import reference
 
@@ -192,3 +198,67 @@ def test_the_source_of_a_function_is_the_same_in_every_process():
     )
     found = {subprocess.check_output([sys.executable, "-c", code]) for _ in range(3)}
     assert len(found) == 1
+
+
+plain = st.one_of(st.integers(-9, 9), st.booleans(), st.text("abc", max_size=3), st.none())
+values = st.one_of(plain, st.lists(plain, min_size=1, max_size=4, unique_by=repr))
+
+
+@drawn(st.dictionaries(st.sampled_from("abcd"), values))
+def test_calls_are_the_product_of_all_lists(arguments):
+    lists = [each if isinstance(each, list) else [each] for each in arguments.values()]
+    expected = [dict(zip(arguments, row, strict=True)) for row in product(*lists)]
+    assert list(reference.calls(arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("-1..2", [-1, 0, 1, 2]),
+        ([1, True, "1"], [1, True, "1"]),
+        *((text, None) for text in ("0.5", "a..b", "1..", "0...4", "1..2.5", "x")),
+    ],
+)
+def test_a_range_includes_both_ends_and_other_texts_are_single_values(value, expected):
+    assert values_of(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"a": []}, "empty list"),
+        ({"a": [1, 2, 1]}, "given twice"),
+        ({"a": "4..1"}, "is empty"),
+        ({"a": "0..99999999"}, "more than 1,000,000"),
+        ({"a": [{"a": 1}, {"a": 1}]}, "given twice"),
+        ({"a": "0..1000", "b": "0..1000"}, "1,002,001 calls"),
+    ],
+)
+def test_calls_that_cannot_be(arguments, problem):
+    with pytest.raises(ValueError, match=problem):
+        next(reference.calls(arguments))
+
+
+def anything(**settings): ...
+def positional(a, /, b=1): ...
+def usual(a, b=1, *, c): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "problem"),
+    [
+        (usual, ["a"], "no value for the argument c; give c=VALUE"),
+        (usual, [], "no value for the arguments a, c"),
+        (usual, ["a", "c", "bb"], "no argument 'bb'; did you mean b? (it has: a, b, c)"),
+        (usual, ["a", "c", "worker"], "the name of a column"),
+        (positional, ["b"], "'a' is positional-only"),
+        (lambda: 1, ["x"], "it has none"),
+        (usual, ["a", "c"], ""),
+        (anything, ["x", "y"], ""),
+        (max, ["x"], ""),  # written in C: its call will tell
+    ],
+)
+def test_arguments_that_a_function_accepts(function, names, problem):
+    refused = pytest.raises(ConfigError, match=re.escape(problem)) if problem else nullcontext()
+    with refused:
+        reference.check_signature(function, names, "here", ("worker",))

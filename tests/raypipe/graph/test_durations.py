@@ -53,16 +53,6 @@ def test_other_settings_and_other_machines_are_unknown():
     assert renamed.estimates([(measured, measured.units)]) != [None]
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=8))
-def test_a_chain_takes_the_sum_of_its_stages(seconds):
-    names = [str(number) for number in range(len(seconds))]
-    stages = [stage(name, *names[:place][-1:]) for place, name in enumerate(names)]
-    times = dict(zip(names, map(Estimate, seconds), strict=True))
-    assert remaining(stages, times, 2, 0) == pytest.approx(sum(seconds))
-    del times[names[0]]  # it has ended
-    assert remaining(stages, times, 2, 0) == pytest.approx(sum(seconds[1:]))
-
-
 def test_parallel_stages_take_as_long_as_the_longest_or_as_the_resources_allow():
     stages = [stage("a"), stage("b"), stage("c", "a", "b")]
     times = {"a": Estimate(10, 10), "b": Estimate(30, 30), "c": Estimate(5, 5)}

@@ -26,7 +26,7 @@ def shown(display: Display, columns: int) -> list[str]:
     """The lines of the live display on a terminal of this size."""
     display.console = console = Console(width=columns, height=24, file=None)
     with console.capture() as captured:
-        console.print(display._bars.get_renderable(), crop=False, soft_wrap=False)
+        console.print(display.table(), crop=False, soft_wrap=False)
     return captured.get().rstrip("\n").splitlines()
 
 

@@ -12,8 +12,7 @@ import pytest
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.settings_view import view
-from raypipe.store.ledger import Ledger
+from raypipe.graph.identity import view
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.raypipe.toy import raypipe
@@ -194,13 +193,6 @@ def test_an_identity_changes_with_what_the_stage_and_its_needs_read(change, expe
     assert {key for key in before if before[key] != after[key]} == expected
 
 
-def test_version_and_literals_are_part_of_the_identity():
-    before = composed(Sections())
-    assert not set(before.values()) & set(composed(Sections(), version=2).values())
-    changed = composed(Sections(), seed=1)
-    assert {key for key in before if before[key] != changed[key]} == {"evaluate"}
-
-
 def test_a_view_has_the_declared_keys_alone():
     settings = view(Sections(), ("data.width", "train"), "train")
     assert settings.data.width == 3
@@ -212,12 +204,3 @@ def test_a_view_has_the_declared_keys_alone():
         settings.data = 1
     with pytest.raises(ValueError, match=r"'data\.height', which is not a key"):
         view(Sections(), ("data.height",), "train")
-
-
-def test_the_ledger_holds_the_shared_part_of_identities_once(work):
-    assert run(work, "toy.yaml") == 0
-    ledger = Ledger(RunDirectory.at(work / "run"), writable=False)
-    units = dict(ledger.items("units"))
-    shared = {units[f"squares/{n}"]["shared"] for n in (1, 2, 3)}
-    assert len(shared) == 1
-    assert ledger.get("identities", *shared)["squares"] == {"power": 2}

@@ -66,14 +66,6 @@ def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
     assert said[1] == f"lda/0: the same error 999 more time(s): {names} and 899 more"
 
 
-def test_attempts_of_one_unit_are_not_named_again(run):
-    logs, said = opened(run)
-    for attempt in (1, 2):
-        logs.failed(Failure("lda/0", attempt, "worker_died", "died", "again"))
-    logs.close()
-    assert len(said) == 1
-
-
 def test_different_failures_are_shown_up_to_a_limit(run):
     """Ten with their places and logs, further ones in a line each."""
     logs, said = opened(run)
@@ -106,13 +98,6 @@ def test_credentials_are_redacted(folder):
     text = read(folder, "lda/0")
     assert "secret" not in text
     assert "a:b" not in text
-
-
-def test_a_task_without_its_stage_s_name_gets_it(run):
-    matrix = RunDirectory(run.location, "seed=1", (("lda", "seed=1"),))
-    said: list[str] = []
-    UnitLogs(matrix, "lda", "lda@seed=1", said.append).printed("7", 1, "hello")
-    assert run.list(run.logs) == ["lda@seed=1-7.log"]
 
 
 @pytest.mark.parametrize("unit", ["a/b" * 300, "..", ".", "", "tab\tnew\nline", "ümläut=ß" * 60])

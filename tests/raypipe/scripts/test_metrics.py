@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.scripts import metrics
+from raypipe.scripts.experiment import ScriptTask
 from raypipe.scripts.history import ScriptHistory
 from raypipe.scripts.metrics import MetricsFile, Reading, numbers
 from raypipe.scripts.settings import ScriptStageSettings
-from raypipe.scripts.stage import ScriptTask
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan

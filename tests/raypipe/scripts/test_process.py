@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from raypipe.errors import UnitError
 from raypipe.scripts.process import ScriptProcess, failure_of
@@ -120,41 +121,14 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
     assert "out s3://***@bucket\n" in log
 
 
-TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 3, in <module>\n    f()\n"
-TORCHRUN = """
-[rank1]: torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-  rank      : 1 (local_rank: 1)
-  exitcode  : -9 (pid: 4711)
-  traceback : Signal 9 (SIGKILL) received by PID 4711
-"""
+ENDS = yaml.safe_load(Path(__file__).with_name("ends.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("status", "errors", "kernel", "kind", "first"),
-    [
-        (1, TRACEBACK + "KeyError: 'a'", False, "error", "exit status 1: KeyError: 'a'"),
-        (1, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried", False,
-         "out_of_memory", "exit status 1: torch.OutOfMemoryError: CUDA out of memory. Tried"),
-        (1, "RuntimeError: CUDA error: out of memory", False, "out_of_memory", "exit status 1: "),
-        (1, "RESOURCE_EXHAUSTED: Out of memory while trying", False, "out_of_memory", ""),
-        (1, TRACEBACK + "MemoryError", False, "host_out_of_memory", "exit status 1: MemoryError"),
-        (1, "DefaultCPUAllocator: can't allocate memory: you tried", False,
-         "host_out_of_memory", ""),
-        (1, TRACEBACK + "FloatingPointError: loss", False, "invalid_value", ""),
-        (-9, "", False, "worker_died", "ended by SIGKILL; it wrote nothing to standard error"),
-        (137, "", False, "worker_died", "ended by SIGKILL"),
-        (137, "", True, "host_out_of_memory", "the kernel ended it for lack of memory"),
-        (-11, "", True, "worker_died", "ended by SIGSEGV"),
-        (-6, "terminate called: CUDA out of memory", False, "out_of_memory", "ended by SIGABRT"),
-        (1, TORCHRUN, False, "worker_died", "ended by SIGKILL"),
-        (1, TORCHRUN, True, "host_out_of_memory", "the kernel ended it"),
-        (2, "usage: x\nx: error: no such option", False, "error", "exit status 2: x: error: no"),
-    ],
-)  # fmt: skip
-def test_kinds_of_failures(status, errors, kernel, kind, first) -> None:
-    failure = failure_of("u", status, errors.split("\n"), 8, killed_by_kernel=kernel)
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end['status']} {end['kind']}")
+def test_kinds_of_failures(end) -> None:
+    errors, kernel = end["errors"].split("\n"), end.get("kernel", False)
+    failure = failure_of("u", end["status"], errors, 8, killed_by_kernel=kernel)
     assert isinstance(failure, UnitError)
-    assert failure.kind == kind
-    assert failure.message.startswith(first)
-    assert (failure.limit is not None) == (kind == "out_of_memory")
+    assert failure.kind == end["kind"]
+    assert failure.message.startswith(end["message"])
+    assert (failure.limit is not None) == (end["kind"] == "out_of_memory")
