@@ -19,6 +19,7 @@ from ray import cloudpickle, tune
 from ray.tune import (
     Callback,
     Checkpoint,
+    CheckpointConfig,
     FailureConfig,
     PlacementGroupFactory,
     RunConfig,
@@ -59,6 +60,8 @@ _GROUP, _ROWS, _END = "group", "rows", "end"
 #: folder of what Ray writes about a sweep and its worker groups, removed at its end
 _STATE = ".ray-tune"
 _ENDLESS = 10**9
+#: copies of a trial's newest states that Tune keeps, from which others may go on
+_KEPT = 4
 #: variable of Ray Tune: the number of trials that wait for resources at most
 _MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
@@ -102,6 +105,7 @@ def run_trials(
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
+            checkpoint_config=CheckpointConfig(num_to_keep=_KEPT),
             callbacks=[_OutcomeCallback(trials, order, control)],
             verbose=0,
         ),

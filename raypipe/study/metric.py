@@ -128,17 +128,15 @@ def metric_of(
 
     """
     table, _, column = settings.metric.partition(".")
+    what = f"{where}: metric = {settings.metric}"
     if table not in tables:
-        near = did_you_mean(table, list(tables))
-        raise ConfigError(
-            f"{where}: metric = {settings.metric}: there is no table {table}{near} "
-            f"(tables: {', '.join(sorted(tables))})"
-        )
+        near, known = did_you_mean(table, list(tables)), ", ".join(sorted(tables))
+        raise ConfigError(f"{what}: there is no table {table}{near} (tables: {known})")
     declared = tables[table]
     if declared.partitioned:
         raise ConfigError(
-            f"{where}: metric = {settings.metric}: {table} has a row per logged step; take the "
-            "table trials, which has the last values of each training"
+            f"{what}: {table} has a row per logged step; take the table trials, which has the last "
+            "values of each training"
         )
     columns = {each.name: each for each in declared.columns}
     numbers = [name for name, each in columns.items() if each.type in ("integer", "real")]
@@ -147,12 +145,8 @@ def metric_of(
     is_open = declared.open or is_added
     if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
-        near = did_you_mean(column, numbers)
-        listed = ", ".join(numbers) or "none"
-        raise ConfigError(
-            f"{where}: metric = {settings.metric}: {column} {problem}{near} (numbers of {table}: "
-            f"{listed})"
-        )
+        near, listed = did_you_mean(column, numbers), ", ".join(numbers) or "none"
+        raise ConfigError(f"{what}: {column} {problem}{near} (numbers of {table}: {listed})")
     for name in settings.where:
         if name not in columns and not declared.open:
             near = did_you_mean(name, list(columns))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -134,14 +133,6 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     return Unit(key, budget=sweep.samples, budget_key="sweep.samples", identity=identity)
 
 
-def winner(context: StageContext, stage: str) -> dict[str, Any]:
-    """Return the settings that the sweep of a stage recommends. Raises UnitError without any."""
-    row = context.ledger.get("recommendations", stage)
-    if row is None:
-        raise UnitError(stage, "error", "the sweep recommends nothing: no point succeeded")
-    return dict(row["settings"])
-
-
 def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     """Return the training stage with the settings that the sweep recommends.
 
@@ -163,7 +154,10 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     unit = Unit(stage.name, identity=identity, extents=stage.units[0].extents)
 
     def run(context: StageContext) -> None:
-        values = winner(context, stage.name)
+        if (row := context.ledger.get("recommendations", stage.name)) is None:
+            text = "the sweep recommends nothing: no point succeeded"
+            raise UnitError(stage.name, "error", text)
+        values = dict(row["settings"])
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
         _, found = training_stage(varied.stages(), stage.name, "sweep.stage")

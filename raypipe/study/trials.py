@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,6 @@ from raypipe.study.space import points
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.batching import BatchConflict
 from raypipe.training.requirements import obstacles
-from raypipe.training.settings import TrainStageSettings
-
-_IDENTITY_LETTERS = 12
 
 
 @dataclass(frozen=True)
@@ -148,15 +145,15 @@ class TrialMaker:
             return None
         identity = self.identity(swept, training)
         settings = training.settings
-        rest = dict(identity.shared)
-        decisive = settings.training.identity()
-        del decisive["precision"]
+        decisive = {**settings.training.identity(), "precision": None}
         return Trial(
-            trial_unit(stage, identity),
+            Unit(f"sweep/{stage}/{identity.fingerprint[:12]}", identity=identity),
             point,
             training,
-            parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
-            lacks=self._lacks(settings),
+            parity=fingerprint(
+                [stage, dict(identity.shared), decisive, settings.training.effective_batch]
+            ),
+            lacks=next((each.reason for each in obstacles(stage, settings, self.nodes)), None),
         )
 
     @property
@@ -168,10 +165,6 @@ class TrialMaker:
             return "cpu", None
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         return smallest.name, smallest.memory_bytes
-
-    def _lacks(self, settings: TrainStageSettings) -> str | None:
-        found = obstacles(self.sweep.stage, settings, self.nodes)
-        return next((obstacle.reason for obstacle in found), None)
 
     def key(self, name: str) -> str:
         """Return the full key of an axis, which may be relative to the swept stage."""
@@ -197,24 +190,13 @@ class TrialMaker:
             literals["extents"] = extents
         return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
-    def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:
+    def _references(self, trials: Sequence[Trial]) -> Iterator[Trial]:
         """Yield the missing fp32 references, one per group of equal losses."""
-        grouped: dict[str, list[Trial]] = {}
-        for trial in trials:
-            grouped.setdefault(trial.parity, []).append(trial)
-        for group in grouped.values():
-            precisions = {trial.precision for trial in group}
-            if "fp32" in precisions:
-                continue
-            point = group[0].point | {f"{self.sweep.stage}.training.precision": "fp32"}
-            if (reference := self.trial(point)) is not None:
+        exact = {trial.parity for trial in trials if trial.precision == "fp32"}
+        for parity, trial in {t.parity: t for t in reversed([*trials])}.items():
+            point = trial.point | {f"{self.sweep.stage}.training.precision": "fp32"}
+            if parity not in exact and (reference := self.trial(point)) is not None:
                 yield replace(reference, reference=True)
-
-
-def trial_unit(stage: str, identity: Identity) -> Unit:
-    """Return a trial's unit, whose key is the hash of its identity."""
-    key = f"sweep/{stage}/{identity.fingerprint[:_IDENTITY_LETTERS]}"
-    return Unit(key, identity=identity)
 
 
 def without_training(stage: Stage) -> Identity:
