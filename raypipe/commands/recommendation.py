@@ -16,7 +16,7 @@ from raypipe.graph.configuration import Configuration
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
 from raypipe.study.recommendation import medians, snippet
-from raypipe.study.sweep_stage import NAME as SWEEP
+from raypipe.study.sweep_settings import SWEEP
 
 #: trials that the terminal shows
 _MOST_ROWS = 12

@@ -45,7 +45,7 @@ from raypipe.store.ledger import INTERNAL, Ledger, Row
 from raypipe.store.ledger_view import writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.tables import Table, read_rows
-from raypipe.study.sweep_stage import NAME as SWEEP
+from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.tables import SETTINGS, TRIALS
 
 _UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"

@@ -14,8 +14,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.store.ledger import Row
 from raypipe.study.matrix import StudyGraph, study_of
-from raypipe.study.sweep_stage import NAME as SWEEP
-from raypipe.study.sweep_stage import with_sweep
+from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
 
@@ -79,7 +78,7 @@ def selected(
     if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
         raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
     tables = declared(configuration.experiment)
-    graph = study_of(configuration, lambda varied: with_sweep(varied, nodes), tables, nodes)
+    graph = study_of(configuration, lambda varied: _stages(varied, nodes), tables, nodes)
     names = list(dict.fromkeys(stage.name for stage in graph.stages))
     for name in only:
         if name not in names:
@@ -98,6 +97,17 @@ def selected(
                 f"(there are: {', '.join(names)})"
             )
     return replace(graph, only=tuple(only))
+
+
+def _stages(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
+    """Return the stages of a configuration, with its sweep. Raises ConfigError."""
+    plain = list(configuration.stages())
+    takes = any(s.training is not None and s.training.settings.from_sweep for s in plain)
+    if configuration.settings.sweep is None and not takes:
+        return plain
+    from raypipe.study.sweep_stage import with_sweep  # with all that a sweep needs
+
+    return with_sweep(configuration, nodes)
 
 
 def run_entry(configuration: Configuration) -> dict[str, Row]:

@@ -19,8 +19,6 @@ from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import COMPARISON, PointLoop, Source, comparison_stage
 from raypipe.study.placement import BuiltPoint, Placement, PointBuilder, Stages
-from raypipe.study.race import race_of
-from raypipe.study.search import probes, search_of
 
 #: the entry of the ledger with what decides the proposals of a search
 _ENTRY = "matrix.search"
@@ -179,6 +177,8 @@ def study_of(
     points = list(matrix.all_points())
     builder = PointBuilder(configuration, matrix, stages)
     if matrix.race is not None:
+        from raypipe.study.race import race_of
+
         race = race_of(configuration, matrix.race, tables, points)
         first = (builder.build(each) for each in race({}).expected() if each[SEED] < 2)
         return StudyGraph(
@@ -188,6 +188,8 @@ def study_of(
         raise ConfigError(f"{configuration.origin}: matrix: every point is excluded")
     built = [each for each in map(builder.build, points) if each is not None]
     if matrix.search is not None:
+        from raypipe.study.search import probes, search_of
+
         known = [*built, *probes(matrix.search, points[0], builder)]
         values = known[-1].settings
         search = search_of(configuration, matrix, tables, nodes, values)

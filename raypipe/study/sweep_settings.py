@@ -11,6 +11,8 @@ from raypipe.config.axes import AxesSettings
 from raypipe.config.settings import Settings
 from raypipe.report.measures import REPEATED
 
+#: the section of the settings, and the stage that measures its points
+SWEEP = "sweep"
 #: searchers of Ray Tune, apart from BOHB, whose scheduler pauses trials
 Searcher = Literal["random", "optuna", "hyperopt", "ax", "bayesopt", "hebo", "nevergrad", "zoopt"]
 

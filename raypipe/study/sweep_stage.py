@@ -27,6 +27,7 @@ from raypipe.study.recommendation import (
     snippet,
 )
 from raypipe.study.sweep import Sweep
+from raypipe.study.sweep_settings import SWEEP
 from raypipe.study.trials import (
     Trial,
     TrialMaker,
@@ -37,8 +38,6 @@ from raypipe.study.trials import (
 )
 from raypipe.training.batching import KEYS
 from raypipe.training.settings import TrainStageSettings
-
-NAME = "sweep"
 
 
 def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
@@ -95,7 +94,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     units = [*units, last]
     measures = sweep.kind == "systems" and maker.device[0] == "cpu"
     stage = Stage(
-        NAME,
+        SWEEP,
         run,
         units,
         tried.needs,
@@ -127,7 +126,7 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
         literals["trials"] = [unit.key for unit in units]
     identity = Identity.of(of_trial.shared, literals, of_trial.needs)
     kind = "search" if sweep.is_searched else "verdict"
-    key = f"{NAME}/{sweep.stage}/{kind}-{identity.fingerprint[:12]}"
+    key = f"{SWEEP}/{sweep.stage}/{kind}-{identity.fingerprint[:12]}"
     if not sweep.is_searched:
         return Unit(key, identity=identity)
     return Unit(key, budget=sweep.samples, budget_key="sweep.samples", identity=identity)
@@ -163,7 +162,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
         train(context, unit, found.task(context.run_dir), found.settings, found.initial)
 
-    needs = (*stage.needs, NAME)
+    needs = (*stage.needs, SWEEP)
     return replace(stage, run=run, units=[unit], needs=needs)
 
 
