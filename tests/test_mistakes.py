@@ -7,9 +7,9 @@ show has exit status 1, keeps what is finished, and is a row in ``failures``.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -75,123 +75,104 @@ train: {training: {effective_batch: 8, steps: 2, epochs: null}}
 }
 
 
-class Mistake(NamedTuple):
-    """Words of a command, the words that its message must have, and the exit status."""
-
-    words: str
-    says: tuple[str, ...]
-    status: int = 2
-
-
-MISTAKES = {
+#: words of a command, and the words that its message must have
+MISTAKES = [
     # names of files and commands
-    "unknown command": Mistake("rnu train.yaml", ("No such command 'rnu'",)),
-    "unknown option": Mistake("run train.yaml --rundir r", ("--rundir", "--run-dir")),
-    "file name misspelled": Mistake("run trian.yaml", ("no such file", "did you mean train.yaml?")),
-    "a folder instead of a file": Mistake("run folder", ("folder: cannot be read",)),
-    "no file at all": Mistake("run", ("Missing argument 'CONFIG'",)),
+    ("rnu train.yaml", "No such command 'rnu'"),
+    ("run train.yaml --rundir r", "--rundir", "--run-dir"),
+    ("run trian.yaml", "no such file", "did you mean train.yaml?"),
+    ("run folder", "folder: cannot be read"),
+    ("run", "Missing argument 'CONFIG'"),
     # the file
-    "not YAML": Mistake("run syntax.yaml", ("syntax.yaml: not valid YAML", "line 2")),
-    "a key given twice": Mistake("run twice.yaml", ("the key 'cpus' is given twice",)),
-    "a list": Mistake("run list.yaml", ("must be a mapping of keys to values",)),
-    "no experiment": Mistake("run neither.yaml", ("must name an importable module", "function:")),
-    "two experiments": Mistake("run both.yaml", ("has both experiment and function",)),
-    "no such module": Mistake(
-        "run nowhere.yaml", ("experimnts.transformer: cannot be imported", "run from the directory")
-    ),
-    "a module without an experiment": Mistake("run empty.yaml", ("has no EXPERIMENT",)),
-    "a syntax error in the module": Mistake("run broken.yaml", ("SyntaxError", "broken.py")),
-    "a module that raises": Mistake("run raising.yaml", ("no license", "raising.py:1")),
-    "a package that is missing": Mistake(
-        "run lacking.yaml", ("package_that_is_not_installed", "lacking.py:1", "install it")
-    ),
+    ("run syntax.yaml", "syntax.yaml: not valid YAML", "line 2"),
+    ("run twice.yaml", "the key 'cpus' is given twice"),
+    ("run list.yaml", "must be a mapping of keys to values"),
+    ("run neither.yaml", "must name an importable module", "function:"),
+    ("run both.yaml", "has both experiment and function"),
+    ("run nowhere.yaml", "experimnts.transformer: cannot be imported", "run from the directory"),
+    ("run empty.yaml", "has no EXPERIMENT"),
+    ("run broken.yaml", "SyntaxError", "broken.py"),
+    ("run raising.yaml", "no license", "raising.py:1"),
+    ("run lacking.yaml", "package_that_is_not_installed", "lacking.py:1", "install it"),
     # keys and values
-    "key misspelled": Mistake(
-        "run train.yaml train.training.stepz=3", ("did you mean train.training.steps?",)
-    ),
-    "text for a number": Mistake(
-        "run train.yaml train.training.steps=many", ("train.training.steps = 'many'", "integer")
-    ),
-    "a negative number": Mistake(
-        "run train.yaml train.training.steps=-1", ("train.training.steps = -1", "greater than 0")
-    ),
-    "an unknown precision": Mistake(
-        "run train.yaml train.training.precision=fp4", ("'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'",)
-    ),
-    "a value for a section": Mistake(
-        "run train.yaml train=fast", ("train = 'fast'", "must be a section")
-    ),
-    "no equals sign": Mistake("run train.yaml train.training.steps", ("dotted.key=value",)),
-    "a list cut by the shell": Mistake("run train.yaml matrix.x=[1 2]", ("not valid YAML",)),
-    "batch sizes that contradict each other": Mistake(
+    ("run train.yaml train.training.stepz=3", "did you mean train.training.steps?"),
+    ("run train.yaml train.training.steps=many", "train.training.steps = 'many'", "integer"),
+    ("run train.yaml train.training.steps=-1", "train.training.steps = -1", "greater than 0"),
+    ("run train.yaml train.training.precision=fp4", "'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'"),
+    ("run train.yaml train=fast", "train = 'fast'", "must be a section"),
+    ("run train.yaml train.training.steps", "dotted.key=value"),
+    ("run train.yaml matrix.x=[1", "not valid YAML"),
+    (
         "run train.yaml train.training.micro_batch=8 train.training.accumulation=2 "
         "train.training.effective_batch=8",
-        ("effective_batch", "micro_batch"),
+        "effective_batch",
+        "micro_batch",
+        "contradict each other",
     ),
-    "a profile that does not exist": Mistake("run train.yaml --profile gpuu", ("gpuu",)),
-    "a stage that does not exist": Mistake(
-        "run train.yaml --only trian", ("unknown stage", "did you mean train?")
-    ),
-    "an axis that does not exist": Mistake(
-        "run train.yaml --matrix train.training.sed=[1,2]", ("did you mean train.training.seed?",)
-    ),
-    "an axis without values": Mistake(
-        "run train.yaml --matrix train.training.seed=[]", ("has no value",)
-    ),
-    "a time without a unit": Mistake(
-        "run train.yaml --time-budget soon", ("must be a time above zero, such as 2h",)
-    ),
-    "more GPUs than there are": Mistake(
-        "run train.yaml train.scaling.gpus_per_worker=1", ("gpus_per_worker", "GPU")
-    ),
-    "more CPUs than there are": Mistake("run grid.yaml cpus=500", ("cpus = 500", "lower it")),
-    "no cluster at the address": Mistake(
-        "run train.yaml --address 127.0.0.1:1", ("no Ray cluster can be reached",)
-    ),
-    "a sweep without its section": Mistake(
-        "sweep train.yaml", ("give it a section, such as `sweep:",)
-    ),
+    ("run train.yaml --profile gpuu", "gpuu"),
+    ("run train.yaml --only trian", "unknown stage", "did you mean train?"),
+    ("run train.yaml --matrix train.training.sed=[1,2]", "did you mean train.training.seed?"),
+    ("run train.yaml --matrix train.training.seed=[]", "has no value"),
+    ("run train.yaml --time-budget soon", "must be a time above zero, such as 2h"),
+    ("run train.yaml train.scaling.gpus_per_worker=1", "gpus_per_worker", "GPU"),
+    ("run grid.yaml cpus=500", "cpus = 500", "lower it"),
+    ("run train.yaml --address 127.0.0.1:1", "no Ray cluster can be reached"),
+    ("sweep train.yaml", "give it a section, such as `sweep:"),
     # run directories
-    "a file as run directory": Mistake(
-        "run train.yaml --run-dir notes.txt", ("is a file, not a directory",)
-    ),
-    "results of no run": Mistake("results folder", ("is not a run directory",)),
-    "a report of no run": Mistake("report folder", ("is not a run directory",)),
+    ("run train.yaml --run-dir notes.txt", "is a file, not a directory"),
+    ("results folder", "is not a run directory"),
+    ("report folder", "is not a run directory"),
     # functions
-    "no function": Mistake("map own", ("must be MODULE:FUNCTION",)),
-    "a file as module": Mistake("map own.py:score x=1", ("did you mean own:score?",)),
-    "module misspelled": Mistake("map onw:score x=1", ("did you mean own?",)),
-    "function misspelled": Mistake("map own:scroe x=1", ("did you mean score?",)),
-    "a class that needs nothing": Mistake("map own:Model x=1", ("no argument 'x'",)),
-    "an argument that is missing": Mistake("map own:score", ("no value for the argument x",)),
-    "an argument misspelled": Mistake("map own:score x=1 scal=2", ("did you mean scale?",)),
-    "a range the wrong way round": Mistake("map own:score x=5..1", ("end lies before its start",)),
-    "an empty list": Mistake("map own:score x=[]", ("is an empty list",)),
-    "a value given twice": Mistake("map own:score x=[1,1]", ("the value 1 is given twice",)),
-    "an async function": Mistake("map own:waits x=1", ("is async",)),
-    "a generator": Mistake("map own:yields x=1", ("yields",)),
-    "a positional argument": Mistake("map own:by_position x=1", ("remove the `/`",)),
-    "a function that returns nothing": Mistake(
-        "map own:nothing x=1", ("returned nothing (None); return a mapping",), 1
+    ("map own", "must be MODULE:FUNCTION"),
+    ("map own.py:score x=1", "did you mean own:score?"),
+    ("map onw:score x=1", "did you mean own?"),
+    ("map own:scroe x=1", "did you mean score?"),
+    ("map own:Model x=1", "no argument 'x'"),
+    ("map own:score", "no value for the argument x"),
+    ("map own:score x=1 scal=2", "did you mean scale?"),
+    ("map own:score x=5..1", "end lies before its start"),
+    ("map own:score x=[]", "is an empty list"),
+    ("map own:score x=[1,1]", "the value 1 is given twice"),
+    ("map own:waits x=1", "is async"),
+    ("map own:yields x=1", "yields"),
+    ("map own:by_position x=1", "remove the `/`"),
+    ("run train.yml", "did you mean train.yaml?"),
+    ("run train.yaml train.training.compile=7", "train.training.compile"),
+    ("run train.yaml --only train trian", "did you mean train?"),
+    ("run train.yaml --only", "requires an argument"),
+    ("run train.yaml --profile cup", "did you mean cpu?"),
+    ("run train.yaml train.training.precision=tf32", "this CPU lacks tf32"),
+    ("run train.yaml train.scaling.strategy=zero", "'ddp' or 'fsdp'"),
+    ("run train.yaml train.scaling.workers=[3,2]", "the first is above the second"),
+    ("run train.yaml train.training.monitor={patience: 0}", "monitor.patience"),
+    ("run train.yaml train.loader=fast", "must be a section with keys"),
+    ("plan train.yaml x.y=1", "unknown key"),
+    ("run train.yaml --run-dir notes.txt/below", "cannot be written"),
+    ("run train.yaml --run-dir nofs://bucket/x", "cannot be opened"),
+    ("run train.yaml --run-dir ~nobodyx/x", "--run-dir '~nobodyx/x': is not a valid path"),
+    ("plan train.yaml --run-dir x\udcff", "must be UTF-8 text"),
+    ("results ~nobodyx/x", "is not a valid path"),
+    ("ls nowhere", "does not exist"),
+    ("ls notes.txt", "notes.txt: is a file; `raypipe ls DIR` looks in a folder"),
+    ("compare nowhere", "give two run directories or more"),
+    ("compare notes.txt notes.txt", "is not a run directory: it is a file"),
+    ("show nowhere", "is not a run directory: it does not exist"),
+    *(
+        (f"{verb} notes.txt", "notes.txt: is not a run directory: it is a file")
+        for verb in ("show", "results", "logs", "watch", "report")
     ),
-    "a function that returns an array": Mistake(
-        "map own:array x=1",
-        ("an array (ndarray) of shape (3,); return a mapping of single values",),
-        1,
-    ),
-    "a function that returns a pair": Mistake("map own:pair x=1", ("a tuple of 2 values",), 1),
-    "a function that returns a list in it": Mistake(
-        "map own:nested x=1", ("a list of 2 values for 'history'",), 1
-    ),
-    "a function that returns its argument changed": Mistake(
-        "map own:same_name x=1", ("'x', which is also an argument; rename it",), 1
-    ),
-    "a function that returns text to minimize": Mistake(
-        "map own:text x=1 --minimize loss", ("'low' for 'loss'", "return a number"), 1
-    ),
-    "a function that raises": Mistake("map own:raises x=1", ("ZeroDivisionError",), 1),
-    "a function that exits": Mistake("map own:leaves x=1", ("called sys.exit('bye')",), 1),
-}
+]
+#: calls that fail while they run, and the words of their message
+FAILURES = [
+    ("map own:nothing x=1", "returned nothing (None); return a mapping"),
+    ("map own:array x=1", "an array (ndarray) of shape (3,); return a mapping of single values"),
+    ("map own:pair x=1", "a tuple of 2 values"),
+    ("map own:nested x=1", "a list of 2 values for 'history'"),
+    ("map own:same_name x=1", "'x', which is also an argument; rename it"),
+    ("map own:text x=1 --minimize loss", "'low' for 'loss'", "return a number"),
+    ("map own:raises x=1", "ZeroDivisionError"),
+    ("map own:leaves x=1", "called sys.exit('bye')"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -222,17 +203,27 @@ def test_there_are_forty():
     assert len(MISTAKES) >= 40
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_in_one_message(name, folder):
-    mistake = MISTAKES[name]
+def ended(words: str) -> command.Ended:
+    given = re.findall(r"(?:\[.*?\]|\{.*?\}|\S)+", words)
+    return command.in_process(InlineLauncher(), *given, environment={})
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda row: ascii(row[0]))
+def test_a_mistake_ends_in_one_message_and_leaves_nothing(mistake, folder):
+    words, *says = mistake
     before = files(folder)
-    ended = command.in_process(InlineLauncher(), *mistake.words.split(), environment={})
-    assert ended.status == mistake.status, ended.output
-    for words in mistake.says:
-        assert words in ended.output
-    if mistake.status == 2:
-        assert "Traceback" not in ended.output
-        assert len(ended.output.strip().splitlines()) <= 6, ended.output
-        assert files(folder) == before
-    else:
-        assert "continue with: raypipe map" in ended.output
+    found = ended(words)
+    assert found.status == 2, found.output
+    assert [text for text in says if text not in found.output] == [], found.output
+    assert "Traceback" not in found.output
+    assert len(found.output.strip().splitlines()) <= 6, found.output
+    assert files(folder) == before
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda row: row[0])
+def test_a_call_that_fails_ends_in_one_message_and_continues(failure):
+    words, *says = failure
+    found = ended(words)
+    assert found.status == 1, found.output
+    assert [text for text in says if text not in found.output] == [], found.output
+    assert "continue with: raypipe map" in found.output

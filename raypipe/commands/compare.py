@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from raypipe.config.matrix import SEED
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
-from raypipe.redaction import without_secrets
+from raypipe.integrations.tracking import flat
 from raypipe.stats import finite_or_none
 from raypipe.store import tables
 from raypipe.store.run_directory import BASE, RunDirectory
@@ -185,17 +184,14 @@ def _block(title: str, rows: Sequence[Mapping[str, str]], width: int | None) -> 
 
 def _averaged(found: Comparison) -> list[str]:
     """Return a note per table that is averaged over seeds: the number of seeds in each run."""
-    counts: dict[str, list[tuple[int, ...]]] = {}
-    for each in found.results:
-        if each.counts:
-            counts.setdefault(each.table, []).append(each.counts)
     notes = []
-    for table, of_rows in counts.items():
+    for table in dict.fromkeys(each.table for each in found.results if each.counts):
+        counts = [each.counts for each in found.results if each.table == table]
         texts = []
-        for name, column in zip(found.names, zip(*of_rows, strict=True), strict=True):
-            known = [count for count in column if count]
-            least, most = min(known, default=0), max(known, default=0)
-            texts.append(f"{least if least == most else f'{least} to {most}'} in {name}")
+        for name, column in zip(found.names, zip(*counts, strict=True), strict=True):
+            known = sorted({count for count in column if count}) or [0]
+            ends = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+            texts.append(f"{ends} in {name}")
         notes.append(f"{table}: means over seeds: {', '.join(texts)}")
     return notes
 
@@ -215,18 +211,7 @@ def _configuration(run: RunDirectory) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{run.shown}/config.yaml: is damaged: {error}") from error
     values = load_yaml(text, f"{run.shown}/config.yaml")
-    return _flat(without_secrets(values)) if isinstance(values, Mapping) else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            is_plain = value is None or isinstance(value, bool | int | float | str)
-            flat[f"{prefix}{name}"] = value if is_plain else json.dumps(value, default=str)
-    return flat
+    return flat(values) if isinstance(values, Mapping) else {}
 
 
 def _environment(found: Summary) -> dict[str, Any]:
@@ -237,10 +222,8 @@ def _environment(found: Summary) -> dict[str, Any]:
         name: ", ".join(sorted({cell(row[name]) for row in rows if row.get(name) is not None}))
         for name in names
     }
-    if found.details is not None:
-        code = found.details.code[:12]
-        environment |= {"profile": found.details.profile, "experiment's code": code}
-    return environment
+    known = found.details
+    return environment | {"profile": known.profile, "experiment's code": known.code[:12]}
 
 
 def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:

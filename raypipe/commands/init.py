@@ -10,7 +10,6 @@ import keyword
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,31 +23,6 @@ from raypipe.graph.source import files_from
 _TEMPLATES = Path(__file__).parent / "templates"
 _WORKLOAD = _TEMPLATES / "workload"
 _SMALL = ("function", "training")
-
-
-@dataclass(frozen=True)
-class Project:
-    """A project to write: its files by relative path."""
-
-    folder: Path
-    files: dict[str, str]
-
-    def write(self) -> None:
-        """Write the files. Raises ConfigError."""
-        try:
-            for name, text in self.files.items():
-                file = self.folder / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("x", encoding="utf-8") as stream:
-                    stream.write(text)
-        except OSError as error:
-            raise ConfigError(f"{self.folder}: cannot be written: {error}") from error
-
-    @property
-    def next_commands(self) -> str:
-        """The commands to run next: the first block of the README."""
-        block = re.search(r"```bash\n(.*?)```", self.files["README.md"], re.DOTALL)
-        return f"cd {shlex.quote(str(self.folder))}\n{block[1] if block else ''}".rstrip()
 
 
 def init(name: str | None, template: str) -> str:
@@ -71,37 +45,35 @@ def init(name: str | None, template: str) -> str:
     if template in workloads:
         files = dict(_of_workload(template, _package(title, name)))
     else:
-        files = dict(_of_template(_TEMPLATES / template))
+        of_template = (f for f in sorted((_TEMPLATES / template).iterdir()) if f.is_file())
+        files = {file.name: file.read_text(encoding="utf-8") for file in of_template}
     files["README.md"] = files["README.md"].replace("{name}", title)
-    project = Project(folder, files)
-    project.write()
-    written = "\n".join(f"  {name}" for name in sorted(files) if "/" not in name)
-    packages = sorted({f"  {n.partition('/')[0]}/" for n in files if "/" in n})
-    return "\n".join([f"wrote {folder}/", *packages, written, "next:", project.next_commands])
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error}") from error
+    first = re.search(r"```bash\n(.*?)```", files["README.md"], re.DOTALL)  # the commands to run
+    packages = sorted({f"  {path.partition('/')[0]}/" for path in files if "/" in path})
+    written = [f"  {path}" for path in sorted(files) if "/" not in path]
+    following = ["next:", f"cd {shlex.quote(str(folder))}", first[1].rstrip() if first else ""]
+    return "\n".join([f"wrote {folder}/", *packages, *written, *following]).rstrip()
 
 
 def listing() -> str:
     """Return a line per template: its name, and what it is."""
-    lines = {name: _about(_TEMPLATES / name / "README.md") for name in _SMALL}
+    readmes = {name: (_TEMPLATES / name / "README.md").read_text("utf-8") for name in _SMALL}
+    lines = {name: text.split("\n\n")[1] for name, text in readmes.items()}
     configurations = shipped.configurations()
     lines |= {name: shipped.headline(configurations[name]) for name in _workloads()}
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {line}" for name, line in lines.items())
 
 
-def _about(readme: Path) -> str:
-    return readme.read_text(encoding="utf-8").split("\n\n")[1]
-
-
 def _workloads() -> list[str]:
     """Return the shipped experiments in the order of ``workload/small.yaml``."""
     return [name for name in _small() if (shipped.folder() / "experiments" / name).is_dir()]
-
-
-def _of_template(folder: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted(folder.rglob("*")):
-        if file.suffix in (".py", ".yaml", ".md"):
-            yield file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8")
 
 
 def _of_workload(workload: str, package: str) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
@@ -87,45 +87,20 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Deviation:
-    """A column whose values differ: in how many rows, by how much, and the first such pair.
-
-    ``largest`` is relative; infinite where a value is not a number, or a whole row is missing.
-    """
-
-    column: str
-    rows: int
-    largest: float
-    stored: Any
-    now: Any
-
-    def __str__(self) -> str:
-        """Return it in words."""
-        by = f" by up to {self.largest:.2g}" if math.isfinite(self.largest) else ""
-        rows = f" in {self.rows} rows" if self.rows > 1 else ""
-        return f"{self.column}{by}{rows} (stored {self.stored!r}, now {self.now!r})"
-
-
-@dataclass(frozen=True)
 class Replayed:
     """A unit, or a table that units share: how it compares with what is stored.
 
     ``changed`` is a unit that was not computed: something else decides its result now. ``reason``
-    says what, or why a unit failed.
+    names what that is, the columns that differ, or why a unit failed.
     """
 
     unit: str
     outcome: Outcome
-    columns: tuple[Deviation, ...] = ()
     reason: str = ""
 
     def __str__(self) -> str:
         """Return it in a line."""
-        named = [str(each) for each in self.columns[:_MOST_NAMED]]
-        if len(self.columns) > _MOST_NAMED:
-            named.append(f"{len(self.columns) - _MOST_NAMED} more columns")
-        about = self.reason or "; ".join(named)
-        return f"{self.unit}: {self.outcome}{': ' * bool(about)}{about}"
+        return f"{self.unit}: {self.outcome}{': ' * bool(self.reason)}{self.reason}"
 
 
 @dataclass(frozen=True)
@@ -205,47 +180,6 @@ class _Stored:
         return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
 
 
-@dataclass
-class _RowComparison:
-    """Comparison of rows, column by column.
-
-    Columns that measure or name a place, by the declarations of their tables, are left out and
-    collected in ``left_out``.
-    """
-
-    tolerance: float
-    left_out: set[str] = field(default_factory=set)
-
-    def of(self, name: str, pairs: Iterable[Pair], tables: Mapping[str, Table]) -> Replayed:
-        """Return how the rows of a unit compare."""
-        differing: dict[str, Deviation] = {}
-        compared = False
-        for table, key, old, new in pairs:
-            if old is None or new is None:
-                old, new = ({"whole row": each and key} for each in (old, new))
-            for column in {**old, **new}:
-                values = old.get(column), new.get(column)
-                if column in _ADDED:
-                    continue
-                if _is_measured(tables.get(table), column):
-                    self.left_out.add(f"{table}.{column}")
-                    continue
-                is_given = table == TRIALS.name and (
-                    column in _GIVEN or column.startswith(_PARAMETER)
-                )
-                compared |= values != (None, None) and not is_given
-                if by := _distance(*values):
-                    first = Deviation(f"{table}.{column}", 0, 0.0, *values)
-                    known = differing.get(first.column, first)
-                    largest = max(by, known.largest)
-                    differing[first.column] = replace(known, rows=known.rows + 1, largest=largest)
-        if not differing:
-            return Replayed(name, "equal" if compared else "nothing to compare")
-        near = all(each.largest <= self.tolerance for each in differing.values())
-        outcome: Outcome = "within the tolerance" if near else "differs"
-        return Replayed(name, outcome, tuple(differing.values()))
-
-
 def replay(
     location: str,
     units: Sequence[str],
@@ -271,7 +205,7 @@ def replay(
     ledger = Ledger.to_read(run)
     stored = {key: row for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"}
     names = _names(run, ledger, stored, units)
-    comparison = _RowComparison(tolerance)
+    left_out = set[str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="raypipe-replay-")))
         if kept_code:
@@ -292,18 +226,68 @@ def replay(
         groups: dict[tuple[int, str], list[_Stored]] = {}
         for each in chosen:
             groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
-        stack.callback(_set_variable, _CACHE, os.environ.get(_CACHE))
-        _set_variable(_CACHE, str(folder / "cache"))  # else values of other runs would be taken
+        # else values of other runs would be taken
+        stack.callback(_set_cache, os.environ.get(_CACHE))
+        _set_cache(str(folder / "cache"))
         for number, group in enumerate(groups.values()):
             scratch = RunDirectory.at(folder / str(number))
-            rows += _computed(run, ledger, group, scratch, comparison)
+            tables, compared = _computed(run, ledger, group, scratch)
+            rows += [
+                each
+                if isinstance(each, Replayed)
+                else _compared(name, each, tables, tolerance, left_out)
+                for name, each in compared.items()
+            ]
     choice = ""
     if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
         choice += f", {swept} of a sweep left out"
     if len(found) > len(chosen):
         choice += f", a sample of {len(chosen)} (choose with --all, --sample or names)"
-    left_out = tuple(sorted(comparison.left_out))
-    return Replay(run.shown, len(stored), tuple(rows), tuple(changes), left_out, choice)
+    not_compared = tuple(sorted(left_out))
+    return Replay(run.shown, len(stored), tuple(rows), tuple(changes), not_compared, choice)
+
+
+def _compared(
+    name: str,
+    pairs: Iterable[Pair],
+    tables: Mapping[str, Table],
+    tolerance: float,
+    left_out: set[str],
+) -> Replayed:
+    """Compare the rows of a unit, column by column.
+
+    Columns that measure or name a place, by the declarations of their tables, are added to
+    ``left_out`` instead. Differences are relative: infinite where a value is not a number, or a
+    whole row is missing.
+    """
+    differing: dict[str, list[tuple[float, Any, Any]]] = {}
+    has_results = False
+    for table, key, old, new in pairs:
+        if old is None or new is None:
+            old, new = ({"whole row": each and key} for each in (old, new))
+        for column in {**old, **new}:
+            values = old.get(column), new.get(column)
+            if column in _ADDED:
+                continue
+            if _is_measured(tables.get(table), column):
+                left_out.add(f"{table}.{column}")
+                continue
+            is_given = column in _GIVEN or column.startswith(_PARAMETER)
+            has_results |= values != (None, None) and not (table == TRIALS.name and is_given)
+            if by := _distance(*values):
+                differing.setdefault(f"{table}.{column}", []).append((by, *values))
+    if not differing:
+        return Replayed(name, "equal" if has_results else "nothing to compare")
+    texts = list[str]()
+    for column, rows in differing.items():
+        largest, (_, stored, now) = max(by for by, *_ in rows), rows[0]
+        by_up_to = f" by up to {largest:.2g}" if math.isfinite(largest) else ""
+        many = f" in {len(rows)} rows" if len(rows) > 1 else ""
+        texts.append(f"{column}{by_up_to}{many} (stored {stored!r}, now {now!r})")
+    if len(texts) > _MOST_NAMED:
+        texts[_MOST_NAMED:] = [f"{len(texts) - _MOST_NAMED} more columns"]
+    near = all(by <= tolerance for rows in differing.values() for by, *_ in rows)
+    return Replayed(name, "within the tolerance" if near else "differs", "; ".join(texts))
 
 
 def _is_measured(table: Table | None, column: str) -> bool:
@@ -345,16 +329,19 @@ def _names(
             f"{run.shown}: the trials of a sweep are not replayed, since they measure speed; train "
             "a stage with the settings of a trial to replay that"
         )
+    failures = {
+        variant_name(str(row["unit"]), str(row.get("variant", BASE))): row
+        for row in ledger.rows("failures")
+    }
     for name in units:
         if matching(names, name):
             continue
-        for row in ledger.rows("failures"):
-            unit = variant_name(str(row["unit"]), str(row.get("variant", BASE)))
-            if matching([unit], name):
-                raise ConfigError(
-                    f"{run.shown}: {unit}: has no result to compare, since it failed "
-                    f"({row['kind']}: {row['message']}); `raypipe run` computes it"
-                )
+        for unit in matching([*failures], name):
+            row = failures[unit]
+            raise ConfigError(
+                f"{run.shown}: {unit}: has no result to compare, since it failed "
+                f"({row['kind']}: {row['message']}); `raypipe run` computes it"
+            )
         near = did_you_mean(name, list(stored))
         raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
     return list(dict.fromkeys(key for name in units for key in matching(names, name))) or names
@@ -394,7 +381,7 @@ def _find(
                 if (reason := one.difference(ledger)) is None:
                     found[one.name] = one
                 else:
-                    changed.setdefault(one.name, Replayed(one.name, "changed", (), reason))
+                    changed.setdefault(one.name, Replayed(one.name, "changed", reason))
     return [*found.values()], [each for name, each in changed.items() if name not in found]
 
 
@@ -442,12 +429,12 @@ def _use_kept_code(
         if path not in (folder, place) and not init.exists():
             init.touch()  # else another package of its name is used
     modules = (ledger.get("code", version) or {}).get("modules", ())
-    own = [PurePath(name.replace(".", "/")) for name in modules if not name.startswith("raypipe.")]
+    own = [each.split(".") for each in modules if not each.startswith("raypipe.")]
 
     def forget() -> None:
-        for path in own:
-            for each in (path, *path.parents):  # a package that is loaded has a path of its own
-                sys.modules.pop(".".join(each.parts), None)
+        for parts in own:
+            for length in range(1, len(parts) + 1):  # a loaded package has a path of its own
+                sys.modules.pop(".".join(parts[:length]), None)
 
     stack.callback(forget)
     stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
@@ -479,14 +466,13 @@ def _changes(run: RunDirectory, ledger: Ledger, chosen: Sequence[_Stored]) -> li
 
 
 def _computed(
-    run: RunDirectory,
-    ledger: Ledger,
-    group: Sequence[_Stored],
-    scratch: RunDirectory,
-    comparison: _RowComparison,
-) -> list[Replayed]:
-    """Compute units of a stage again; return how each compares, and rows that they share."""
-    one, keys = group[0], {each.unit.key for each in group}
+    run: RunDirectory, ledger: Ledger, group: Sequence[_Stored], scratch: RunDirectory
+) -> tuple[Mapping[str, Table], dict[str, list[Pair] | Replayed]]:
+    """Compute units of a stage again; return the declared tables, and the rows by unit.
+
+    Rows that several units share are returned apart; of a unit that failed, why.
+    """
+    one, units = group[0], {each.unit.key: each.name for each in group}
     stage = replace(one.stage, units=[each.unit for each in group], needs=())
     visible = {stage.variant, *stage.variants.values()}
     owners: dict[tuple[str, str], str] = {}  # the stage of a unit by variant and key
@@ -499,10 +485,10 @@ def _computed(
         variant = str(row.get("variant", BASE))
         while key.endswith(f"@{variant}"):
             key = key.removesuffix(f"@{variant}")
-        while key and (variant, key) not in owners:
-            key = key.rpartition("/")[0]
-        named = (key, row.get("unit"), row.get("stage"))
-        return next((str(each) for each in named if (variant, each) in owners), None)
+        parts = key.split("/")
+        named = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        candidates = (*named, row.get("unit"), row.get("stage"))
+        return next((str(each) for each in candidates if (variant, each) in owners), None)
 
     before: dict[str, dict[str, Row]] = {}  # what the stage may see, without its own rows
     places: dict[tuple[str, str], Row] = {}
@@ -531,36 +517,35 @@ def _computed(
             one.configuration.settings,
             tables,
         )
-        failure = run_stages([stage], session)
+        failure = run_stages([stage], session) or "did not finish"
     now = {
         (table, key): row
         for table in {*fresh.tables()} - _NOT_RESULTS
         for key, row in fresh.items(table)
         if row.get("command_id") == _REPLAY
     }
-    pairs: dict[str, list[Pair]] = {unit.key: [] for unit in stage.units}
+    pairs: dict[str, list[Pair]] = {name: [] for name in units.values()}
     for place, row in {**places, **now}.items():
-        unit = owner(place[1], row)
-        if unit in keys or place in now:
-            shared = place[0] if len(keys) > 1 else min(keys)
-            among = pairs.setdefault(str(unit) if unit in keys else shared, [])
-            among.append(Pair(*place, ledger.get(*place), now.get(place)))
-    for key in keys if stage.training is not None else ():
+        unit = units.get(owner(place[1], row) or "")
+        if unit is None and place not in now:
+            continue
+        if unit is None and len(units) == 1:
+            (unit,) = units.values()
+        shared = f"{variant_name(place[0], stage.variant)}, rows of several units of {stage.name}"
+        pair = Pair(*place, ledger.get(*place), now.get(place))
+        pairs.setdefault(unit or shared, []).append(pair)
+    for key, unit in units.items() if stage.training is not None else ():
         old, new = (
             {str(row["step"]): row for row in read_rows(files, _STEPS, files.trial_id(key))}
             for files in map(stage.files, (run, scratch))
         )
-        pairs[key] += [Pair(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
-    found = []
-    for key, each in pairs.items():
-        unit = variant_name(key, stage.variant)
-        if key not in keys:
-            unit += f", rows of several units of {stage.name}"
-        elif (fresh.get(_UNITS, unit) or {}).get("status") != "succeeded":
-            found.append(Replayed(unit, "failed", (), failure or "did not finish"))
-            continue
-        found.append(comparison.of(unit, each, tables))
-    return found
+        pairs[unit] += [Pair(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
+    failed = {
+        unit: Replayed(unit, "failed", failure)
+        for unit in units.values()
+        if (fresh.get(_UNITS, unit) or {}).get("status") != "succeeded"
+    }
+    return tables, {**pairs, **failed}
 
 
 def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
@@ -580,8 +565,8 @@ def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
             scratch.write(copy, run.read(path), durable=False)
 
 
-def _set_variable(name: str, value: str | None) -> None:
-    """Set an environment variable, or remove it."""
-    os.environ.pop(name, None)
+def _set_cache(value: str | None) -> None:
+    """Set the folder of the user's cache, or have the default one."""
+    os.environ.pop(_CACHE, None)
     if value is not None:
-        os.environ[name] = value
+        os.environ[_CACHE] = value

@@ -43,68 +43,74 @@ _COPIED = ("run", "command", "continue", "follow", "report")
 _VERSIONS = ("raypipe", "torch", "ray")
 
 
+#: the status of a run without one, or with a damaged one
+_NEVER = "1970-01-01T00:00:00+00:00"
+_UNKNOWN = RunStatus("", "", "", "unknown", _NEVER, _NEVER, _NEVER)
+
+
 @dataclass(frozen=True)
 class Summary:
-    """Outcome of a run: running, succeeded, failed, interrupted, or unknown without details.
+    """Outcome of a run: its newest command's status, written ``since_s`` seconds ago if it runs.
 
-    ``details`` is what the newest command wrote; None if that is missing or damaged.
+    The status is running, succeeded, failed, interrupted, or unknown without details.
     """
 
     run: RunDirectory
-    status: str
-    message: str = ""
-    duration_s: float | None = None
-    details: RunStatus | None = None
+    details: RunStatus
+    since_s: float = 0.0
 
     @property
-    def experiment(self) -> str:
-        """The experiment; empty if unknown."""
-        return self.details.experiment if self.details is not None else ""
+    def status(self) -> str:
+        """The status in a word."""
+        return self.details.status
 
     @property
     def started_at(self) -> datetime | None:
-        """The start of the newest command."""
-        return datetime.fromisoformat(self.details.started_at) if self.details else None
+        """The start of the newest command; None if unknown."""
+        text = self.details.started_at
+        return None if text == _NEVER else datetime.fromisoformat(text)
+
+    @property
+    def duration_s(self) -> float | None:
+        """The seconds of all commands; None if unknown."""
+        return None if self.started_at is None else self.details.duration_s + self.since_s
 
     @property
     def result(self) -> str:
         """The result that stands for the run, in words."""
-        key = self.details.key_result if self.details is not None else None
+        key = self.details.key_result
         return key.text if key is not None else ""
-
-    @property
-    def counted(self) -> str:
-        """Stages that have ended, of those that the command runs: ``2/5``; empty if unknown."""
-        known = self.details is not None and self.details.stages
-        return f"{self.details.ended}/{self.details.stages}" if self.details and known else ""
 
     @property
     def progress(self) -> str:
         """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
-        rows = self.details.running if self.details is not None else ()
+        rows = self.details.running
         return ", ".join(f"{r['stage']} {r['done']}/{r['total']}" for r in rows if r["total"])
 
     @property
     def ago(self) -> str:
         """How long ago the newest command started: ``3 min ago``."""
-        if self.started_at is None:
-            return ""
-        return f"{rough(max(0.0, (datetime.now(UTC) - self.started_at).total_seconds()))} ago"
+        return f"{rough(_since(self.details.started_at))} ago" if self.started_at else ""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         known = self.details
         return {
             "run_dir": self.run.shown,
-            "experiment": self.experiment,
-            "status": self.status,
-            "message": self.message,
+            "experiment": known.experiment,
+            "status": known.status,
+            "message": known.message,
             "started_at": self.started_at and self.started_at.isoformat(),
             "duration_s": self.duration_s,
-            "stages_ended": known.ended if known else 0,
-            "stages": known.stages if known else 0,
-            "result": known and known.key_result and vars(known.key_result),
+            "stages_ended": known.ended,
+            "stages": known.stages,
+            "result": known.key_result and vars(known.key_result),
         }
+
+
+def _since(time: str) -> float:
+    """Return the seconds since a time."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
 
 
 def summary(run: RunDirectory) -> Summary:
@@ -116,19 +122,16 @@ def summary(run: RunDirectory) -> Summary:
     """
     known = run_status.read(run)
     if known is None:  # damaged, or the first command has not written it yet
-        return Summary(run, "running" if is_held(run) else "unknown")
-    if known.status != "running":
-        return Summary(run, known.status, known.message, known.duration_s, known)
-    if is_held(run):
-        written = datetime.fromisoformat(known.updated_at)
-        since = max(0.0, (datetime.now(UTC) - written).total_seconds())
-        return Summary(run, known.status, known.message, known.duration_s + since, known)
-    known = run_status.read(run) or known  # it may have ended since the status was read
-    if known.status != "running":
-        return Summary(run, known.status, known.message, known.duration_s, known)
-    with suppress(ConfigError):  # what it had computed is in the tables
-        known = replace(known, key_result=about(run).key_result)
-    return Summary(run, "interrupted", KILLED, known.duration_s, known)
+        return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)
+    if known.status == "running" and is_held(run):
+        return Summary(run, known, _since(known.updated_at))
+    if known.status == "running":
+        known = run_status.read(run) or known  # it may have ended since the status was read
+    if known.status == "running":
+        with suppress(ConfigError):  # what it had computed is in the tables
+            known = replace(known, key_result=about(run).key_result)
+        known = replace(known, status="interrupted", message=KILLED)
+    return Summary(run, known)
 
 
 def runs(location: str) -> list[Summary]:
@@ -165,14 +168,15 @@ def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
         if base.is_local and path.startswith(base.path()):
             rest = path.removeprefix(base.path()).lstrip("/")
             path = "/".join(filter(None, (location.rstrip("/"), rest)))
+        counted = f"{each.details.ended}/{each.details.stages}" if each.details.stages else ""
         progress = f"({each.progress})" if each.progress else ""
         row = {
             "run": path,
-            "experiment": each.experiment,
+            "experiment": each.details.experiment,
             "status": each.status,
             "started": each.ago,
             "took": "" if each.duration_s is None else rough(each.duration_s),
-            "stages": " ".join(filter(None, (each.counted, progress))),
+            "stages": " ".join(filter(None, (counted, progress))),
             "result": each.result,
         }
         rows.append(row)
@@ -240,13 +244,13 @@ def _summary(run: RunDirectory) -> Summary | None:
 def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
     ledger, known = Ledger(run, writable=False), found.details
     environment = newest_environment(run)
-    command = known.command if known is not None else ""
+    command = known.command
     yield "run", run.shown
-    stages = f"{known.ended} of {known.stages} stages" if known and known.stages else ""
-    message = cell(first_line(found.message))
+    stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
+    message = cell(first_line(known.message))
     yield "status", ", ".join(filter(None, (found.status, stages, found.progress, message)))
-    profile = f", profile {known.profile}" if known is not None and known.profile else ""
-    yield "experiment", f"{found.experiment}{profile}"
+    profile = f", profile {known.profile}" if known.profile else ""
+    yield "experiment", f"{known.experiment}{profile}"
     if environment:
         command = command or cell(environment[0].get("command"))
         yield "command", cell(environment[0].get("command"))
@@ -317,7 +321,7 @@ def _node(row: Mapping[str, Any]) -> str:
 
 
 def _time(found: Summary) -> str:
-    if found.started_at is None or found.duration_s is None or found.details is None:
+    if found.started_at is None or found.duration_s is None:
         return "unknown"
     at = found.started_at.astimezone().strftime("%Y-%m-%d %H:%M")
     many = found.details.commands

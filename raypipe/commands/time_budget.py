@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from raypipe.errors import ConfigError
 from raypipe.graph.launcher import Launcher
@@ -67,36 +66,29 @@ class TimeBudget:
         if self._end is None:
             yield
             return
-        done, lock = threading.Event(), threading.Lock()
-        watch = partial(self._watch, self._end, launcher, say, done, lock)
+        end, done, lock = self._end, threading.Event(), threading.Lock()
+
+        def watch() -> None:
+            while end - time.monotonic() > launcher.ending_s + _SHUTDOWN_S:
+                if done.wait(_POLL_S):
+                    return
+            with lock:
+                if done.is_set():
+                    return
+                self.is_over = True
+                say("the time budget is nearly over: trainings save checkpoints, no task starts")
+                launcher.wind_down()
+            while not launcher.is_at_rest and end - time.monotonic() > _CUT_S:
+                if done.wait(_POLL_S):
+                    return
+            with lock:
+                if not done.is_set() and (main := threading.main_thread().ident) is not None:
+                    # as the signal of a batch system; a flag would not end waits of the main thread
+                    signal.pthread_kill(main, signal.SIGTERM)
+
         threading.Thread(target=watch, name="time budget", daemon=True).start()
         try:
             yield
         finally:
             with lock:
                 done.set()
-
-    def _watch(
-        self,
-        end: float,
-        launcher: Launcher,
-        say: Callable[[str], None],
-        done: threading.Event,
-        lock: threading.Lock,
-    ) -> None:
-        while end - time.monotonic() > launcher.ending_s + _SHUTDOWN_S:
-            if done.wait(_POLL_S):
-                return
-        with lock:
-            if done.is_set():
-                return
-            self.is_over = True
-            say("the time budget is nearly over: trainings save a checkpoint, nothing new starts")
-            launcher.wind_down()
-        while not launcher.is_at_rest and end - time.monotonic() > _CUT_S:
-            if done.wait(_POLL_S):
-                return
-        with lock:
-            if not done.is_set() and (main := threading.main_thread().ident) is not None:
-                # as the signal of a batch system; a flag would not end waits of the main thread
-                signal.pthread_kill(main, signal.SIGTERM)

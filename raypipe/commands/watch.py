@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -55,12 +54,11 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
             # the next command of a run begins with the lock, and then writes its status
             if found.status != "running" and not was_running and is_held(run):
                 continue
-            if found.details is not None:
-                if begun != found.details.started_at:
-                    begun, last = found.details.started_at, 0
-                for line in _new_lines(found.details.messages, last):
-                    console.print(without_credentials(line), markup=False, soft_wrap=True)
-                last = max([last, *(number for number, _ in found.details.messages)])
+            if begun != found.details.started_at:
+                begun, last = found.details.started_at, 0
+            for line in _new_lines(found.details.messages, last):
+                console.print(without_credentials(line), markup=False, soft_wrap=True)
+            last = max([last, *(number for number, _ in found.details.messages)])
             if found.status != "running":
                 console.print(_ending(found), markup=False, soft_wrap=True)
                 return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
@@ -102,19 +100,17 @@ def _new_lines(messages: Sequence[tuple[int, str]], last: int) -> list[str]:
 
 
 def _ending(found: Summary) -> str:
-    result = f", {found.result}" if found.result else ""
-    message = first_line(found.message)
-    why = f" ({without_credentials(message)})" if message else ""
     known = found.details
-    ended = f", {known.ended} of {known.stages} stages" if known and known.stages else ""
+    result = f", {found.result}" if found.result else ""
+    message = first_line(known.message)
+    why = f" ({without_credentials(message)})" if message else ""
+    ended = f", {known.ended} of {known.stages} stages" if known.stages else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
     return f"{found.status}{why}{took}{ended}{result}: {found.run.shown}"
 
 
 def _whole(found: Summary) -> str:
     known = found.details
-    if known is None:
-        return "starting"
     parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
     if found.duration_s is not None:
         parts.append(f"{clock_text(found.duration_s)} elapsed")
@@ -123,14 +119,13 @@ def _whole(found: Summary) -> str:
 
 def _stages(found: Summary) -> list[tuple[str, str, str]]:
     """Return the running stages: name, units done and in all, and a note."""
-    rows = found.details.running[:_MOST_STAGES] if found.details is not None else ()
     return [
         (
             str(row.get("stage")),
             f"{row.get('done')}/{row['total']}" if row.get("total") else "",
             str(row.get("note") or ""),
         )
-        for row in rows
+        for row in found.details.running[:_MOST_STAGES]
     ]
 
 
@@ -138,14 +133,10 @@ def _rendered(found: Summary) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "right", "left"):
         table.add_column(justify=justify)
-    since = 0.0
-    if found.details is not None:
-        written = datetime.fromisoformat(found.details.updated_at)
-        since = max(0.0, (datetime.now(UTC) - written).total_seconds())
-    rows = found.details.running if found.details is not None else ()
+    rows = found.details.running
     for row, (name, count, note) in zip(rows, _stages(found), strict=False):
         done, total = float(row.get("done") or 0), float(row.get("total") or 0)
         bar = ProgressBar(total, done, width=_BAR) if total else Text()
-        elapsed = clock_text(float(row.get("seconds") or 0.0) + since)
+        elapsed = clock_text(float(row.get("seconds") or 0.0) + found.since_s)
         table.add_row(Text(name), bar, Text(count), Text(elapsed), Text(note))
     return Group(Text(_whole(found), style="bold"), table)

@@ -51,50 +51,28 @@ def test_a_run_leaves_its_tables_and_its_report(work, capsys):
     assert "environment" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lost", ["results/evaluations/data.parquet", "report/index.html"])
-def test_a_lost_table_or_report_is_written_anew(work, capsys, lost):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    content = (work / "out" / lost).read_bytes()
-    (work / "out" / lost).unlink()
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "nothing to do" not in capsys.readouterr().out
-    if lost.endswith(".parquet"):
-        assert (work / "out" / lost).read_bytes() == content
-    assert (work / "out" / lost).stat().st_size > 1000
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "nothing to do" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*(("results/evaluations/data.parquet", size) for size in (0, 100, -200)), ("config.yaml", -8)],
-)
-def test_a_damaged_file_is_written_anew_though_nothing_is_to_do(work, capsys, name, size):
+    [*(("results/evaluations/data.parquet", size) for size in (None, 0, 100, -200)),
+     ("report/index.html", None), ("config.yaml", -8)],
+)  # fmt: skip
+def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, capsys, name, size):
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     file = work / "out" / name
     content = file.read_bytes()
-    file.write_bytes(content[:size])
+    file.unlink()
+    if size is not None:
+        file.write_bytes(content[:size])
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "WARNING: a damaged file is written again: " in capsys.readouterr().out
-    assert file.read_bytes() == content
-
-
-def test_on_a_full_disk_no_file_of_raypipe_is_named(work, capsys, monkeypatch):
-    (work / "m.py").write_text("def f(x):\n    open('full', 'w')\n    return x\n")
-    store = os.fsync
-
-    def full(file: int) -> None:
-        if (work / "full").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        store(file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert raypipe("map", "m:f", "x=[1,2]", "--local", "--run-dir", "out") == 1
-    output = "".join(capsys.readouterr())
-    assert "the run directory cannot be written: [Errno 28] No space left on device" in output
-    assert "\n  at " not in output
-    assert "continue with: raypipe map m:f" in output
+    shown = capsys.readouterr().out
+    assert "nothing to do" not in shown
+    assert ("WARNING: a damaged file is written again: " in shown) == (size is not None)
+    if file.suffix == ".html":  # with the times of the commands
+        assert file.stat().st_size > 1000
+    else:
+        assert file.read_bytes() == content
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_figures_that_fail_cost_no_report(work, capsys, caplog):
@@ -172,44 +150,9 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nope.yaml"], "no such file"),
-        (["run", "toy.yml"], "did you mean toy.yaml?"),
-        (["run", "toy.yaml", "squares.nubmers=[1]"], "did you mean squares.numbers?"),
-        (["run", "toy.yaml", "squares.power=many"], "squares.power = 'many'"),
-        (["run", "toy.yaml", "squares.power=true"], "power"),
         (["run", "toy.yaml", "squares.numbers=[13]"], "bad luck"),
-        (["run", "toy.yaml", "squares"], "dotted.key=value"),
-        (["run", "toy.yaml", "--only", "square"], "did you mean squares?"),
-        (["run", "toy.yaml", "--only", "hardware", "square"], "did you mean squares?"),
-        (["run", "toy.yaml", "--only"], "requires an argument"),
-        (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
-        (["run", "toy.yaml", "--address", "127.0.0.1:1"], "no Ray cluster can be reached"),
-        (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks tf32"),
-        (["run", "toy.yaml", "train.scaling.strategy=zero"], "'ddp' or 'fsdp'"),
-        (["run", "toy.yaml", "train.scaling.workers=[3,2]"], "the first is above the second"),
-        (["run", "toy.yaml", "train.training.monitor={patience: 0}"], "monitor.patience"),
-        (["run", "toy.yaml", "train.loader=fast"], "must be a section with keys"),
-        (
-            [
-                *("run", "toy.yaml", "train.training.micro_batch=4"),
-                *("train.training.accumulation=4", "train.training.effective_batch=32"),
-            ],
-            "contradict each other",
-        ),
-        (["run", "toy.yaml", "--run-dir", "toy.py"], "is a file"),
-        (["run", "toy.yaml", "--run-dir", "toy.py/below"], "cannot be written"),
-        (["run", "toy.yaml", "--run-dir", "nofs://bucket/x"], "cannot be opened"),
-        (
-            ["run", "toy.yaml", "--run-dir", "~nobodyx/x"],
-            "--run-dir '~nobodyx/x': is not a valid path",
-        ),
-        (["plan", "toy.yaml", "--run-dir", "x\udcff"], "must be UTF-8 text"),
-        (["results", "~nobodyx/x"], "is not a valid path"),
-        (["plan", "toy.yaml", "x.y=1"], "unknown key"),
-        (["results", "nowhere"], "is not a run directory"),
-        (["report", "nowhere"], "is not a run directory"),
-        (["run"], "Missing argument"),
-        (["runn", "toy.yaml"], "No such command"),
+        (["run", "toy.yaml", "squares.power=true"], "power"),
+        (["fit", "toy.yaml"], "toy.yaml: no stage of this experiment trains a model"),
     ],
 )
 def test_a_mistake_is_one_message_and_leaves_nothing(work, capsys, arguments, message):
@@ -233,11 +176,6 @@ def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeyp
     assert left(work) == before
 
 
-def test_fit_of_what_trains_nothing_is_refused(work, capsys):
-    assert raypipe("fit", "toy.yaml") == 2
-    assert "toy.yaml: no stage of this experiment trains a model" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["run", "fit"])
 def test_a_cache_in_no_ones_home_is_a_mistake(work, capsys, monkeypatch, command):
     monkeypatch.setenv("RAYPIPE_CACHE", "~nobodyx/cache")
@@ -254,12 +192,6 @@ def test_only_takes_several_stages(work):
     assert raypipe("run", "toy.yaml", "--only", "hardware", "--run-dir", "part") == 0
     for folder, stages in (("out", ["hardware", "squares"]), ("part", ["hardware"])):
         assert list(read_table(RunDirectory.at(folder), "stages")["stage"]) == stages
-
-
-def test_an_experiment_that_cannot_be_imported_is_a_mistake(work, capsys):
-    (work / "other.yaml").write_text("experiment: experiments.nothing_here\n")
-    assert raypipe("run", "other.yaml") == 2
-    assert "cannot be imported" in capsys.readouterr().err
 
 
 def test_an_unknown_fault_is_refused(work, capsys, monkeypatch):
@@ -298,6 +230,7 @@ def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatc
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
     shown = capsys.readouterr().out
     assert "cannot be written: [Errno 28] No space left on device" in shown
+    assert "\n  at " not in shown  # no file of raypipe
     assert f"raypipe run toy.yaml --run-dir {work / 'out'}" in shown
     assert not list(work.rglob("*.tmp"))
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
@@ -419,14 +352,6 @@ def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, capsys, m
     assert raypipe("run", "toy.yaml", "--only", "squares", "--run-dir", "part") == 0
     assert raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0") == 0
     assert "WARNING: here: not used: GPU 0: lost" in capsys.readouterr().out
-
-
-def test_a_report_is_made_again_from_the_tables(work):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    page = work / "out/report/index.html"
-    page.unlink()
-    assert raypipe("report", "out") == 0
-    assert page.exists()
 
 
 def test_a_report_that_cannot_be_written_is_one_message(work, capsys, monkeypatch):

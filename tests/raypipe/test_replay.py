@@ -198,6 +198,11 @@ def test_an_edit_is_named_with_the_columns_that_differ(
         raypipe("replay", "r", "--tolerance", "1e-12", expected=1)
     assert "3 equal" in raypipe("replay", "r", "--kept-code")
     assert rp.replay("r").is_equal == (status == 0)
+    edit(name, after, before.replace("(x - 3) ** 2", "1 / x"))
+    if "- 3" in before:
+        shown = raypipe("replay", "r", expected=1)
+        assert "calls/x=0: failed: calls: calls/x=0: error: ZeroDivisionError" in shown
+        assert "calls/x=1: differs" in shown
 
 
 def test_what_is_not_recorded_is_said_to_decide(name, raypipe, monkeypatch):
@@ -235,14 +240,6 @@ def test_units_of_earlier_commands_and_code_are_found(name, raypipe):
     assert "2 units: calls/x=5, calls/x=6\n" in second
     assert '-    return {"loss": helper(x) + 1,' in second
     assert '+    return {"loss": helper(x) + 20,' in second
-
-
-def test_a_call_that_fails_now_is_named(name, raypipe):
-    raypipe("map", f"{name}:score", "x=0..2", "--run-dir", "r", "--local")
-    edit(name, "(x - 3) ** 2", "1 / x")
-    shown = raypipe("replay", "r", expected=1)
-    assert "calls/x=0: failed: calls: calls/x=0: error: ZeroDivisionError" in shown
-    assert "calls/x=1: differs" in shown
 
 
 @pytest.mark.parametrize(
@@ -286,16 +283,10 @@ def test_a_training_and_the_stages_after_it(name, raypipe, matrix):
     assert f"changed since: code: {name}.py: Task.loss\n" in shown
     shown = raypipe("replay", "r", "probe", "total")
     assert shown.splitlines()[-1] == f"{units // 3 * 2} equal"
-    assert content("r") == before
-
-
-def test_what_decides_a_result_and_changed_is_named(name, raypipe):
-    Path(f"{name}.py").write_text(TRAINING)
-    Path("c.yaml").write_text(CONFIG.format(name=name))
-    raypipe("run", "c.yaml", "--run-dir", "r", "--local")
     edit(name, '"mine", 1', '"mine", 20')
     shown = raypipe("replay", "r", "train", expected=1)
-    assert "train: changed: cannot be computed as it was: version: stored 1, now 20" in shown
+    assert ": changed: cannot be computed as it was: version: stored 1, now 20" in shown
+    assert content("r") == before
 
 
 def test_the_code_is_kept_without_secrets_and_in_bounds(name, raypipe, folder):
@@ -406,14 +397,6 @@ def test_the_script_that_ran_is_kept_and_not_the_one_that_failed(script, raypipe
     assert count(raypipe("replay", "r", "train", "--kept-code")) == "1 equal"
 
 
-def test_a_script_whose_secret_was_left_out_does_not_run_as_it_is_kept(script, raypipe):
-    edit("steps", "def scale", 'API_KEY = "KEY77"\n\ndef scale')
-    raypipe("run", script, "--run-dir", "r", "--local")
-    assert "KEY77" not in raypipe("show", "r", "--code")
-    assert "kept code is not complete" in raypipe("replay", "r", "--kept-code", expected=2)
-    assert count(raypipe("replay", "r")) == "1 equal"
-
-
 def test_kept_code_of_a_package_runs_beside_what_is_not_kept(name, raypipe, folder):
     package = folder / f"{name}_package"
     package.mkdir()
@@ -443,16 +426,6 @@ def test_points_of_a_search_and_what_they_share(folder, raypipe):
     assert count(shown) == "1 nothing to compare, 3 equal, 3 differs"
 
 
-def test_points_of_a_search_over_a_function(name, raypipe):
-    Path("c.yaml").write_text(
-        f"function: {name}:score\narguments: {{x: 1}}\nmatrix:\n  search:\n"
-        "    trials: 3\n    metrics: [{metric: calls.loss, mode: min}]\n"
-        "    axes: {arguments.x: {low: 0.0, high: 5.0}}\n"
-    )
-    raypipe("run", "c.yaml", "--run-dir", "r", "--local")
-    assert count(raypipe("replay", "r", "--all")) == "3 equal"
-
-
 def test_trials_of_a_sweep_are_not_replayed(script, raypipe):
     axes = "sweep={stage: train, kind: quality, axes: {training.learning_rate: [0.1, 0.2]}}"
     raypipe("run", script, axes, "--run-dir", "r", "--local", "--only", "sweep")
@@ -473,19 +446,6 @@ def test_a_unit_that_failed_has_nothing_to_compare(name, raypipe):
     shown = raypipe("replay", "r", "calls/x=2", expected=2)
     assert "r: calls/x=2: has no result to compare, since it failed (error: ZeroDiv" in shown
     assert count(raypipe("replay", "r", "--all")) == "3 equal"
-
-
-def test_a_run_directory_at_a_uri_that_cannot_be_written(name, raypipe, folder):
-    raypipe("map", f"{name}:score", "x=0..2", "--run-dir", "r", "--local")
-    paths = [folder / "r", *(folder / "r").rglob("*")]
-    for path in paths:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        for location in ("r", f"file://{folder}/r"):
-            assert count(raypipe("replay", location, "--all")) == "3 equal"
-    finally:
-        for path in paths:
-            path.chmod(0o755)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

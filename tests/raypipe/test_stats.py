@@ -92,13 +92,6 @@ def test_pair_without_ties_equals_scipy(n):
     assert pair["p_value"] == pytest.approx(reference.pvalue)
 
 
-def test_pair_with_ties_equals_scipy():
-    d = np.array([1, -1, 2, 2, -3, 4, 4, 4, 6])
-    reference = stats.wilcoxon(d, method=stats.PermutationMethod(n_resamples=np.inf))
-    pair = pair_of(pd.DataFrame({"a": d, "b": 0 * d}))
-    assert pair["p_value"] == pytest.approx(reference.pvalue)
-
-
 @quick
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from([0.25, 2.0, 1024.0]))
 def test_pairs_ignore_the_order_of_columns_and_runs_and_the_unit(values, random, factor):
