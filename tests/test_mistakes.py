@@ -147,6 +147,7 @@ MISTAKES = [
     ("run train.yaml train.training.monitor={patience: 0}", "monitor.patience"),
     ("run train.yaml train.loader=fast", "must be a section with keys"),
     ("plan train.yaml x.y=1", "unknown key"),
+    ("run train.yaml --local --address auto", "--local runs without a cluster"),
     ("run train.yaml --run-dir notes.txt/below", "cannot be written"),
     ("run train.yaml --run-dir nofs://bucket/x", "cannot be opened"),
     ("run train.yaml --run-dir ~nobodyx/x", "--run-dir '~nobodyx/x': is not a valid path"),

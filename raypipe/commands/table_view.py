@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -199,24 +199,17 @@ def _plain(columns: Sequence[_TextColumn]) -> str:
 def _rich(columns: Sequence[_TextColumn], width: int) -> str:
     """Return columns in which texts wrap between words; the widest columns become narrower."""
     widths = [column.widest for column in columns]
-    excess = _total(columns) - width
-    while excess > 0 and (room := max(map(_room, columns, widths))) > 0:
-        widths[[*map(_room, columns, widths)].index(room)] -= 1
-        excess -= 1
+    for _ in range(_total(columns) - width):
+        room = [size - column.least for size, column in zip(widths, columns, strict=True)]
+        if max(room) > 0:
+            widths[room.index(max(room))] -= 1
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
     for column, size in zip(columns, widths, strict=True):
-        head = Text(column.name)
-        if column.is_number:
-            table.add_column(head, width=size, justify="right", overflow="fold")
-        else:
-            table.add_column(head, width=size, overflow="fold")
+        justify: JustifyMethod = "right" if column.is_number else "left"
+        table.add_column(Text(column.name), width=size, justify=justify, overflow="fold")
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
     output = StringIO()
     console = Console(file=output, width=max(width, _total(columns, least=True)), color_system=None)
     console.print(table)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
-
-
-def _room(column: _TextColumn, width: int) -> int:
-    return width - column.least

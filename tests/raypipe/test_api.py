@@ -93,9 +93,7 @@ def test_run_plan_and_overrides_of_a_mapping(inline):
         (lambda: rp.run(CONFIG, {"train.trainig.steps": 2}), "did you mean train.training"),
         (lambda: rp.map(half, {"y": 1}), "no argument 'y'"),
         (lambda: rp.map(half, {"x": object()}), "has no stable text"),
-        (lambda: rp.map(half, {"x": 1}, cpus=0), "cpus = 0"),
         (lambda: rp.map(3, {"x": 1}), "is of type int"),
-        (lambda: rp.map("half", {"x": 1}), "must be MODULE:FUNCTION"),
     ],
 )
 def test_mistakes_are_exceptions_with_the_text_of_the_command(inline, call, problem):

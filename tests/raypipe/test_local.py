@@ -136,11 +136,6 @@ def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, mo
         assert [row["status"] for row in command.listing("it")] == ["printed"]
 
 
-def test_a_cluster_and_local_are_refused(work, capsys):
-    assert raypipe("run", "toy.yaml", "--local", "--address", "auto") == 2
-    assert "--local runs without a cluster" in capsys.readouterr().err
-
-
 def test_settings_that_one_process_does_not_follow_are_named(work, no_ray, capsys):
     words = ("train.scaling.workers=2", "train.loader.workers=3")
     assert raypipe("run", "toy.yaml", *words, "--run-dir", "out", "--local") == 0

@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from example_tasks import HeldOut
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load
 
 from raypipe.commands import time_budget
@@ -38,13 +36,6 @@ train:
 )  # fmt: skip
 def test_times_are_read_as_people_and_slurm_write_them(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
-
-
-@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
-def test_every_time_of_slurm_is_read(days: int, hours: int, minutes: int, seconds: int) -> None:
-    expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    assert seconds_of(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
-    assert seconds_of(f"{days}d{hours}h{minutes}m{seconds}s") == expected
 
 
 @pytest.mark.parametrize(
