@@ -8,8 +8,8 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -134,7 +134,8 @@ def load_experiment(module: str, origin: str) -> Experiment:
     """
     name = shipped.importable(module)
     loaded = import_module(name, origin, "experiment")
-    if not hasattr(loaded, "EXPERIMENT") and _has_module(loaded, "experiment"):
+    is_package = not hasattr(loaded, "EXPERIMENT") and hasattr(loaded, "__path__")
+    if is_package and find_spec(f"{name}.experiment") is not None:
         loaded = import_module(f"{name}.experiment", origin, "experiment")
     experiment = getattr(loaded, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment):
@@ -202,8 +203,3 @@ def _importer(error: ModuleNotFoundError) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"
-
-
-def _has_module(package: ModuleType, name: str) -> bool:
-    """Whether a package has a module of this name."""
-    return any(module.name == name for module in iter_modules(getattr(package, "__path__", ())))

@@ -66,7 +66,8 @@ class Outcomes:
     def __init__(self, ended: Collection[str] = ()) -> None:
         self._changed = threading.Condition()
         self._ended = set(ended)
-        self._interrupted = False
+        #: whether the run is interrupted
+        self.is_interrupted = False
         #: why stages failed or were skipped, by key, the first one first
         self.failures: dict[str, str] = {}
 
@@ -77,11 +78,6 @@ class Outcomes:
             if failure is not None:
                 self.failures[stage] = failure
             self._changed.notify_all()
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the run is interrupted."""
-        return self._interrupted
 
     @property
     def ended(self) -> int:
@@ -99,14 +95,16 @@ class Outcomes:
     def wait(self, stages: Collection[str]) -> None:
         """Wait until one of these stages has ended. Raises KeyboardInterrupt."""
         with self._changed:
-            self._changed.wait_for(lambda: self._interrupted or not self._ended.isdisjoint(stages))
-            if self._interrupted:
+            self._changed.wait_for(
+                lambda: self.is_interrupted or not self._ended.isdisjoint(stages)
+            )
+            if self.is_interrupted:
                 raise KeyboardInterrupt
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in every current and later ``wait``."""
         with self._changed:
-            self._interrupted = True
+            self.is_interrupted = True
             self._changed.notify_all()
 
 

@@ -83,15 +83,9 @@ class UnitLogs:
         self._run_dir, self._stage, self._key, self._say = run_dir, stage, key, say
         self._lock = Lock()
         self._written: set[str] = set()
-        #: the units of equal failures, one per attempt, and those whose first one was shown
+        #: the units of equal failures, one per attempt; only failures that are not expected results
         self._alike: dict[tuple[str, ...], list[str]] = {}
-        self._shown: set[tuple[str, ...]] = set()
-        self._not_shown = 0
-
-    @property
-    def any_failed(self) -> bool:
-        """Whether a failure was recorded."""
-        return bool(self._alike)
+        self.any_failed = False
 
     def file(self, unit: str) -> str:
         """Return the name of the log of a unit in the folder of logs."""
@@ -109,17 +103,16 @@ class UnitLogs:
         text = trace.text or failure.message
         log = self._write(failure.unit, title + then, failure.output, text)
         like = failure.kind, trace.frame, _NUMBER.sub("0", message), failure.outcome
+        self.any_failed = True
+        if not failure.shown:
+            return
         with self._lock:
             units = self._alike.setdefault(like, [])
-            if failure.shown:
-                units.append(self._full(failure.unit))
-            if not failure.shown or len(units) > 1:
-                return
-            if len(self._shown) >= _MOST_NAMED:
-                self._not_shown += 1
-                return
-            self._shown.add(like)
-            whole = len(self._shown) <= _MOST_SHOWN
+            units.append(self._full(failure.unit))
+            number, place = len(units), len(self._alike)
+        if number > 1 or place > _MOST_NAMED:
+            return
+        whole = place <= _MOST_SHOWN
         lines = [f"{self._full(failure.unit)}: {title}: {message}{then}"]
         lines += [f"  at {_near(trace.frame)}"] if trace.frame and whole else []
         lines += [f"  log: {log}"] if log and whole else []
@@ -127,21 +120,15 @@ class UnitLogs:
 
     def close(self) -> None:
         """Name the units of failures like those shown, and count those that were not shown."""
-        with self._lock:
-            for like, units in self._alike.items():
-                others = [unit for unit in units if unit != units[0]]  # without its own attempts
-                if like in self._shown and others:
-                    named = list(dict.fromkeys(others))
-                    more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
-                    names = ", ".join(named[:_MOST_NAMED])
-                    self._say(
-                        f"{units[0]}: the same {like[0]} {len(others)} more time(s): {names}{more}"
-                    )
-            if self._not_shown:
-                self._say(
-                    f"{self._key}: {self._not_shown} more failures are in the table `failures`"
-                )
-            self._shown, self._not_shown = set(), 0
+        for like, units in [*self._alike.items()][:_MOST_NAMED]:
+            others = [unit for unit in units if unit != units[0]]  # without its own attempts
+            if others:
+                named = list(dict.fromkeys(others))
+                more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
+                names = f"{len(others)} more time(s): {', '.join(named[:_MOST_NAMED])}{more}"
+                self._say(f"{units[0]}: the same {like[0]} {names}")
+        if (rest := len(self._alike) - _MOST_NAMED) > 0:
+            self._say(f"{self._key}: {rest} more failures are in the table `failures`")
 
     def _full(self, unit: str) -> str:
         """Return the name of a unit in the whole run, which begins with its stage."""

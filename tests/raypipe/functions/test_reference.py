@@ -8,8 +8,10 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from raypipe.config.axes import values_of
 from raypipe.errors import ConfigError
 from raypipe.functions import reference
 
+CASES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text())
 MODULE = """
 import os
 import {other}
@@ -49,24 +52,7 @@ def test_a_function_is_found_by_its_name(module):
     assert reference.of_function(function) == f"{module}:score"
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ("{}", "must be MODULE:FUNCTION"),
-        ("{}.py:score", "did you mean {}:score"),
-        ("./{}.py:score", "did you mean {}:score"),
-        ("./{}:score", "did you mean {}:score"),
-        ("below/{}.py:score", "did you mean below.{}:score"),
-        ("below/../{}.py", "did you mean {}:FUNCTION"),
-        ("../other/{}.py:score", "change to the folder ../other, and give {}:score"),
-        ("./{}-2.py:score", "{}-2 is not a name that Python can import: rename the file"),
-        ("{}:scor", "no function scor; did you mean score"),
-        ("{}:CONSTANT", "is of type int, not a function"),
-        ("{}:waits", "is async"),
-        ("{}:yields", "yields"),
-        ("{}x:score", "move the configuration there; did you mean {}"),
-    ],
-)
+@pytest.mark.parametrize(("given", "problem"), CASES["wrong"].items())
 def test_a_wrong_reference_says_what_to_do(module, given, problem):
     with pytest.raises(ConfigError) as raised:
         reference.load(given.format(module), "here")
@@ -145,35 +131,10 @@ def test_a_closure_and_a_lambda_have_no_importable_reference():
     assert not reference.is_importable(reference.of_function(local))
 
 
-#: what a function of a script or notebook uses, before and after a change of its result
-CHANGES = {
-    "dict": ("C = {'rate': 1}", "C = {'rate': 2}", "C['rate']"),
-    "list": ("C = [1]", "C = [2]", "C[0]"),
-    "array": ("C = np.ones(2)", "C = np.zeros(2)", "C[0]"),
-    "frame": ("C = pd.DataFrame({'a': ['x']})", "C = pd.DataFrame({'a': ['y']})", "C.a[0]"),
-    "class": (
-        "class C:\n    def value(self): return 1",
-        "class C:\n    def value(self): return 2",
-        "C().value()",
-    ),
-    "object": ("C = Plain(); C.x = 1", "C = Plain(); C.x = 2", "C.x"),
-    "cached": (
-        "@functools.cache\ndef C(): return 1",
-        "@functools.cache\ndef C(): return 2",
-        "C()",
-    ),
-    "partial": (
-        "def g(x): return x\nC = functools.partial(g, 1)",
-        "def g(x): return -x\nC = functools.partial(g, 1)",
-        "C()",
-    ),
-    "helper": ("import MODULE_helper as C", "", "C.double(1)"),
-}
-
-
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", CASES["changes"])
 def test_a_change_of_what_a_function_uses_changes_its_source(kind, module, tmp_path, monkeypatch):
-    before, after, use = CHANGES[kind]
+    change = CASES["changes"][kind]
+    before, after, use = change["before"], change.get("after"), change["use"]
     monkeypatch.syspath_prepend(tmp_path)
 
     def hashed(code: str) -> str:

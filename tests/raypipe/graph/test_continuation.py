@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import yaml
 from example_tasks import HeldOut
 from safetensors.torch import load
 
@@ -27,7 +28,7 @@ train:
 """
 
 Run = Callable[..., Ended]
-WSD: dict[str, Any] = {"schedule": "warmup-stable-decay", "decay_steps": 2}
+CASES = yaml.safe_load(Path(__file__).with_name("continuations.yaml").read_text())
 
 
 @pytest.fixture
@@ -78,25 +79,12 @@ def assert_fresh(tmp_path: Path, folder: str) -> None:
     assert list(doubles["weights"]) == pytest.approx([2 * total], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        ({"steps": 7, "monitor": "null"}, {"steps": 15, "monitor": "null"}),
-        ({"steps": 7}, {"steps": 15}),  # 7 was evaluated as the last step only
-        ({"eval_every": "null", "steps": 9}, {"eval_every": "null", "steps": 15}),
-        ({"epochs": 1}, {"epochs": 3}),  # 4 steps of 16 among 50 samples: a step spans epochs
-        (WSD, {**WSD, "steps": 12}),  # from step 4, where the decay begins
-        ({**WSD, "monitor": "null"}, {**WSD, "monitor": "null", "steps": 12}),
-        (
-            {"monitor": "{patience: 2}", "eval_every": 4, "steps": 5},  # 5 is not one of these
-            {"monitor": "{patience: 2}", "eval_every": 4, "steps": 9},
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", CASES["continues"], ids=str)
 def test_a_training_that_goes_on_equals_an_uninterrupted_one(
-    command: Run, tmp_path: Path, first: dict[str, Any], then: dict[str, Any]
+    command: Run, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     """Bit for bit, with dropout; the stages behind it are computed again, and once."""
+    first, then = case["first"], case["then"]
     command("short", **first)
     assert_fresh(tmp_path, "short")
     command("short", **then)
@@ -108,33 +96,15 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(
     assert "nothing to do" in again.output
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "messages"),
-    [
-        ({}, {"steps": 5}, ["train.training.steps: stored 6, now 5"]),
-        ({}, {"epochs": 3}, ["train.training.length: stored 'steps', now 'epochs'"]),
-        ({}, {"steps": 12, "learning_rate": 0.1}, ["learning_rate: stored 0.01, now 0.1"]),
-        (
-            {"schedule": "cosine"},
-            {"schedule": "cosine", "steps": 12},
-            ["steps: stored 6, now 12", "a cosine schedule decays", "use another --run-dir"],
-        ),
-        ({"warmup_steps": 0.5}, {"warmup_steps": 0.5, "steps": 12}, ["fraction of the length"]),
-        ({"warmup_steps": 9}, {"warmup_steps": 9, "steps": 12}, ["longer than the training"]),
-        (
-            {**WSD, "decay_steps": 0.5},
-            {**WSD, "decay_steps": 0.5, "steps": 12},
-            ["decay_steps = 0.5 is a fraction of the length"],
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", CASES["refused"], ids=str)
 def test_what_is_not_the_beginning_of_the_longer_training_is_refused(
-    command: Run, tmp_path: Path, first: Any, then: Any, messages: list[str]
+    command: Run, tmp_path: Path, case: dict[str, Any]
 ) -> None:
+    first, then = case["first"], case["then"]
     command("run", **first)
     before = trained(tmp_path, "run")
     ended = command("run", **then, expected=2)
-    for message in messages:
+    for message in case["messages"]:
         assert message in ended.output
     pd.testing.assert_frame_equal(trained(tmp_path, "run")[0], before[0])
     assert "nothing to do" in command("run", **first).output

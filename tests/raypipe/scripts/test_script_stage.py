@@ -399,35 +399,16 @@ def sized(
     return raypipe(verb, *values, command=command, metrics="stdout", training=training, **given)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "training", "arguments", "columns"),
-    [
-        ("", {}, "'2'", (None, None, None)),
-        ("", {"micro_batch": 1}, "'2'", (None, None, None)),
-        ("{accumulation}", {}, "'2', '1'", (None, 1, None)),
-        ("{accumulation}", {"accumulation": 12}, "'2', '12'", (None, 12, None)),
-        ("{effective_batch}", {}, "'2', '32'", (None, None, 32)),
-        ("{effective_batch}", {"effective_batch": 64}, "'2', '64'", (None, None, 64)),
-        ("{effective_batch}", {"micro_batch": 8}, "'2', '8'", (None, None, 8)),
-        ("{micro_batch}", {}, "'2', '32'", (32, 1, 32)),
-        ("{micro_batch}", {"effective_batch": 8}, "'2', '8'", (8, 1, 8)),
-        ("{micro_batch} {accumulation}", {"accumulation": 4}, "'2', '8', '4'", (8, 4, 32)),
-    ],
-)
+@pytest.mark.parametrize("case", cases("sizes"), ids=str)
 def test_a_script_takes_the_batch_sizes_that_it_names(
-    raypipe: Run,
-    folder: Path,
-    sizes: str,
-    training: dict[str, int],
-    arguments: str,
-    columns: tuple[int | None, ...],
+    raypipe: Run, folder: Path, case: Any
 ) -> None:
-    ended = sized(raypipe, folder, sizes, training=training)
+    ended = sized(raypipe, folder, case["sizes"], training=case["training"])
     assert ended.status == 0, ended.output
-    assert f"[{arguments}]" in log(folder).splitlines()
+    assert str(case["arguments"]) in log(folder).splitlines()
     row = trial(folder)
-    names = ("micro_batch", "accumulation", "effective_batch")
-    assert tuple(None if pd.isna(row[name]) else row[name] for name in names) == columns
+    values = [row[name] for name in ("micro_batch", "accumulation", "effective_batch")]
+    assert [None if pd.isna(value) else value for value in values] == case["columns"]
 
 
 def test_a_sweep_of_a_script_with_a_batch_of_its_own(raypipe: Run, folder: Path) -> None:
