@@ -39,11 +39,6 @@ def check_exportable(settings: LmSettings) -> None:
             "not an architecture of transformers; use rms, rotary and swiglu (LlamaForCausalLM) or "
             "layer, learned and gelu (GPT2LMHeadModel), or leave export out"
         )
-    if settings.ngrams:
-        raise ValueError(
-            f"export: model.ngrams = {settings.ngrams} is not a part of an architecture of "
-            "transformers; use model.ngrams = 0, or leave export out"
-        )
 
 
 def run_export(context: StageContext) -> None:

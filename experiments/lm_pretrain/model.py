@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from raypipe.config.settings import Settings
 
 _INITIAL_STD = 0.02
-_NGRAM_ORDERS = (2, 3)
-_NGRAM_DROPOUT = 0.5
 NORM_EPSILON = 1e-5
 
 
@@ -50,10 +48,6 @@ class LmSettings(Settings):
     """Feed-forward block: SwiGLU with three matrices, or GELU with two."""
     tied: bool = False
     """Whether the output matrix is the embedding (weight tying)."""
-    ngrams: int = Field(0, ge=0)
-    """Rows of the table of the last two tokens, and of that of the last three, whose vectors are
-    added to the embedding and to the output; 0 has none.
-    """
     rope_base: PositiveFloat = 10_000.0
     """Base of the rotary wavelengths; the longest is about 2 pi times the base."""
 
@@ -225,38 +219,6 @@ class DecoderLayer(nn.Module):
         return output
 
 
-class NgramEmbedding(nn.Module):
-    """A vector for the last two tokens, and one for the last three, of tables by hash.
-
-    Both begin at zero, so that n-grams that the training does not have change nothing but by a
-    collision. In training each vector is left out with probability 0.5: the transformer learns to
-    do without it, and the vectors of rare n-grams decide less alone.
-    """
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.rows = rows
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in _NGRAM_ORDERS)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the sum of the vectors ``[B, L, d]`` at each of the tokens, int64 ``[B, L]``.
-
-        Before a sequence there are tokens 0, ends of text.
-        """
-        length = tokens.shape[1]
-        total = torch.zeros((), device=tokens.device)
-        for order, table in zip(_NGRAM_ORDERS, self.tables, strict=True):
-            code = tokens
-            for back in range(1, order):
-                code = code * 1_000_003 + F.pad(tokens, (back, 0))[:, :length] + 7
-            # the products wrap around; the middle bits depend on all tokens
-            code = (((code ^ (code >> 17)) * 2_654_435_761) & (2**47 - 1)) >> 11
-            vectors = table(code % self.rows)
-            kept = F.dropout(torch.ones_like(vectors[..., :1]), _NGRAM_DROPOUT, self.training)
-            total = total + kept * vectors
-        return total
-
-
 class LanguageModel(nn.Module):
     """The transformer; with ``tied``, the embedding is the output matrix, too."""
 
@@ -267,7 +229,6 @@ class LanguageModel(nn.Module):
         self.context = s.context
         self.embedding = nn.Embedding(s.vocabulary, s.width)
         self.positions = nn.Embedding(s.context, s.width) if s.positions == "learned" else None
-        self.ngrams = NgramEmbedding(s.ngrams, s.width) if s.ngrams else None
         self.dropout = nn.Dropout(s.dropout)
         self.layers = nn.ModuleList(DecoderLayer(s) for _ in range(s.layers))
         self.norm = _norm(s)
@@ -303,14 +264,9 @@ class LanguageModel(nn.Module):
         hidden = self.embedding(tokens)
         if self.positions is not None:
             hidden = hidden + self.positions.weight[:length]
-        ngrams = None if self.ngrams is None else self.ngrams(tokens)
-        if ngrams is not None:
-            hidden = hidden + ngrams
         hidden = self.dropout(hidden)
         for layer in self.layers:
             hidden = layer(hidden)
-        if ngrams is not None:
-            hidden = hidden + ngrams
         states: Tensor = self.norm(hidden)
         return states
 
@@ -328,9 +284,6 @@ class LanguageModel(nn.Module):
             if isinstance(module, DecoderLayer):
                 nn.init.normal_(module.attention.out.weight, std=residual)
                 nn.init.normal_(module.feed_forward.down.weight, std=residual)
-        if self.ngrams is not None:
-            for parameter in self.ngrams.parameters():
-                nn.init.zeros_(parameter)
 
 
 def _norm(settings: LmSettings) -> nn.Module:

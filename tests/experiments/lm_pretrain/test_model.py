@@ -15,8 +15,6 @@ from experiments.lm_pretrain.model import (
     flops_per_token,
     large,
     medium,
-    rotary_tables,
-    rotate,
 )
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
@@ -114,34 +112,6 @@ def test_the_logits_are_those_of_the_formulae(settings: LmSettings) -> None:
     torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
-def test_a_token_changes_no_logit_before_it_and_those_from_it_on(settings: LmSettings) -> None:
-    model, tokens = _lively(settings), _tokens(settings)
-    logits = model(tokens)
-    for changed in (1, 4, settings.context - 1):
-        other = tokens.clone()
-        other[:, changed] = (other[:, changed] + 1) % settings.vocabulary
-        difference = (model(other) - logits).abs().amax((0, 2))
-        assert (difference[:changed] < 1e-12).all()
-        assert (difference[changed:] > 1e-6).all()
-
-
-def test_rotated_products_depend_on_the_distance_alone_and_keep_their_length() -> None:
-    cosine, sine = (table.double() for table in rotary_tables(40, 8, 10_000.0))
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 8, generator=generator, dtype=torch.float64)
-    queries, keys = (
-        rotate(x.expand(1, 40, 1, 1, 8), cosine, sine).view(40, 8) for x in (query, key)
-    )
-    products = queries @ keys.T
-    for distance in (-13, -1, 0, 1, 7):
-        diagonal = products.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
-    assert products[0].std() > 0.1  # but on the distance they do depend
-    torch.testing.assert_close(products.diagonal(), (query @ key).expand(40), rtol=0, atol=1e-5)
-    torch.testing.assert_close(queries.norm(dim=1), query.norm().expand(40), rtol=0, atol=1e-5)
-
-
 def test_the_sizes_are_those_of_the_workload() -> None:
     layer = 4 * 512**2 + 3 * 512 * 1536 + 2 * 512
     assert _parameters(medium()) == 16 * layer + 2 * 20_000 * 512 + 512
@@ -188,48 +158,3 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
 def test_settings_that_make_no_model_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LmSettings.model_validate(SMALL.model_dump() | changes)
-
-
-def _with_ngrams(rows: int = 1000) -> LanguageModel:
-    """Tables of n-grams whose vectors are not zero."""
-    model = _model(SMALL.model_copy(update={"ngrams": rows})).eval()
-    with torch.no_grad():
-        for table in model.ngrams.tables:
-            table.weight.normal_()
-    return model
-
-
-def test_a_vector_of_ngrams_depends_on_the_last_three_tokens_alone() -> None:
-    ngrams, tokens = _with_ngrams().ngrams, _tokens(SMALL, batch=1)
-    vectors = ngrams(tokens)
-    for changed in range(SMALL.context):
-        other = tokens.clone()
-        other[:, changed] = (other[:, changed] + 1) % SMALL.vocabulary
-        differs = (ngrams(other) != vectors).any(-1)[0].nonzero().flatten().tolist()
-        assert differs == [*range(changed, min(changed + 3, SMALL.context))]
-    pairs = torch.tensor([[1, 2, 3], [9, 2, 3]])
-    first, second = ngrams.tables
-    expected = ngrams(pairs)[:, 2]
-    with torch.no_grad():
-        second.weight.zero_()
-    assert torch.equal(*ngrams(pairs)[:, 2])  # the pair is the same, the triple is not
-    assert not torch.equal(*expected)
-    assert first.weight.shape == (1000, SMALL.width)
-
-
-def test_ngrams_are_dropped_in_training_and_begin_at_zero() -> None:
-    tokens = _tokens(SMALL, batch=200)
-    ngrams = _with_ngrams().ngrams
-    ngrams.tables[1].weight.data.zero_()
-    kept = ngrams(tokens)
-    ngrams.train()
-    drawn = ngrams(tokens)
-    left = (drawn == 0).all(-1)
-    assert left.double().mean().item() == pytest.approx(0.5, abs=0.06)
-    torch.testing.assert_close(drawn[~left], 2 * kept[~left])
-    fresh = _model(SMALL.model_copy(update={"ngrams": 8}))
-    plain = _model(SMALL)
-    plain.load_state_dict({k: v for k, v in fresh.state_dict().items() if "ngrams" not in k})
-    assert torch.equal(fresh(tokens), plain(tokens))
-    fresh(tokens)[..., 0].sum().backward()
-    assert all(table.weight.grad.abs().sum() > 0 for table in fresh.ngrams.tables)
