@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -94,33 +94,28 @@ def comparisons(
 ) -> dict[str, Row]:
     """Return a row per baseline from which predictions ``[n]`` are right."""
     tests = {name: mcnemar(right, other) for name, other in baselines.items()}
-    corrected = holm([test["p_value"] for test in tests.values()])
+    corrected = holm([p_value for *_, p_value in tests.values()])
     return {
         f"{method}/{name}": {
             "method": method,
             "baseline": name,
             "rows": len(right),
-            "only_method_right": test["only_first"],
-            "only_baseline_right": test["only_second"],
-            "p_value": test["p_value"],
+            "only_method_right": only_method,
+            "only_baseline_right": only_baseline,
+            "p_value": p_value,
             "p_holm": float(p_holm),
         }
-        for (name, test), p_holm in zip(tests.items(), corrected, strict=True)
+        for (name, (only_method, only_baseline, p_value)), p_holm in zip(
+            tests.items(), corrected, strict=True
+        )
     }
 
 
-class McNemar(TypedDict):
-    """Outcome of :func:`mcnemar`: rows that only one of the two has right, and the p-value."""
+def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> tuple[int, int, float]:
+    """Return the rows that only the first and only the second has right, and the p-value.
 
-    only_first: int
-    only_second: int
-    p_value: float
-
-
-def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
-    """Test whether two classifiers are right equally often on the same rows.
-
-    The exact test of McNemar 1947, two-sided: of the rows that only one has right, each has half.
+    The p-value is that of the exact test of McNemar 1947, two-sided: of the rows that only one has
+    right, each has half.
 
     Args:
         first: whether the first is right, ``[n]``.
@@ -130,4 +125,4 @@ def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     differing = only_first + only_second
     p_value = float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0
-    return McNemar(only_first=only_first, only_second=only_second, p_value=p_value)
+    return only_first, only_second, p_value

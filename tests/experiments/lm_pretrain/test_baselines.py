@@ -86,14 +86,6 @@ def test_the_order_is_seven_or_what_an_integer_holds(vocabulary: int, order: int
     assert order_of(vocabulary) == order
 
 
-@pytest.mark.parametrize("history", [[], [3, 4], [299, 0, 7], [1, 2, 3, 4, 5, 6, 7, 8]])
-def test_probabilities_of_all_tokens_sum_to_one(history: list[int]) -> None:
-    draws = np.random.default_rng(0).integers(0, 40, 500)
-    seen = np.concatenate([draws, np.arange(20), draws[:99]]).astype(np.uint16)
-    text = [np.array([*history, token], np.uint16) for token in range(300)]
-    assert sum(kneser_ney(seen, each, 300)[-1] for each in text) == pytest.approx(1, rel=1e-9)
-
-
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
 def test_the_baselines_read_the_text_with_its_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from experiments.common.blocks import SPLITS, Split
-from experiments.lm_pretrain import baselines, evaluation, shards
+from experiments.lm_pretrain import evaluation, shards
 from experiments.lm_pretrain.baselines import (
     kneser_ney,
     store_token_ngrams,
-    token_log_probabilities,
 )
-from experiments.lm_pretrain.evaluation import Losses, block_losses, token_costs, unigram_loss
+from experiments.lm_pretrain.evaluation import block_losses, token_costs, unigram_loss
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
@@ -121,25 +120,6 @@ def test_a_mixture_adds_the_probabilities_of_the_same_token(
         assert losses.mixtures[:, place] == pytest.approx(groups, rel=1e-5)
     assert losses.mixtures[:, 0] == pytest.approx(losses.ngrams)
     assert losses.mixtures[:, 2] == pytest.approx(losses.sliding)
-
-
-def test_tokens_without_stored_n_grams_are_left_out(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(baselines, "_PREDICTED", 17)
-    monkeypatch.setattr(evaluation, "_GROUP", 5)
-    store_token_ngrams(run, 0.52)
-    assert np.isfinite(token_log_probabilities(run, "held_out", 10, 22)).tolist() == [
-        *[True] * 7, *[False] * 5
-    ]  # fmt: skip
-    assert np.isnan(token_log_probabilities(run, "held_out", 20, 22)).all()
-    assert np.isfinite(token_log_probabilities(run, "train", 20, 50)).tolist() == [
-        *[True] * 6, *[False] * 24
-    ]  # fmt: skip
-    losses = block_losses(run, MODEL, "fp32", "held_out", range(5), (0.5,))
-    known: Losses = losses.part(np.isfinite(losses.ngrams))
-    assert (known.tokens.sum(), losses.tokens.sum()) == (15, 25)
-    assert np.isfinite(known.mixtures).all()
 
 
 def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:

@@ -10,48 +10,24 @@ import pytest
 import torch
 
 import raypipe as rp
-from experiments.common.blocks import SPLITS
-from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
-from experiments.lm_pretrain.export import export
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
-from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
-from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
+from experiments.lm_pretrain.shards import run_folder
+from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from experiments.lm_pretrain.training import model_of
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import write_weights
 from tests.command import status
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
 PLAIN = str(Path(__file__).resolve().parents[3] / "configs/lm_pretrain.yaml")
-SMALL = LmSettings(vocabulary=300, width=24, heads=3, layers=2, feed_forward=20, context=12)
 TEXTS = ["The line  ends\n\there. ", "a café, a 'façade'; <|endoftext|> is text, the end\n"] * 20
 LLAMA = {"norm": "rms", "positions": "rotary", "mlp": "swiglu"}
 GPT2 = {"norm": "layer", "positions": "learned", "mlp": "gelu"}
-TOKENIZERS = {kind: make_tokenizer(kind, TEXTS, 290) for kind in ("bpe", "characters", "bytes")}
-KNOWN = "".join(sorted(set().union(*TEXTS)))
-
-
-def stored(run: RunDirectory, settings: LmSettings, tokenizer: TextTokenizer) -> LanguageModel:
-    """A model whose every weight shows in the logits, and the tokenizer, in a run directory."""
-    torch.manual_seed(0)
-    model = LanguageModel(settings).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    write_weights(run, run.model("train"), model.state_dict(), {})
-    folder, sizes = run_folder(run), {"train": 1, "held_out": 1}
-    for split in SPLITS:
-        writer = ShardWriter(folder, split, "<u2")
-        writer.add(tokenizer.encode("a"))
-        writer.close()
-    folder.write(shards.TOKENIZER, tokenizer.content.encode())
-    folder.write_index(Index(tokenizer.kind, tokenizer.vocabulary, "<u2", 8, sizes, sizes, {}))
-    return model
 
 
 def same_logits(folder: str, model: LanguageModel, architecture: str) -> None:
@@ -70,41 +46,6 @@ def same_logits(folder: str, model: LanguageModel, architecture: str) -> None:
     ours, theirs = (sum(p.numel() for p in m.parameters()) for m in (model, loaded))
     biases = sum(p.numel() for name, p in loaded.named_parameters() if name.endswith(".bias"))
     assert ours == theirs - biases
-
-
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize(
-    ("parts", "architecture"),
-    [
-        (LLAMA, "LlamaForCausalLM"),
-        (LLAMA | {"rope_base": 500.0}, "LlamaForCausalLM"),
-        (GPT2, "GPT2LMHeadModel"),
-    ],
-)
-def test_the_logits_are_equal(
-    tmp_path: Path, parts: dict[str, object], architecture: str, tied: bool
-) -> None:
-    settings = LmSettings.model_validate(SMALL.model_dump() | parts | {"tied": tied})
-    run = RunDirectory.at(tmp_path)
-    model = stored(run, settings, TOKENIZERS["bytes"])
-    export(run, settings, str(tmp_path / "hf"))
-    same_logits(str(tmp_path / "hf"), model, architecture)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "characters", "bytes"])
-@pytest.mark.parametrize("parts", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_the_tokens_are_equal(tmp_path: Path, kind: str, parts: dict[str, object]) -> None:
-    tokenizer, run = TOKENIZERS[kind], RunDirectory.at(tmp_path)
-    settings = LmSettings.model_validate(SMALL.model_dump() | parts)
-    stored(run, settings, tokenizer)
-    export(run, settings, str(tmp_path / "hf"))
-    loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "hf"))
-    for text in (*TEXTS[:2], "the  <|endoftext|>", " a", "", "\n\n"):
-        assert loaded(text)["input_ids"] == tokenizer.encode(text).tolist()
-        assert loaded.decode(loaded(text)["input_ids"]) == text
-    assert (loaded.eos_token_id, loaded.bos_token_id) == (END_OF_TEXT, END_OF_TEXT)
-    assert len(loaded) == tokenizer.vocabulary
-    assert loaded.model_max_length == SMALL.context
 
 
 COMBINED = [
@@ -143,6 +84,7 @@ def test_random_tokens_are_not_exported() -> None:
              "data.tokens=characters"],
             "GPT2LMHeadModel",
         ),
+        (["data.tokens=bytes", "model.rope_base=500", "model.tied=true"], "LlamaForCausalLM"),
     ],
 )  # fmt: skip
 def test_a_finished_run_is_exported_when_it_is_asked_for(
@@ -170,11 +112,13 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     assert not folder.exists()
     assert command("export=true") == 0
     settings: LmSettings = config.resolve(config.read(PLAIN), given, "cpu", []).settings.model
-    index = run_folder(run).index()
-    if index.kind == "characters":
-        settings = settings.model_copy(update={"vocabulary": index.vocabulary})
+    settings = model_of(run_folder(run), settings)
     same_logits(str(folder), load_model(run, settings), architecture)
     tokenizer = run_folder(run).tokenizer()
     loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
-    assert loaded(TEXTS[1])["input_ids"] == tokenizer.encode(TEXTS[1]).tolist()
+    for text in (*TEXTS[:2], "the  <|endoftext|>", " a", "", "\n\n"):
+        assert loaded(text)["input_ids"] == tokenizer.encode(text).tolist()
+        assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert (loaded.eos_token_id, loaded.bos_token_id) == (END_OF_TEXT, END_OF_TEXT)
+    assert (len(loaded), loaded.model_max_length) == (tokenizer.vocabulary, 16)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == settings.vocabulary

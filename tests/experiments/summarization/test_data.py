@@ -130,11 +130,6 @@ def test_rows_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, messa
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="unknown suffix"):
-        of_files(write(tmp_path / "a.txt", ROWS))
-    (tmp_path / "b.parquet").write_bytes(b"none")
-    with pytest.raises(CorpusError, match=r"b.parquet: .* damaged"):
-        of_files(tmp_path / "b.parquet")
     with pytest.raises(CorpusError, match=r"no-one.csv"):
         of_files(tmp_path / "no-one.csv")
     with pytest.raises(ValueError, match="only source = files reads files"):

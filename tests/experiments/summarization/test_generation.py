@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,22 +76,6 @@ def test_a_summary_does_not_depend_on_the_other_texts(beams: int) -> None:
     order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = generate(model, inputs[order], mask[order], how.model_copy(update={"batch": 5}))
     assert mixed == [together[place] for place in order.tolist()]
-
-
-@pytest.mark.parametrize("beams", [1, 3])
-def test_no_tokens_in_a_row_come_twice(beams: int) -> None:
-    model, (inputs, mask) = unending(GATED), _sources(GATED)
-    with torch.no_grad():  # between the tokens of a summary there is no padding
-        model.lm_head.weight[PAD] = 0
-    free = generate(model, inputs, mask, GenerationSettings(beams=beams, length=16))
-    how = GenerationSettings(beams=beams, length=16, no_repeat_ngram=2)
-
-    def repeats(text: list[int]) -> bool:
-        pairs = list(pairwise(text))
-        return len(set(pairs)) < len(pairs)
-
-    assert any(map(repeats, free))
-    assert not any(map(repeats, generate(model, inputs, mask, how)))
 
 
 def test_a_model_in_training_is_refused() -> None:

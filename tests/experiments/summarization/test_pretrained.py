@@ -13,19 +13,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.common import pretrained
-from experiments.common.tokenizer import tokenizer_path
-from experiments.summarization.export import export
 from experiments.summarization.model import END, PAD, T5Settings, next_token_logits
 from experiments.summarization.pretrained import (
     load_pretrained,
     pretrained_settings,
     tokenizer_content,
 )
-from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenizer import SubwordTokenizer
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import write_weights
 from tests.experiments.summarization.references import (
     BOTH,
     GATED,
@@ -219,46 +214,3 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     _save_tokenizer(tmp_path, eos_token="<unk>")
     with pytest.raises(ConfigError, match="pads with 0 and ends a text with 2"):
         tokenizer_content(str(tmp_path))
-
-
-def _exported(model: Any, settings: T5Settings, tokenizer: Tokenizer, folder: Path) -> Path:
-    """Return the folder of a run's export, whose training ended with this model."""
-    run = RunDirectory(str(folder))
-    write_weights(run, run.model("train"), dict(model.state_dict()), {})
-    run.write(tokenizer_path(run), tokenizer.to_str().encode())
-    export(run, SummarizationModelSettings.model_validate(settings.model_dump()))
-    return Path(run.artifact("export"))
-
-
-@BOTH
-def test_an_exported_model_has_equal_logits(settings: T5Settings, tmp_path: Path) -> None:
-    model = lively(settings)
-    folder = _exported(model, settings, _unigram(), tmp_path)
-    library, report = transformers.T5ForConditionalGeneration.from_pretrained(
-        folder, output_loading_info=True
-    )
-    assert not any(report.values()), report
-    assert library.dtype == torch.float32
-    given = batch(settings)
-    expected = next_token_logits(model, *given)
-    assert expected.std() > 0.5
-    torch.testing.assert_close(next_token_logits(library.eval(), *given), expected)
-    assert library.generation_config.decoder_start_token_id == PAD
-    # and it is read again
-    assert pretrained_settings(str(folder)).decoder_depth == settings.decoder_depth
-    _same(_load(folder), model)
-
-
-def test_an_exported_tokenizer_gives_equal_tokens_and_ends(tmp_path: Path) -> None:
-    tokenizer = _unigram()
-    tokenizer.enable_truncation(3)
-    folder = _exported(lively(PLAIN), PLAIN, tokenizer, tmp_path)
-    library = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = library(TEXTS, padding=True)["input_ids"]
-    tokenizer.no_truncation()
-    for found, text in zip(ids, TEXTS, strict=True):
-        expected = [*tokenizer.encode(text).ids, END]
-        assert found == expected + [PAD] * (len(found) - len(expected))
-    assert library.batch_decode(ids, skip_special_tokens=True) == TEXTS
-    again = SubwordTokenizer(tokenizer_content(str(folder)))
-    assert again.encode(TEXTS) == [tokenizer.encode(text).ids for text in TEXTS]

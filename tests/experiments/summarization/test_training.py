@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,20 +21,14 @@ from experiments.summarization.tokenizer import (
     SubwordTokenizer,
     encode_pairs,
     make_tokenizer,
-    pairs_path,
 )
 from experiments.summarization.training import (
-    SHORTEST,
     Pair,
     RandomPairs,
-    StoredPairs,
     SummarizationTask,
     pad,
 )
-from raypipe.store.artifacts import write_arrow
-from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
 
 SIZE = T5Settings(
@@ -64,31 +57,6 @@ def task(label_smoothing: float = 0.0) -> SummarizationTask:
 def model() -> Any:
     torch.manual_seed(0)
     return build_model(SIZE).double()
-
-
-@pytest.fixture
-def run(tmp_path) -> RunDirectory:
-    run = RunDirectory.at(tmp_path / "run")
-    columns = zip(*([each.tolist() for each in pair] for pair in PAIRS), strict=True)
-    lists = [pa.array(list(column), pa.list_(pa.int32())) for column in columns]
-    for split in ("train", "held_out"):
-        write_arrow(run, pairs_path(run, split), pa.table(lists, ["source", "target"]))
-    return run
-
-
-def test_a_batch_is_as_long_as_its_longest_pair_up_to_a_multiple_of_eight() -> None:
-    batch = pad(PAIRS[:3])
-    assert batch.inputs.shape == batch.mask.shape == (3, 24)
-    assert batch.decoder_inputs.shape == batch.targets.shape == (3, 16)
-    assert pad(PAIRS[:1]).inputs.shape == pad(PAIRS[:1]).targets.shape == (1, 8)
-    for row, (source, target) in enumerate(PAIRS[:3]):
-        assert batch.mask[row].tolist() == [True] * len(source) + [False] * (24 - len(source))
-        assert batch.inputs[row, batch.mask[row]].tolist() == source.tolist()
-        assert batch.targets[row, : len(target)].tolist() == target.tolist()
-        assert batch.targets[row, len(target) :].unique().tolist() == [PAD]
-        # what is read before each target
-        before = [PAD, *target[:-1].tolist()]
-        assert batch.decoder_inputs[row, : len(target)].tolist() == before
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -131,40 +99,6 @@ def sums(parts: Sequence[Sequence[int]]) -> Tensor:
 )
 def test_any_cut_of_a_step_has_the_same_loss_and_gradient(parts: Sequence[Sequence[int]]) -> None:
     torch.testing.assert_close(sums(parts), sums([range(8)]), rtol=1e-9, atol=1e-9)
-
-
-def test_stored_pairs_are_those_of_the_run(run: RunDirectory) -> None:
-    stored = pickle.loads(pickle.dumps(StoredPairs(run, "train", 100)))
-    assert len(stored) == 8
-    for found, expected in zip((stored[i] for i in range(8)), PAIRS, strict=True):
-        assert [each.tolist() for each in found] == [each.tolist() for each in expected]
-    trained = SummarizationTask(SIZE, stored)
-    assert trained.lengths().tolist() == [source + target for source, target in LENGTHS]
-    with pytest.raises(IndexError, match="sample 8 of 8"):
-        stored[8]
-    phases = trained.phases(TrainingSettings(epochs=2), 8)
-    assert [(phase.steps, phase.samples) for phase in phases] == [(2, 8)]
-
-
-def test_sources_are_halved_until_they_are_short(run: RunDirectory) -> None:
-    whole = SummarizationTask(
-        SIZE, StoredPairs(run, "train", 4 * SHORTEST), StoredPairs(run, "held_out", 4 * SHORTEST),
-        label_smoothing=0.1, copying=True, pretrained="a name",
-    )  # fmt: skip
-    found = []
-    shorter = whole.shortened()
-    while shorter is not None:
-        each, said = shorter
-        assert str(each.data.source_length) in said
-        assert each.held_out is not None
-        assert each.held_out.source_length == each.data.source_length
-        assert (each.label_smoothing, each.copying, each.pretrained) == (0.1, True, "a name")
-        found.append(each.data.source_length)
-        shorter = each.shortened()
-    assert found == [2 * SHORTEST, SHORTEST]
-    random = task().shortened()
-    assert random is not None
-    assert random[0].data[0][0].shape == (128,)
 
 
 def test_texts_become_tokens_that_end_and_are_cut() -> None:

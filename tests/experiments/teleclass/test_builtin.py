@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 import numpy as np
 import pytest
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from experiments.common.corpora.docstrings import docstring_records
-from experiments.common.corpora.text import WORD_PATTERN
 from experiments.teleclass import corpus as corpus_module
 from experiments.teleclass.corpus import builtin_documents
 
@@ -37,20 +34,6 @@ def test_classes_follow_the_dotted_names(corpus):
     assert taxonomy.depth.tolist() == [id_.count(".") + 1 for id_ in taxonomy.ids]
     sizes = np.asarray(train.gold.sum(axis=0) + test.gold.sum(axis=0)).ravel()
     assert sizes.min() >= 12
-
-
-def test_keywords_are_the_first_content_words_of_the_docstring(corpus, records):
-    taxonomy = corpus[0]
-    texts = {r.module: r.text.lower() for r in records if r.kind == "module"}
-    assert sum(map(bool, taxonomy.keywords)) > len(taxonomy) / 2
-    left_out = ENGLISH_STOP_WORDS | {"module", "package", "python"}
-    longest = 0
-    for id_, terms in zip(taxonomy.ids, taxonomy.keywords, strict=True):
-        words = re.findall(WORD_PATTERN, texts.get(id_, ""))
-        expected = sorted(set(words) - left_out, key=words.index)
-        assert list(terms) == expected[:80]
-        longest = max(longest, len(expected))
-    assert longest > 80
 
 
 def test_documents_are_docstrings_under_their_deepest_class(corpus, records):

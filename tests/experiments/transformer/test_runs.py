@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import experiments.transformer.data as data_module
 import raypipe as rp
@@ -22,17 +20,12 @@ from experiments.transformer.comparison import measures
 from experiments.transformer.data import PredictionTarget
 from experiments.transformer.evaluation import confused
 from experiments.transformer.figures import sections
-from experiments.transformer.training import StoredSamples, TransformerTask
+from experiments.transformer.training import StoredSamples
 from raypipe.commands import cluster
-from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.graph.experiment import Stage
-from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from raypipe.training.schedule import Phase
-from raypipe.training.task import StepContext
 from tests.command import status
 from tests.experiments.transformer.samples import frame, lines, write
 
@@ -68,12 +61,6 @@ def of_table(folder: Path, target: str = "y", rows: pd.DataFrame | None = None) 
     path = write(folder, frame(400) if rows is None else rows, ".parquet")
     given = ["data.source=table", f"data.file={path}", f"data.target={target}"]
     return [*given, "data.validation_share=0.2"]
-
-
-def stages(*overrides: str) -> dict[str, Stage]:
-    document = config.read(CONFIG)
-    settings = config.resolve(document, [*SMALL, *overrides], "cpu", [Hardware("a", 2, 2**34)])
-    return {stage.name: stage for stage in settings.stages()}
 
 
 def records() -> list[DocstringRecord]:
@@ -178,41 +165,6 @@ def test_token_ids_are_classified(tmp_path):
     assert rows.loc["transformer", "accuracy"] > rows.loc["majority class", "accuracy"]
     stored = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")
     assert {len(stored[i][0]) for i in range(len(stored))} == {16}  # cut at model.length
-
-
-@pytest.mark.parametrize("target", ["y", "price"])
-def test_one_worker_is_the_plain_loop(tmp_path, target):
-    given = of_table(tmp_path, target)
-    assert run(tmp_path, *given, only=("prepare",)) == 0
-    directory = RunDirectory.at(tmp_path / "run")
-    size = len(StoredSamples(directory, "train"))
-    exact = ["model.dropout=0", f"train.training.micro_batch={size}", "train.training.steps=5"]
-    exact += [f"train.training.effective_batch={size}", "train.training.schedule=constant"]
-    exact += ["train.training.warmup_steps=0", "train.training.weight_decay=0"]
-    exact += ["train.training.clip_norm=null", "train.training.log_every=1"]
-    assert run(tmp_path, *given, *exact) == 0
-    training = stages(*given, *exact)["train"].training
-    assert training is not None
-    task = training.task(directory)
-    assert isinstance(task, TransformerTask)
-    torch.manual_seed(0)
-    model = task.build_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0)
-    data = task.build_dataset()
-    batch = task.collate()([data[i] for i in range(size)])
-    losses = []
-    for step in range(5):
-        loss = task.loss(model, batch, StepContext(step, Phase("train", 5, size, 0.01), 0))
-        optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
-        optimizer.step()
-        losses.append(loss.total.item() / loss.weight)
-    np.testing.assert_allclose(found(tmp_path, "steps")["loss"], losses, rtol=1e-4)
-    # outputs, not weights: of a key's bias, which changes nothing, Adam follows the rounding
-    trained = task.build_model()
-    trained.load_state_dict(load_file(directory.model("train")))
-    *inputs, _ = batch
-    torch.testing.assert_close(trained(*inputs), model(*inputs), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

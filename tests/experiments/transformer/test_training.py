@@ -96,18 +96,3 @@ def test_any_split_into_micro_batches_has_the_same_sums_and_gradient(
     whole = sums(8)
     for size in (4, 3, 1):
         torch.testing.assert_close(sums(size), whole, rtol=1e-6, atol=1e-10)
-
-
-@pytest.mark.parametrize("settings", KINDS, ids=_name)
-def test_a_sample_depends_on_the_seed_and_its_number_alone(settings: TransformerSettings) -> None:
-    data = RandomSamples(settings, 40, seed=3)
-    together = data.__getitems__([7, 31, 0, 7])
-    for index, sample in zip([7, 31, 0, 7], together, strict=True):
-        for value, alone in zip(sample, data[index], strict=True):
-            torch.testing.assert_close(value, alone, rtol=0, atol=0)
-    later = RandomSamples(settings, 40, seed=3, first=31)
-    torch.testing.assert_close(later[0], together[1], rtol=0, atol=0)
-    other = RandomSamples(settings, 40, seed=4)[7]
-    assert not torch.equal(other[0], together[0][0])
-    with pytest.raises(IndexError, match="of 40"):
-        data[40]
