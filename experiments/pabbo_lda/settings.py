@@ -147,10 +147,6 @@ class LdaSettings(Settings):
     """Seed of run 0; run r has the seed `seed + r`."""
     seeds: Operational[PositiveInt] = 1
     """LDA seeds per value of T, whose mean is the value; the published study has 1."""
-    racing: Operational[bool] = False
-    """Whether the value of a T is that of its first seed where this one is clearly worse than the
-    best so far: beyond the 95 % interval of the noise.
-    """
     final_seeds: Operational[int] = Field(3, ge=0)
     """Further LDA seeds with which the best T of each study is fitted, for a comparison on seeds
     that no search saw; not for recorded values.
@@ -243,8 +239,6 @@ class LdaSettings(Settings):
                 f"seeds = {self.seeds} with recorded values, which have one seed per run; "
                 "leave lda.seeds out"
             )
-        if self.racing and self.seeds < 2:
-            raise ValueError("racing = true with seeds = 1: set lda.seeds to 2 or more")
         if self.cpus is not None and self.cpus > 1 and self.cpus != int(self.cpus):
             raise ValueError(f"cpus = {self.cpus}: above 1 it must be a whole number")
         return self

@@ -172,7 +172,7 @@ def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> list[dict[s
     Args:
         evaluations: single fits: dataset, seed, value, T and the priors if they are searched.
         history: values of studies; ``lda_seeds`` is the number of fits whose mean a value is, 1
-            where it is missing. The largest one counts: with racing, values near the best have all.
+            where it is missing. The largest one counts.
 
     Returns:
         One row per corpus with a point that two seeds evaluated: ``points``, ``fits``, ``std``

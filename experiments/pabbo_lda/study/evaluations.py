@@ -1,8 +1,7 @@
 """Evaluations of the objective, each computed once: stored, from another run's cache, or a task.
 
 An evaluation is one fit: one point with one seed. The value of a point in a study is the mean over
-the fits of its seeds. With racing, the further fits are left out where the first one is clearly
-worse.
+the fits of its seeds.
 """
 
 from __future__ import annotations
@@ -16,22 +15,17 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import scipy
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.space import Point
 from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import TaskPool, TaskResult
 from raypipe.graph.unit_logs import Failure
-from raypipe.stats import CONFIDENCE
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Row
 
 #: columns of an evaluation that the cache shares with other run directories
 _SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
-#: points that the noise of a race is pooled over: those with the lowest means, as it grows with
-#: the value
-LOWEST = 5
 
 
 def lda_seeds(seed: int, count: int) -> tuple[int, ...]:
@@ -48,35 +42,6 @@ def mean_value(values: Sequence[float]) -> float:
     invalid = [value for value in values if not math.isfinite(value)]
     with np.errstate(over="ignore"):
         return invalid[0] if invalid else float(np.mean(values))
-
-
-def most_for_a_race(fits: Sequence[Sequence[float]]) -> float:
-    """Return the largest first value of a point that is not clearly worse than the best point.
-
-    A first value above it lies beyond the prediction interval (95 %, Student's t) of one fit around
-    the mean of the best point. The noise is the pooled sample variance of the fits of the five
-    lowest points: that of their logarithms where all values are positive.
-
-    Args:
-        fits: the values of each point with two fits or more, in any order.
-
-    Returns:
-        The limit; infinite where no noise is known.
-
-    """
-    known = [values for values in fits if len(values) > 1 and np.isfinite(values).all()]
-    if not known:
-        return math.inf
-    lowest = [np.array(values) for values in sorted(known, key=np.mean)[:LOWEST]]
-    in_logs = min(values.min() for values in lowest) > 0
-    if in_logs:
-        lowest = [np.log(values) for values in lowest]
-    freedom = sum(len(values) - 1 for values in lowest)
-    variance = sum(float(((values - values.mean()) ** 2).sum()) for values in lowest) / freedom
-    quantile = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
-    half = quantile * math.sqrt(variance * (1 + 1 / len(lowest[0])))
-    limit = float(lowest[0].mean()) + half
-    return math.exp(limit) if in_logs else limit
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,10 @@ from experiments.pabbo_lda.optimizers.pabbo import PairScorer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.evaluations import (
-    LOWEST,
     EvaluationRequest,
     Evaluations,
     Fits,
     lda_seeds,
-    most_for_a_race,
 )
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
@@ -33,14 +31,11 @@ from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Unit
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure
-from raypipe.provenance import package_version
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Ledger, Row
 
 #: open studies are added until this many evaluations wait, per CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
-#: packages that can change a search, as columns of the table ``environment``
-_PACKAGES = ("optuna", "numpy", "scipy", "scikit-learn", "torch")
 
 Scorers = Callable[[OptimizerName], PairScorer | None]
 
@@ -71,7 +66,6 @@ class StudySpec:
             if self.optimizer in ("pabbo_small", "pabbo_large")
             else None,
             "seeds": settings.seeds if settings.seeds > 1 else None,
-            "racing": settings.racing,
             "final_seeds": settings.unseen_seeds,
         }
         given = {name: value for name, value in decisive.items() if value}
@@ -203,9 +197,8 @@ class _OpenStudies:
             fits, rest_s = next(self._open[key], ({}, 0.0))
         except HistoryMismatchError as error:
             message = (
-                f"the stored history of {key} cannot be continued: the optimizer {error}"
-                f"{_other_versions(self._context.ledger, key)}; use the versions that "
-                "recorded it, or another --run-dir"
+                f"the stored history of {key} cannot be continued: the optimizer {error}; "
+                "use the versions that recorded it, or another --run-dir"
             )
             self._context.fail(Failure(key, 1, "error", message, "gave up"))
             self._fail(key, "error", message)
@@ -227,23 +220,13 @@ class _OpenStudies:
         settings, evaluations = self._settings, self._evaluations
         whole = range(settings.seeds)
         study = self._begin(spec)
-        raced: dict[Point, range] = {}  # the seeds of points that are clearly worse
         while not study.done:
             wanted = {point: spec.fits(point, whole) for point in study.request()}
-            undecided: dict[Point, list[EvaluationRequest]] = {}
-            limit = self._limit(spec, study, raced) if settings.racing else math.inf
-            if limit < math.inf:
-                firsts = {point: fits[:1] for point, fits in wanted.items()}
-                values = evaluations.known(firsts)
-                raced |= {point: range(1) for point, v in values.items() if not v <= limit}
-                undecided = {point: fit for point, fit in firsts.items() if point not in values}
-                wanted = {point: spec.fits(point, raced.get(point, whole)) for point in values}
             known = evaluations.known(wanted)
             for point, value in known.items():  # a batch that is wholly known opens the next one
                 study.supply(point, value)
             self._evaluated[spec.key] = study.evaluated
             if not known:
-                wanted = {**wanted, **undecided}
                 # assumes that the remaining batches, one after the other, are like this one
                 batches = math.ceil((settings.evaluations - len(study.history)) / len(wanted)) - 1
                 yield wanted, batches * fmean(spec.objective.cost_s(point) for point in wanted)
@@ -254,8 +237,7 @@ class _OpenStudies:
             while not (confirmed := evaluations.known(best)):
                 yield best, 0.0
         self._evaluated[spec.key] = settings.evaluations
-        fits = {step.point: spec.fits(step.point, raced.get(step.point, whole))
-                for step in study.history}  # fmt: skip
+        fits = {step.point: spec.fits(step.point, whole) for step in study.history}
         self._record(spec, study, fits, next(iter(confirmed.values()), None))
 
     def _begin(self, spec: StudySpec) -> Study:
@@ -273,14 +255,6 @@ class _OpenStudies:
             for row in _history(self._context.ledger, spec.key)
         ]
         return Study(optimizer, start, settings.evaluations, settings.iterations, recorded)
-
-    def _limit(self, spec: StudySpec, study: Study, raced: dict[Point, range]) -> float:
-        """Return the first value from which on a point of the next batch has no further fits."""
-        whole = [step for step in study.history if step.point not in raced]
-        lowest = sorted(whole, key=lambda step: step.value)[:LOWEST]
-        fits = [spec.fits(step.point, range(self._settings.seeds)) for step in lowest]
-        rows = [[self._evaluations.row(fit) or {} for fit in each] for each in fits]
-        return most_for_a_race([[float(row["value"]) for row in each] for each in rows])
 
     def _fail(self, key: str, kind: FailureKind, message: str) -> None:
         self._open.pop(key, None)
@@ -339,16 +313,3 @@ def _history(ledger: Ledger, key: str) -> list[Row]:
     """Return the stored history of a study, in order."""
     rows = (ledger.get("study_history", f"{key}/{number}") for number in count(1))
     return [row for row in takewhile(bool, rows) if row]
-
-
-def _other_versions(ledger: Ledger, key: str) -> str:
-    """Return the packages that changed since a history was stored, in words; empty if none did."""
-    command = _history(ledger, key)[-1].get("command_id")
-    recorded = [row for row in ledger.rows("environment") if row.get("command_id") == command]
-    changed = {
-        f"{package} {row[package]} recorded, {package_version(package)} installed"
-        for row in recorded
-        for package in _PACKAGES
-        if package in row and row[package] != package_version(package)
-    }
-    return "".join(f"; {text}" for text in sorted(changed))

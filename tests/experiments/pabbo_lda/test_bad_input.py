@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from experiments.pabbo_lda.settings import LdaSettings
 from raypipe import cli
 
 CONFIG = "experiment: experiments.pabbo_lda\n"
@@ -38,10 +37,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert "Traceback" not in message
     assert not Path("runs").exists()
     return message
-
-
-def overwrite(counts: object) -> None:
-    sparse.save_npz("bow/X_mine_val_bow.npz", sparse.csr_matrix(counts))
 
 
 def test_the_data_is_good_as_it_is(work, capsys):
@@ -88,32 +83,5 @@ def test_settings_that_cannot_work(work, capsys, arguments, message):
     assert message in refused(capsys, *BOW, *arguments)
 
 
-def test_the_last_seeds():
-    assert LdaSettings(seed=2**32 - 10, runs=10).seed == 2**32 - 10
-
-
 def test_a_missing_file_names_those_there_are(work, capsys):
     assert "mine" in refused(capsys, *BOW[:2], "lda.datasets=[mime]")
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ([[1, -2], [0, 1]], "-2"),
-        ([[1.0, 0.5], [0, 1]], "0.5"),
-        (np.zeros((3, 0)), "vocabulary is empty"),
-        (np.zeros((3, 4)), "mine"),
-    ],
-)
-def test_counts_that_are_none(work, capsys, counts, message):
-    overwrite(counts)
-    shown = refused(capsys, *BOW)
-    assert "X_mine_val_bow.npz" in shown
-    assert message in shown
-
-
-@pytest.mark.parametrize("content", [b"", b"not a zip", None])
-def test_a_corrupt_file(work, capsys, content):
-    path = Path("bow/X_mine_val_bow.npz")
-    path.write_bytes(path.read_bytes()[:300] if content is None else content)
-    assert "X_mine_val_bow.npz" in refused(capsys, *BOW)

@@ -104,13 +104,6 @@ def test_the_area_of_a_negative_objective_is_the_mean_difference() -> None:
     assert area["b"] == pytest.approx((0.4 + 0.3) / 2)
 
 
-def test_a_study_that_finds_the_best_beyond_the_start_at_once_has_no_area() -> None:
-    rows = history({"a": [[9.0, 8.0, 5.0, 7.0]], "b": [[9.0, 8.0, 6.0, 5.0]]})
-    area = table(aggregate(rows)["convergence"], "optimizer")["area_under_curve"]
-    assert area["a"] == 0
-    assert area["b"] > 0
-
-
 def test_the_best_known_is_that_of_the_same_corpus_and_seed() -> None:
     rows = history({"a": [[4.0, 2.0], [9.0, 8.0]], "b": [[4.0, 3.0], [9.0, 7.0]]})
     rows += history({"a": [[40.0, 1.0]]}, dataset="other")
@@ -213,21 +206,6 @@ def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
 
 
 @settings(max_examples=8, deadline=None)
-@given(STUDIES, st.permutations(range(3)))
-def test_numbering_the_runs_anew_changes_no_statistic(values: Values, order: list[int]) -> None:
-    """Runs are exchangeable blocks: the same permutation of all optimizers' runs."""
-    before = aggregate(history(values))
-    after = aggregate(history({name: [runs[i] for i in order] for name, runs in values.items()}))
-    for name in ("summary", "rankings", "comparisons"):
-        assert before[name].keys() == after[name].keys()
-        for key, row in before[name].items():
-            for column, value in row.items():
-                number = isinstance(value, float)
-                expected = pytest.approx(value, rel=1e-9) if number else value
-                assert after[name][key][column] == expected
-
-
-@settings(max_examples=8, deadline=None)
 @given(STUDIES)
 def test_targets_and_curves_are_consistent(values: Values) -> None:
     studies = progress(history(values))
@@ -267,14 +245,6 @@ def test_the_noise_is_pooled_over_the_repeated_points_with_the_lowest_means():
     assert row["interval"] == pytest.approx(quantile * std * math.sqrt(2 / 4))
     more = fits({T: [T + 0.0, T + 1.0] for T in range(2, 72)})
     assert landscape(more, HISTORY)[0]["points"] == 7
-
-
-def test_two_values_of_one_point_differ_by_less_than_the_interval_in_95_of_100_cases():
-    rng = np.random.default_rng(0)
-    values = {T: rng.normal(500, 7, 8).tolist() for T in range(2, 60)}
-    interval = landscape(fits(values), HISTORY)[0]["interval"]
-    pairs = rng.normal(500, 7, (4000, 2))
-    assert 0.9 < np.mean(np.abs(pairs[:, 0] - pairs[:, 1]) < interval) < 0.99
 
 
 def test_values_that_are_not_finite_are_left_out_and_without_repetitions_nothing_is_known():

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from experiments.pabbo_lda.experiment import stages
@@ -20,7 +18,6 @@ from experiments.pabbo_lda.optimizers.pabbo import model_scorer
 from experiments.pabbo_lda.pabbo.curve_training import (
     CurvePolicySettings,
     CurvePolicyTask,
-    degree,
     distance_to_close,
     excess,
     studies,
@@ -53,11 +50,6 @@ def tiny_model(seed: int = 0) -> PabboModel:
 
 def pabbo(scorer, t_max: int = 1000, seed: int = 0) -> Optimizer:
     return make_optimizer("pabbo_curves", space=Space(2, t_max), seed=seed, scorer=scorer)
-
-
-def lowest(duels, preferred, points, pairs, used):
-    """Stands in for a trained model: the smallest unknown T."""
-    return -points[pairs].sum(axis=1)
 
 
 def test_any_split_into_micro_batches_has_the_same_gradient():
@@ -136,49 +128,6 @@ def test_a_study_in_training_is_a_study_in_use():
         assert int(curves.T[row, best[row, -1]]) == study.best[0].T
         compared += 1
     assert compared >= 10
-
-
-@given(
-    losses=st.lists(
-        st.tuples(st.floats(1e-3, 1e44), st.floats(1e-3, 1e44)).filter(lambda ab: ab[0] != ab[1]),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_degrees_in_use_are_those_of_the_training(losses: list[tuple[float, float]]):
-    pairs = np.array(losses)
-    used = pabbo(lowest).preferred(pairs)  # type: ignore[attr-defined]
-    logs = torch.from_numpy(np.log(pairs))
-    margin = (logs[:, 0] - logs[:, 1]).abs()
-    trained = degree(torch.from_numpy(pairs[:, 1] < pairs[:, 0]), margin)
-    assert used == pytest.approx(trained.numpy(), abs=1e-6)
-    assert ((used > 0.5) == (pairs[:, 1] < pairs[:, 0])).all()
-
-
-def test_a_degree_grows_with_the_difference_and_is_clear_where_there_is_none():
-    pairs = [(1.0, 1.01), (1.0, 1.1), (1.0, 2.0), (1.0, 1e44), (1.0, np.inf), (-2.0, 3.0)]
-    degrees = pabbo(lowest).preferred(np.array(pairs))  # type: ignore[attr-defined]
-    assert degrees[0] == pytest.approx(0.5 - 0.5 * math.log(2) / math.log(1e4), rel=0.01)
-    assert (np.diff(degrees) <= 0).all()
-    assert (degrees[3:] == 0).all()
-    turned = pabbo(lowest).preferred(np.array(pairs)[:, ::-1])  # type: ignore[attr-defined]
-    assert turned == pytest.approx(1 - degrees)
-
-
-def test_degrees_at_the_ends_are_preferences():
-    model = tiny_model()
-    duels, won = torch.rand(9, 2), torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 1])
-    assert torch.equal(model.embed_duels(duels, won.float()), model.embed_duels(duels, won))
-
-
-def test_proposals_follow_the_scores_alone():
-    optimizer = pabbo(lowest)
-    optimizer.tell([Point(T) for T in START], [float(T) for T in START])
-    for T in (2, 3, 4, 5, 6):
-        assert optimizer.ask() == [Point(T)]
-        optimizer.tell([Point(T)], [float(T)])
-    with pytest.raises(ValueError, match="scorer"):
-        pabbo(None)
 
 
 def test_training_learns_the_distances():

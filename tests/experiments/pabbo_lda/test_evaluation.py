@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from experiments.pabbo_lda.pabbo.evaluation import (
-    FAR,
     EvaluationSettings,
     HeldOut,
     Searches,
@@ -60,29 +59,6 @@ def test_regret_starts_with_the_first_duel_and_never_grows() -> None:
     assert (regret >= -1e-5).all()
 
 
-def test_no_candidate_is_asked_twice() -> None:
-    settings = SETTINGS.model_copy(update={"steps": 40})
-    held_out = held_out_functions(settings, FUNCTIONS)
-    regret = simple_regret(random_scorer(0, held_out), held_out, settings)
-    gap = held_out.best_utility - held_out.candidates.utility.amax((1, 2))
-    torch.testing.assert_close(regret[:, :, -1], gap[:, None].expand(-1, 3))
-
-
-def test_random_search_differs_by_start_and_step_and_repeats_by_seed() -> None:
-    held_out = _held_out()
-    one, again, other = (
-        simple_regret(random_scorer(seed, held_out), held_out, SETTINGS) for seed in (0, 0, 1)
-    )
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    candidates = held_out.candidates
-    scorer = random_scorer(0, held_out)
-    short, long = (scorer(torch.zeros(6, 3, n, 2), torch.zeros(6, 3, n), candidates, 0.1)
-                   for n in (1, 2))  # fmt: skip
-    assert not torch.equal(short, long)
-    assert not torch.equal(short[:, 0], short[:, 1])
-
-
 def test_held_out_functions_are_not_training_functions() -> None:
     trained = sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
     assert not torch.allclose(trained.points, _held_out().candidates.points)
@@ -106,16 +82,6 @@ def test_all_runs_together_are_each_run_alone() -> None:
         utility = torch.cat((utility, c.utility[b, choice][None]))
         best.append(utility.max())
     torch.testing.assert_close(together[b, r], held_out.best_utility[b] - torch.stack(best))
-
-
-def test_sampling_explores_where_the_best_score_does_not() -> None:
-    def flat(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
-        return torch.zeros(*duels.shape[:2], candidates.preferred.shape[1])
-
-    held_out = _held_out()
-    greedy = simple_regret(flat, held_out, SETTINGS)
-    sampled = simple_regret(flat, held_out, SETTINGS.model_copy(update={"sampled": True}))
-    assert not torch.equal(greedy, sampled)
 
 
 def test_curve_and_band_are_over_functions() -> None:
@@ -176,12 +142,3 @@ def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start() -> Non
     assert rows["far", "pabbo"]["functions"] == 2
     assert rows["near", "random"]["duels_to_1_percent"] is None
     assert rows["near", "random"]["reached_1_percent"] == pytest.approx(1 / 3)
-
-
-def test_a_start_is_far_if_both_ends_of_its_duel_are() -> None:
-    settings = EvaluationSettings(functions=40, starts=3, query_points=20, candidate_pairs=40)
-    held_out = held_out_functions(settings, SyntheticFunctionSettings())
-    gap = (held_out.duels[:, :, 0] - held_out.best_point[:, None, None]).abs()
-    assert torch.equal(held_out.far, (gap > FAR).all(2))
-    assert 0.1 < held_out.far.double().mean() < 0.6
-    assert (held_out.spread > 0).all()

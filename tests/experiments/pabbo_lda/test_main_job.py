@@ -238,18 +238,6 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
 
 
 @pytest.mark.slow
-def test_a_larger_budget_continues_the_studies(commands, undisturbed, tmp_path):
-    folder = tmp_path / "run"
-    assert commands.run(folder, *QUICK).status == 0
-    pd.testing.assert_frame_equal(results_of(folder), undisturbed)
-    assert commands.run(folder, *QUICK, "lda.evaluations=11").status == 0
-    after = results_of(folder)
-    kept = after[after["evaluation"] <= 8].reset_index(drop=True)
-    pd.testing.assert_frame_equal(kept, undisturbed)
-    assert after["evaluation"].max() == 11
-
-
-@pytest.mark.slow
 def test_killed_tasks_are_recorded_and_change_nothing(commands, undisturbed, tmp_path):
     ended = commands.alone(tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
     assert ended.status == 0, ended.output
@@ -278,25 +266,6 @@ def test_an_ended_command_continues_where_it_was(
     assert ended.status == 0, ended.output
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
     pd.testing.assert_frame_equal(results_of(folder), undisturbed)
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_continues_from_its_checkpoint(commands, tmp_path):
-    train = ("--only", "train_small", "train_small.training.steps=60")
-    train += ("train_small.training.checkpoint_every=2",)
-    assert commands.run(tmp_path / "whole", *train).status == 0
-    folder = tmp_path / "run"
-    process = commands.start(folder, *train)
-    wait_until(lambda: any(folder.glob("checkpoints/*/*/manifest.json")), process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130, output
-    assert table(folder, "stages").set_index("stage")["status"]["train_small"] == "interrupted"
-    assert commands.run(folder, *train).status == 0
-    columns = ["step", "loss", "lr"]
-    pd.testing.assert_frame_equal(
-        table(folder, "steps")[columns], table(tmp_path / "whole", "steps")[columns]
-    )
 
 
 def wait_for_evaluations(folder: Path, process: subprocess.Popen[str]) -> None:

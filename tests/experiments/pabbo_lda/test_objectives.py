@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import math
 from pathlib import Path
 
@@ -93,15 +92,6 @@ def test_coherence_counts_the_documents_that_hold_both_words():
     assert npmi(documents, topics, words=3) == pytest.approx((pair_01 - 1 + pair_12) / 3)
     assert npmi(sparse.csr_matrix([[1, 1]]), np.ones((1, 2))) == 1
     assert npmi(sparse.csr_matrix([[1, 0], [0, 1]]), np.ones((2, 2))) == -1
-
-
-def test_more_coherent_topics_have_a_smaller_value(folder):
-    clear = sparse.csr_matrix(np.kron(np.eye(2, dtype=np.int64), np.ones((40, 30), np.int64)))
-    sparse.save_npz(folder / "X_clear_val_bow.npz", clear)
-    one = objective(folder, datasets=("clear",), objective="coherence")
-    mixed = objective(folder, objective="coherence")
-    assert value(one, Point(2)) == pytest.approx(-1)
-    assert value(one, Point(2)) < value(mixed, Point(2))
 
 
 def test_recorded_values_are_looked_up(folder):
@@ -207,12 +197,3 @@ def test_table_refuses_what_it_cannot_answer():
         TabularObjective(TABLE.assign(perplexity=0.0))
     with pytest.raises(ValueError, match="a perplexity that is not a number"):
         TabularObjective(TABLE.assign(perplexity="1,234.5"))
-
-
-def test_table_reads_the_published_layout(tmp_path: Path):
-    path = tmp_path / "evaluations.csv.gz"
-    with gzip.open(path, "wt") as file:
-        file.write(
-            "dataset,run_id,seed,T,perplexity,seen_by\n20news,0,42,2,1871.2338458807023,GA\n"
-        )
-    assert TabularObjective.read(path).value("20news", 42, 2) == 1871.2338458807023

@@ -14,23 +14,20 @@ from typing import get_args
 import numpy as np
 import optuna
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.optimizers import T_ONLY, Optimizer, OptimizerName, make_optimizer
 from experiments.pabbo_lda.optimizers.bayesian import expected_improvement
-from experiments.pabbo_lda.optimizers.pabbo import PolicySettings, model_scorer
+from experiments.pabbo_lda.optimizers.pabbo import PolicySettings
 from experiments.pabbo_lda.optimizers.populations import (
-    GeneticAlgorithm,
     cross,
     mutate,
     natural_gradient,
     rank_losses,
     worst_neighbor,
 )
-from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.settings import START
 from experiments.pabbo_lda.space import Point, Scale, Space
 from experiments.pabbo_lda.study.study import Study
@@ -227,16 +224,6 @@ def test_the_seed_decides_and_global_generators_are_left_alone(name: OptimizerNa
         assert asked(make(name, 5), lambda T: 10 ** min(300.0, bowl(T) * 15)) == first
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pabbo")])
-def test_improves_on_the_start_far_from_it(name: OptimizerName):
-    """From a best start value of 115 to within a factor of 1.5 of the minimum at 8."""
-    for seed in range(1 if name in FIXED else 5):
-        study = Study(make(name, seed), points(*START), budget=80)
-        best = finish(study, lambda point: abs(math.log(point.T / 8))).best
-        assert best is not None
-        assert best[1] < math.log(1.5)
-
-
 @pytest.mark.parametrize("name", ["ga", "es", "sabbo", "tpe", "cma_es", "gp_ei", "pfn_ei"])
 def test_finds_the_bottom_of_a_bowl_in_three_dimensions(name: OptimizerName):
     """Better than random search, after 20 evaluations that are spread over the space."""
@@ -329,43 +316,6 @@ def test_genetic_operators_work_on_bits():
     assert (np.bitwise_count(flipped) <= 1).all()
     assert (flipped > 0).mean() == pytest.approx(0.2, abs=0.02)
     assert set(np.log2(flipped[flipped > 0])) == set(range(10))
-
-
-def test_the_genes_of_a_prior_are_those_of_its_points():
-    """Crossover and mutation see the point that was evaluated, with all its bits."""
-    space = Space(2, 1000, alpha=(1e-3, 100.0), eta=(0.1, 1.0))
-    ga = GeneticAlgorithm(space, 0)
-    drawn = space.points(np.random.default_rng(0).uniform(-1, 1, (500, 3)))
-    chromosomes = ga._encode(drawn)
-    assert (chromosomes >> 20 == [point.T for point in drawn]).all()
-    # the grid of 1024 values is at most half a step away, and of its points nothing is lost
-    on_grid = ga._decode(chromosomes)
-    away = np.abs(space.positions(on_grid) - space.positions(drawn))
-    assert away[:, 1].max() <= 1 / 1023 + 2 * 0.005 / math.log(1e5)
-    assert ga._decode(ga._encode(on_grid)) == on_grid
-
-
-def test_genetic_elite_survives_but_is_not_asked_again():
-    ga = make("ga")
-    ga.tell(points(*START), [0.0 if T == 115 else 1.0 for T in START])
-    batches = []
-    for _ in range(30):
-        batch = ga.ask()
-        ga.tell(batch, [2.0] * len(batch))
-        batches.append([point.T for point in batch])
-    assert {len(batch) for batch in batches} == {15}
-    share = np.mean([T == 115 for batch in batches[10:] for T in batch])
-    assert share > 0.02, "offspring still descend from the elite of the start"
-
-
-def test_evolution_strategy_forgets_its_parents():
-    es = make("es")
-    es.tell(points(2), [-1e9])  # better than anything that follows
-    for _ in range(10):
-        batch = es.ask()
-        assert len(batch) == 10
-        es.tell(batch, [-float(point.T) for point in batch])
-    assert np.median([point.T for point in es.ask()]) > 300
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
@@ -510,18 +460,6 @@ def test_pabbo_refuses_scores_that_mean_nothing():
     optimizer.tell(points(5, 9), [1.0, 2.0])
     with pytest.raises(ValueError, match="finite score"):
         optimizer.ask()
-
-
-def test_the_scorer_of_a_model_gives_the_scores_of_its_acquisition_head():
-    torch.manual_seed(0)
-    model = PabboModel(SMALL).eval()
-    rng = np.random.default_rng(0)
-    duels, preferred = rng.uniform(-1, 1, (5, 2)), np.array([0.0, 1, 1, 0, 1])
-    places, pairs = rng.uniform(-1, 1, 9), rng.integers(9, size=(30, 2))
-    numbers = (torch.from_numpy(each).float() for each in (duels, preferred, places))
-    expected = score_pairs(model, *numbers, torch.from_numpy(pairs), 0.25)
-    scores = model_scorer(model)(duels, preferred, places, pairs, 0.25)
-    assert scores == pytest.approx(expected.numpy(), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

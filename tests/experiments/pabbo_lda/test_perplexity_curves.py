@@ -73,32 +73,6 @@ def test_the_noise_has_its_size_and_is_independent_between_neighbors():
     assert 0.03 < spread.max() < 0.06
 
 
-def test_the_noise_is_interpolated_between_values_of_t_a_factor_apart():
-    curves = sample(count=3000, noise=(0.02, 0.02), spacing=(2.0, 2.0), t_max=(1000, 1000))
-    error = {
-        T: (curves.loss - curves.trend)[curves.T == T]
-        for T in (2, 4, 8)  # all curves have them
-    }
-    for values in error.values():
-        assert values.std().item() == pytest.approx(0.02, rel=0.05)
-    whole = (curves.loss - curves.trend)[:, curves.started.shape[1] :]
-    two, three, four = whole[:, 0], whole[:, 1], whole[:, 2]
-    right = math.log2(3 / 2)
-    between = ((1 - right) * two + right * four) / math.hypot(1 - right, right)
-    torch.testing.assert_close(three, between)
-    assert abs(torch.corrcoef(torch.stack((two, four)))[0, 1].item()) < 0.06
-
-
-def test_equal_t_of_a_curve_have_equal_values_whatever_else_is_drawn():
-    curves, others = sample(n=48), sample(n=90)
-    for row in range(50):
-        first = dict(zip(curves.T[row].tolist(), curves.loss[row].tolist(), strict=True))
-        second = dict(zip(others.T[row].tolist(), others.loss[row].tolist(), strict=True))
-        shared = first.keys() & second.keys()
-        assert len(shared) > 20
-        assert all(first[T] == second[T] for T in shared)
-
-
 def test_curves_depend_on_seed_and_sample_alone():
     whole = sample(count=8)
     parts = [
@@ -128,31 +102,6 @@ def test_t_are_distinct_integers_of_the_range(t_min: int, low: int, more: int, n
     assert curves.T.max() <= low + more
     assert curves.points.min() >= -1
     assert curves.points.max() <= 1 + 1e-12
-
-
-def test_small_t_are_all_there_and_the_ends_are_at_the_ends():
-    curves = sample(t_max=(1000, 1000))
-    assert (offered(curves)[:, :12] == torch.arange(2, 14)).all()
-    assert (offered(curves)[:, -1] > 850).all()
-    positions = {2: -1.0, 1000: 1.0}
-    for T, position in positions.items():
-        there = curves.points[curves.T == T]
-        assert there.tolist() == pytest.approx([position] * len(there))
-
-
-def test_a_start_is_a_handful_to_twenty_even_in_t_or_in_log_t_or_in_a_part_of_it():
-    curves = sample(count=2000, t_max=(1000, 1000))
-    counts = curves.started.sum(1)
-    assert sorted(set(counts.tolist())) == list(range(2, 21))
-    assert (curves.started.long().diff(dim=1) <= 0).all(), "a shorter start has the first ones"
-    start = curves.T[:, :20].double()
-    far = (start > 100).double().mean(1)
-    assert 0.33 < (far > 0.65).double().mean() < 0.5, "nine in ten of an even draw lie above 100"
-    whole = math.log(500) / math.sqrt(12)  # the standard deviation of log T, even in log T
-    narrow = start.log().std(1) < 0.4 * whole
-    assert 0.15 < narrow.double().mean() < 0.3, "two in three parts are less than 0.4 of the range"
-    assert (narrow & (far == 0)).any()
-    assert (narrow & (far == 1)).any()
 
 
 @pytest.mark.parametrize(

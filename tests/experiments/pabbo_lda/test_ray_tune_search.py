@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from optuna.distributions import FloatDistribution, IntDistribution
 from ray import tune
 
 from experiments.pabbo_lda.samplers.ray_tune import PabboSearch
@@ -39,32 +38,6 @@ def test_points_lie_in_the_space_of_tune_and_come_near_the_optimum():
         1e-4 <= p["rate"] <= 1 and p["model"]["depth"] in range(1, 9) and len(p) == 2 for p in found
     )
     assert min(map(loss, found)) < 0.3
-
-
-def test_a_space_of_distributions_and_first_points():
-    space = {"rate": FloatDistribution(1e-4, 1, log=True), "depth": IntDistribution(1, 8)}
-    first = [{"rate": 0.5, "depth": 2}, {"rate": 0.1, "depth": 8}]
-    searcher = PabboSearch(space, "score", "max", points_to_evaluate=first, surrogate=Nearest())
-    assert [searcher.suggest(name) for name in "ab"] == first
-    surrogate = Nearest()
-    told = PabboSearch(
-        space,
-        "score",
-        "max",
-        points_to_evaluate=first,
-        evaluated_rewards=[1.0, 2.0],
-        n_startup_trials=2,
-        surrogate=surrogate,
-    )
-    told.suggest("c")
-    assert surrogate.values.tolist() == [-1.0, -2.0]
-
-
-def test_points_of_concurrent_trials_differ():
-    searcher = search()
-    drive(searcher, 4)
-    asked = [searcher.suggest(f"more{number}") for number in range(6)]
-    assert len({str(point) for point in asked}) == 6
 
 
 @pytest.mark.parametrize("result", [None, {}, {"loss": math.nan}, {"loss": math.inf}])

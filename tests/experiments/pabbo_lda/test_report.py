@@ -13,8 +13,7 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
-from experiments.pabbo_lda import figures as figures_module
-from experiments.pabbo_lda.figures import NAMES, best_of, figures
+from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections, verdicts
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.tables import TABLES
@@ -132,28 +131,6 @@ def test_the_curve_by_time_is_the_median_of_the_runs_at_each_moment() -> None:
     assert_allclose(at(line_of(axes, "ga"), moments / scale + 1e-9), expected)
 
 
-def test_times_of_very_many_evaluations_are_thinned_and_the_curves_stay_the_same(monkeypatch):
-    draw = np.random.default_rng(0)
-    runs = [
-        pd.DataFrame(
-            {
-                "run": run,
-                "evaluation": np.arange(1, 51),
-                "elapsed": draw.random(50).cumsum(),
-                "best_value": np.minimum.accumulate(draw.random(50)),
-            }
-        )
-        for run in range(6)
-    ]
-    table = pd.concat(runs, ignore_index=True)
-    whole = best_of(table, "elapsed")
-    monkeypatch.setattr(figures_module, "_POINTS", 40)
-    thinned = best_of(table, "elapsed")
-    assert 30 < len(thinned) <= 40
-    assert thinned.index[-1] == whole.index[-1] == table["elapsed"].max()
-    pd.testing.assert_frame_equal(thinned, whole.loc[thinned.index])
-
-
 def test_bars_show_mean_and_deviation_from_zero_also_below_it() -> None:
     tables = drawn_tables(["corpus"], ["ga", "es", "random"], 4)
     axes = named(tables)["final_bars-corpus"].figure.axes[0]
@@ -170,17 +147,6 @@ def test_bars_show_mean_and_deviation_from_zero_also_below_it() -> None:
     assert high == 0
 
 
-def test_bars_that_no_linear_axis_can_show_become_points() -> None:
-    tables = drawn_tables(["corpus"], ["ga", "es"], 3)
-    factor = np.where(tables["summary"]["optimizer"] == "es", 1e40, 1.0)
-    for column in ("mean", "std", "min"):
-        tables["summary"][column] *= factor
-    plot = named(tables)["final_bars-corpus"]
-    assert plot.figure.axes[0].get_xscale() == "log"
-    assert not plot.figure.axes[0].patches
-    assert "points, not bars" in plot.caption
-
-
 def test_boxes_hold_every_finite_run_best_median_first() -> None:
     tables = drawn_tables(["corpus"], ["ga", "es"], 5)
     studies = tables["studies"]
@@ -195,17 +161,6 @@ def test_boxes_hold_every_finite_run_best_median_first() -> None:
     assert len(medians) == 2
     assert medians == sorted(medians)
     assert "1 run without a finite value" in plot.caption
-
-
-def test_strokes_are_the_same_in_all_figures_and_whatever_the_selection() -> None:
-    few = named(drawn_tables(["corpus"], ["sabbo", "random"], 2))
-    many = named(drawn_tables(["corpus"], list(NAMES), 2))
-    for name in ("best_by_evaluation-corpus", "best_by_time-corpus"):
-        for optimizer in ("sabbo", "random"):
-            lines = [line_of(d[name].figure.axes[0], optimizer) for d in (few, many)]
-            assert lines[0].get_color() == lines[1].get_color()
-    drawn = [line_of(many["best_by_time-corpus"].figure.axes[0], name) for name in NAMES]
-    assert len({(line.get_color(), line.is_dashed()) for line in drawn}) == len(NAMES)
 
 
 def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:
@@ -382,16 +337,6 @@ def test_a_tie_of_all_optimizers_is_named_and_no_repetition_is_asked_for() -> No
         "difference."
     )
     assert boxes["What to do next"] == ["The tables suggest no next step."]
-
-
-def test_a_lead_on_some_is_named_with_those_on_whom_it_may_be_chance() -> None:
-    values = studies(12, bisect=3, random=7)
-    values["ga"] = [
-        [*study[:2], study[2] + (0.1 + run / 100) * (-1) ** run, *study[3:]]
-        for run, study in enumerate(values["bisect"])
-    ]
-    text = verdicts(tables_of(values, FITS))[0]
-    assert "the lowest average rank by area under curve; the lead of bisect on random is" in text
 
 
 def test_an_optimizer_that_the_tests_put_below_the_first_rank_is_named() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,10 +25,7 @@ from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study import runner
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.evaluations import (
-    LOWEST,
     lda_seeds,
-    mean_value,
-    most_for_a_race,
 )
 from experiments.pabbo_lda.study.runner import StudySpec, run_studies, study_specs
 from raypipe.errors import UnitError
@@ -39,7 +35,6 @@ from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.progress import Display
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
-from raypipe.provenance import package_version
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
@@ -114,14 +109,6 @@ class Hills:
         return float(np.exp(np.log(T / best) ** 2 + noise))
 
 
-class Noisy(Hills):
-    """A flatter curve, on which races are decided."""
-
-    def value(self, dataset: str, seed: int, T: int) -> float:
-        noise = np.random.default_rng((seed, T)).normal(0, 0.01)
-        return 100 * math.exp(0.3 * math.log(T / 12) ** 2 + noise)
-
-
 def objective(dataset: str, values: Hills) -> CorpusObjective:
     return CorpusObjective(dataset, "tabular", {"corpus": dataset}, values)
 
@@ -139,18 +126,12 @@ def small(**changed) -> LdaSettings:
     return study_settings(**{"cache": False, **usual, **changed})
 
 
-def raced(**changed) -> LdaSettings:
-    usual = {"optimizers": ("random", "tpe", "ga"), "evaluations": 14, "seeds": 3}
-    return small(**{"racing": True, **usual, **changed})
-
-
 def no_model(optimizer: str) -> None:
     """No optimizer of these studies has a model."""
 
 
 def run(
     folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0,
-    values: Hills | None = None,
 ):  # fmt: skip
     """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
     directory = RunDirectory.at(folder)
@@ -158,7 +139,7 @@ def run(
     ledger = Ledger(directory)
     trackers = Trackers((), directory, "id", "example", {})
     session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
-    made = values or (Noisy() if lda.racing or lda.seeds > 1 else Hills())
+    made = Hills()
     corpora = [replace(objective(name, made), counts=cost) for name in lda.datasets]
     specs = study_specs(lda, corpora)
     units = [spec.unit(lda, None) for spec in specs]
@@ -291,23 +272,6 @@ def test_an_evaluation_that_fails_for_good_breaks_its_studies_alone(undisturbed,
     assert outcome(ledger) == undisturbed
 
 
-def test_only_some_studies_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.pabbo_lda.study.runner._OPEN_AT_LEAST", 4)
-    monkeypatch.setattr("experiments.pabbo_lda.study.runner._OPEN_PER_CPU", 1)
-    made, most = [], [0]
-
-    class Counted(runner.Study):
-        def __init__(self, *arguments, **named) -> None:
-            super().__init__(*arguments, **named)
-            made.append(self)
-            most[0] = max(most[0], sum(not study.done for study in made))
-
-    monkeypatch.setattr(runner, "Study", Counted)
-    run(tmp_path / "run", study_settings(cache=False, optimizers=("tpe", "random"), runs=3))
-    assert len(made) == 12
-    assert most[0] < 12
-
-
 def test_where_others_hold_all_cpus_the_studies_wait_and_do_not_end(
     undisturbed, tmp_path, monkeypatch
 ):
@@ -377,56 +341,6 @@ def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undistur
     assert outcome(ledger) == undisturbed
 
 
-def test_the_refusal_names_the_versions_that_differ(tmp_path):
-    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
-    ledger, _, _ = run(tmp_path / "run", lda.model_copy(update={"evaluations": 7}))
-    installed = {name: package_version(name) for name in ("numpy", "scipy", "torch")}
-    ledger.put("environment", {"node": {**installed, "optuna": "4.8.0"}})
-    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
-    assert isinstance(error, UnitError)
-    assert f"; optuna 4.8.0 recorded, {package_version('optuna')} installed; use" in error.message
-
-
-def test_an_interrupted_study_has_no_history_and_begins_again(tmp_path):
-    """Values are stored as they arrive, the history when a study has finished."""
-
-    def fate(key: str) -> None:
-        if "T=90" in key:
-            raise KeyboardInterrupt
-
-    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
-    run(tmp_path / "run", lda, fate=fate)
-    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
-    assert error is None
-
-
-FINITE = st.floats(-1e6, 1e6)
-INVALID = st.sampled_from([math.nan, math.inf, -math.inf])
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9))
-def test_more_seeds_begin_with_those_of_fewer(seed, count, more):
-    fewer, all_seeds = lda_seeds(seed, count), lda_seeds(seed, count + more)
-    assert all_seeds[:count] == fewer
-    assert fewer[0] == seed
-    assert len(set(all_seeds)) == count + more
-    assert all(0 <= each < 2**32 for each in all_seeds)
-
-
-def test_runs_share_no_seed():
-    seeds = [each for run in range(200) for each in lda_seeds(42 + run, 5)]
-    assert len(set(seeds)) == len(seeds)
-
-
-@given(st.lists(FINITE, min_size=1, max_size=3), INVALID, st.lists(FINITE | INVALID, max_size=3))
-def test_the_value_is_the_mean_or_what_is_not_finite(before, invalid, after):
-    assert mean_value(before) == pytest.approx(fmean(before), rel=1e-9, abs=1e-6)
-    assert mean_value(before[:1]) == before[0]
-    found = mean_value([*before, invalid, *after])
-    assert found == invalid or (math.isnan(found) and math.isnan(invalid))
-    assert mean_value([1.7e308, 1.7e308]) == math.inf
-
-
 @settings(max_examples=10, deadline=None)
 @given(order=st.integers(0, 2**32), seeds=st.integers(1, 3), kill=st.integers(1, 60))
 def test_every_fit_is_computed_once_and_the_value_is_their_mean(
@@ -434,20 +348,20 @@ def test_every_fit_is_computed_once_and_the_value_is_their_mean(
 ):
     """Also where the command is killed in between, and in the final comparison."""
     lda, folder = small(seeds=seeds, final_seeds=2), tmp_path_factory.mktemp("run")
-    whole, every, _ = run(tmp_path_factory.mktemp("whole"), lda, order, values=Noisy())
+    whole, every, _ = run(tmp_path_factory.mktemp("whole"), lda, order)
     assert len(every.ran) == len(set(every.ran)) == len(whole.rows("evaluations"))
-    run(folder, lda, order, interrupted_after(kill), values=Noisy())
-    ledger, _, error = run(folder, lda, order + 1, values=Noisy())
+    run(folder, lda, order, interrupted_after(kill))
+    ledger, _, error = run(folder, lda, order + 1)
     assert error is None
     assert outcome(ledger) == outcome(whole)
     for row in ledger.rows("study_history"):
-        fits = [Noisy().value("hills", each, row["T"]) for each in lda_seeds(row["seed"], seeds)]
+        fits = [Hills().value("hills", each, row["T"]) for each in lda_seeds(row["seed"], seeds)]
         assert row["value"] == pytest.approx(fmean(fits))
         assert row["lda_seeds"] == seeds
         assert row["evaluation"] != 6 or row["elapsed_s"] == 6 * seeds
     for row in ledger.rows("studies"):
         unseen = lda_seeds(row["seed"], seeds + 2)[seeds:]
-        expected = fmean(Noisy().value("hills", seed, row["best_T"]) for seed in unseen)
+        expected = fmean(Hills().value("hills", seed, row["best_T"]) for seed in unseen)
         assert row["confirmed_value"] == pytest.approx(expected)
         assert row["duration_s"] == 6 * seeds  # of the search alone
     tables = aggregate(*map(ledger.rows, ("study_history", "evaluations", "studies")))
@@ -455,7 +369,7 @@ def test_every_fit_is_computed_once_and_the_value_is_their_mean(
 
 
 def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path: Path):
-    run(tmp_path / "one", small(optimizers=("random",), cache=True), values=Noisy())
+    run(tmp_path / "one", small(optimizers=("random",), cache=True))
     ledger, pool, _ = run(tmp_path / "three", small(optimizers=("random",), cache=True, seeds=3))
     start = [row for row in ledger.rows("evaluations") if row["T"] in (90, 150, 190)]
     assert len(start) == 3 * 2 * 3
@@ -484,95 +398,17 @@ def test_one_of_several_fits_decides_its_topics(tmp_path: Path, failing: bool):
     assert math.isfinite(values[1, 150])
 
 
-def test_a_study_without_a_finite_value_has_nothing_to_confirm(tmp_path: Path):
-    def fate(key: str) -> TaskResult:
-        return TaskResult(key, math.nan, duration_s=1.0, cpu_s=0.5)
-
-    ledger, _, error = run(tmp_path / "run", small(final_seeds=2), fate=fate)
-    assert error is None
-    assert {row["confirmed_value"] for row in ledger.rows("studies")} == {None}
-
-
-def test_the_numbers_of_seeds_and_racing_decide_a_study(tmp_path: Path):
+def test_the_numbers_of_seeds_decide_a_study(tmp_path: Path):
     def decisive(name: OptimizerName = "tpe", **changed) -> Any:
         spec = StudySpec(objective("hills", Hills()), name, 0, 0)
         return spec.unit(small(**changed), None).literals.get("lda")
 
     assert decisive() is None
     assert decisive(seeds=2) == {"seeds": 2}
-    assert decisive(seeds=3, racing=True) == {"seeds": 3, "racing": True}
     assert decisive(final_seeds=3) == {"final_seeds": 3}
     assert decisive("pabbo_small", seeds=2).keys() == {"policy", "seeds"}
     assert LdaSettings().unseen_seeds == 3
-    with pytest.raises(ValueError, match=r"set lda\.seeds to 2 or more"):
-        raced(seeds=1)
     recorded = {"objective": "tabular", "table": tmp_path / "values.csv"}
     with pytest.raises(ValueError, match="seeds = 2 with recorded values"):
         small(**recorded, seeds=2)
     assert small(**recorded, final_seeds=3).unseen_seeds == 0
-
-
-POINTS = st.lists(st.lists(st.floats(1, 1e6), min_size=2, max_size=4), min_size=1, max_size=8)
-
-
-@given(POINTS)
-def test_the_limit_of_a_race_is_above_the_lowest_fit_of_the_best_point(fits):
-    best = min(fits, key=np.mean)
-    assert most_for_a_race(fits) >= min(best) * (1 - 1e-9)
-
-
-def test_the_limit_of_a_race_is_the_prediction_interval_of_one_fit():
-    """Two points with three fits each: four degrees of freedom, the mean of three fits."""
-    logs = np.array([[0.0, 0.01, 0.02], [0.5, 0.53, 0.5]])
-    variance = float(np.var(logs, axis=1, ddof=1).mean())
-    half = scipy.stats.t.ppf(0.975, 4) * math.sqrt(variance * (1 + 1 / 3))
-    assert most_for_a_race(np.exp(logs).tolist()) == pytest.approx(math.exp(0.01 + half))
-    below = logs - 1  # not positive: the noise is that of the values
-    assert most_for_a_race(below.tolist()) == pytest.approx(-0.99 + half)
-    near = [[100 + n, 101 + n] for n in range(LOWEST)]  # only the lowest points count
-    assert most_for_a_race(near) == most_for_a_race([*near, [500.0, 9000.0]])
-    for unknown in ([], [[5.0]], [[5.0, math.inf], [math.nan, 4.0]]):
-        assert most_for_a_race(unknown) == math.inf
-
-
-def test_a_point_that_is_clearly_worse_has_one_fit_and_others_have_all(tmp_path: Path):
-    ledger, pool, error = run(tmp_path / "run", raced())
-    whole, every, _ = run(tmp_path / "whole", raced(racing=False))
-    assert error is None
-    assert len(pool.ran) == len(set(pool.ran)) < len(every.ran)
-    rows = ledger.rows("study_history")
-    best = {(row["optimizer"], row["run"]): row["best_T"] for row in ledger.rows("studies")}
-    assert {row["lda_seeds"] for row in rows} == {1, 3}
-    for row in rows:
-        seeds = lda_seeds(row["seed"], row["lda_seeds"])
-        fits = [Noisy().value("hills", seed, row["T"]) for seed in seeds]
-        assert row["value"] == pytest.approx(fmean(fits))
-        is_best = row["T"] == best[row["optimizer"], row["run"]]
-        assert row["lda_seeds"] == 3 or (row["batch"] > 0 and not is_best)
-    by_random = [
-        [row["T"] for row in each.rows("study_history") if row["optimizer"] == "random"]
-        for each in (ledger, whole)
-    ]
-    assert by_random[0] == by_random[1]
-
-
-@settings(max_examples=6, deadline=None)
-@given(order=st.integers(0, 2**32), kill=st.integers(1, 60))
-def test_neither_order_nor_an_interruption_changes_a_race(order, kill, tmp_path_factory):
-    whole, _, _ = run(tmp_path_factory.mktemp("whole"), raced())
-    folder = tmp_path_factory.mktemp("run")
-    run(folder, raced(), order, interrupted_after(kill))
-    ledger, _, error = run(folder, raced(), order + 1)
-    assert error is None
-    assert outcome(ledger) == outcome(whole)
-
-
-def test_further_fits_of_other_runs_in_the_cache_do_not_change_a_race(tmp_path: Path):
-    alone, _, _ = run(tmp_path / "alone", raced())
-    run(tmp_path / "all", raced(racing=False, cache=True))
-    after, _, _ = run(tmp_path / "after", raced(cache=True))
-    for name, column in (("studies", "best_T"), ("study_history", "value")):
-        first, second = (
-            {key: row[column] for key, row in ledger.items(name)} for ledger in (alone, after)
-        )
-        assert first == second

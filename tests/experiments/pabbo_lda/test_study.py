@@ -69,22 +69,6 @@ def test_tells_whole_batches_in_the_order_asked():
     ]
 
 
-def test_budget_cuts_a_batch_to_its_first_new_members():
-    script = Script([[4, 7, 5, 6]])
-    study = Study(script, points(7, 8), budget=4)
-    history = finish(study, float)
-    assert [e.point.T for e in history] == [7, 8, 4, 5]
-    assert len(script.told) == 1, "a batch that was cut is not told"
-    assert study.asked == 2 + 3
-
-
-def test_start_longer_than_the_budget():
-    script = Script([[4]])
-    study = Study(script, points(7, 8, 9), budget=2)
-    assert [e.point.T for e in finish(study, float)] == [7, 8]
-    assert script.told == []
-
-
 def test_ends_after_twenty_batches_without_a_new_point():
     script = Script([[7]] * 19 + [[8]] + [[7, 8]] * 50)
     study = Study(script, points(7), budget=99)
@@ -112,14 +96,6 @@ def test_values_that_are_not_finite_are_kept_but_never_best():
     assert [e.best_point and e.best_point.T for e in history] == [None, None, 4, 4, 4]
     assert math.isnan(history[0].value)
     assert study.best == (Point(4), 5.0)
-
-
-def test_refuses_values_nobody_asked_for():
-    study = Study(Script([]), points(7, 8), budget=2)
-    study.supply(Point(7), 1.0)
-    for T in (7, 9):
-        with pytest.raises(ValueError, match=rf"T={T} is not requested"):
-            study.supply(Point(T), 1.0)
 
 
 def test_a_recorded_history_must_be_proposed_again():

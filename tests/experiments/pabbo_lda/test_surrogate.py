@@ -45,13 +45,6 @@ def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(
     assert (surrogate.expected_improvement(known, values, candidates) == gain).all()
 
 
-def test_a_reflected_function_has_the_same_improvement(surrogate: Surrogate):
-    known, values, candidates = drawn(9, 3)
-    gain = surrogate.expected_improvement(known, values, candidates)
-    reflected = surrogate.expected_improvement(-known, values, -candidates)
-    assert reflected == pytest.approx(gain, rel=1e-6)
-
-
 @given(factor=st.floats(1e-20, 1e20), shift=st.floats(-10, 10), n=st.integers(2, 12))
 @settings(deadline=None, max_examples=20)
 def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor: float, shift: float, n: int):
@@ -74,11 +67,6 @@ def test_extreme_values_have_a_finite_improvement(surrogate: Surrogate, values: 
     assert np.isfinite(gain).all()
     assert (gain >= 0).all()
     assert np.isfinite(surrogate.predict(known, values, candidates)).all()
-
-
-def test_one_value_is_enough(surrogate: Surrogate):
-    gain = surrogate.expected_improvement([[0.5]], [3.0], [[0.5], [-1.0]])
-    assert gain[1] > gain[0] >= 0, "where it is known there is less to find"
 
 
 def test_a_point_that_no_training_has_seen_is_refused(surrogate: Surrogate):

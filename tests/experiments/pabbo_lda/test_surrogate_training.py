@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.pabbo_lda.surrogate.model import SurrogateSettings, ValueScale, restore_surrogate
+from experiments.pabbo_lda.surrogate.model import SurrogateSettings, restore_surrogate
 from experiments.pabbo_lda.surrogate_training.experiment import (
     PriorFittingSettings,
     PriorFittingTask,
 )
-from experiments.pabbo_lda.surrogate_training.prior import sample_functions, sample_searches
+from experiments.pabbo_lda.surrogate_training.prior import sample_searches
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 
@@ -42,16 +42,6 @@ def test_searches_are_finite_and_lie_in_the_space_of_their_function():
     assert {1.0, 2.0, 3.0} == set(s.used.sum(1).tolist())
 
 
-def test_functions_have_values_of_many_sizes_and_shapes():
-    functions = sample_functions(0, torch.arange(500))
-    points = (2 * torch.rand(500, 64, 3) - 1) * functions.used[:, None]
-    values = functions(points, torch.zeros(500, 64))
-    assert values.isfinite().all()
-    assert (values.amax(1) > 1e6).double().mean() > 0.02, "some explode"
-    scaled = ValueScale(values).forward(values)
-    assert scaled.amax() < 7
-
-
 def test_a_split_batch_has_the_same_loss():
     task = PriorFittingTask(SETTINGS)
     torch.manual_seed(0)
@@ -77,16 +67,6 @@ def test_training_lowers_the_surprise_of_held_out_functions():
         optimizer.step()
     with torch.no_grad():
         assert task.evaluate(model, device, 64)["surprise"] < before - 0.1
-
-
-def test_the_scale_keeps_the_order_and_is_inverted():
-    values = torch.tensor([[3.0, 3.1, 4.0, 50.0, 1e44]], dtype=torch.float64)
-    scale = ValueScale(values)
-    scaled = scale.forward(values)
-    assert scaled[0, 0] == 0
-    assert (scaled.diff() > 0).all()
-    assert torch.allclose(scale.inverse(scaled)[:, :4], values[:, :4])
-    assert scale.forward(torch.tensor([[2.0]]).double()) < 0
 
 
 def test_a_file_of_another_model_is_refused():

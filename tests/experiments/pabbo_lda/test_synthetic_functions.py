@@ -8,10 +8,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
 from experiments.pabbo_lda.pabbo.functions import (
-    KERNELS,
     SyntheticFunctionSettings,
     _log_normal,
-    bowl,
     covariance,
     sample_functions,
 )
@@ -30,24 +28,12 @@ def test_kernels_are_scikit_learn_s(row: int, kernel) -> None:
     np.testing.assert_allclose(ours.numpy(), kernel(x[:, None]), atol=1e-12)
 
 
-def test_a_batch_mixes_all_kernels() -> None:
-    distance = torch.ones(len(KERNELS), 1)
-    values = covariance(torch.arange(len(KERNELS)), distance)
-    assert len(values.unique()) == len(KERNELS)
-
-
 @pytest.mark.parametrize("points", [50, 200])
 def test_no_point_is_above_the_known_optimum(points: int) -> None:
     drawn = sample_functions(0, torch.arange(64), points, SETTINGS)
     assert (drawn.utility <= drawn.best_utility[:, None] + 1e-5).all()
     assert drawn.points.abs().max() <= 1
     assert drawn.best_utility.abs().max() <= 5
-
-
-def test_the_optimum_can_be_among_the_points() -> None:
-    drawn = sample_functions(0, torch.arange(32), 40, SETTINGS, with_best=True)
-    torch.testing.assert_close(drawn.points[:, -1], drawn.best_point)
-    torch.testing.assert_close(drawn.utility[:, -1], drawn.best_utility)
 
 
 def test_a_function_does_not_depend_on_its_batch() -> None:
@@ -96,10 +82,3 @@ def test_autocast_does_not_reach_the_factorisation() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = sample_functions(0, samples, 30, SETTINGS)
     assert torch.equal(plain.utility, cast.utility)
-
-
-def test_bowl() -> None:
-    utility = bowl(
-        torch.tensor([[-2.0, 0.0]]), torch.tensor([[1.0, 0.0]]), torch.zeros(1), torch.ones(1)
-    )
-    assert utility.tolist() == [[-3.125, -1.0]]

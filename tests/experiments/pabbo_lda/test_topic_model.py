@@ -152,19 +152,6 @@ def test_the_matrix_may_be_read_only_and_its_indices_long():
     assert lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64")) == expected
 
 
-def test_perplexity_depends_on_its_arguments_alone():
-    np.random.seed(0)  # noqa: NPY002
-    first = lda_perplexity(corpus(), Point(3), 1, LdaFit(3, 16, "float64"))
-    np.random.seed(1)  # noqa: NPY002
-    assert lda_perplexity(corpus(), Point(3), 1, LdaFit(3, 16, "float64")) == first
-    assert lda_perplexity(corpus(), Point(3), 2, LdaFit(3, 16, "float64")) != first
-
-
-def test_refuses_a_model_without_topics():
-    with pytest.raises(ValueError, match="T=0"):
-        lda_perplexity(corpus(), Point(0), 1, LdaFit(3, 16, "float64"))
-
-
 @pytest.mark.parametrize(("T", "published"), [(2, 1871.23), (7, 1691.05)])
 def test_perplexity_agrees_with_the_published_values(data_dir: Path, T: int, published: float):
     counts = load_npz(data_dir / "lda_bow" / "X_20news_val_bow.npz").tocsr()

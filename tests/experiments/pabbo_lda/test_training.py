@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -182,29 +180,6 @@ def test_expected_improvement_sums_over_all_candidates() -> None:
     torch.testing.assert_close(expected_improvement(log_probs, utility, best, 0.9), expected)
 
 
-def test_expected_improvement_is_reinforce_s_gradient_for_a_single_duel() -> None:
-    """With one step there is no later choice: the mean of REINFORCE over draws is the sum."""
-    utility = torch.tensor([[0.0, 1.0, 3.0]], dtype=torch.float64)
-    logits = torch.tensor([[[[0.3, -0.2, 0.1]]]], dtype=torch.float64, requires_grad=True)
-    log_probs = logits.log_softmax(3)
-    best = utility[:, None, :1]
-    (exact,) = torch.autograd.grad(
-        expected_improvement(log_probs, utility, best, 1.0).sum(), logits, retain_graph=True
-    )
-    total = torch.zeros_like(logits)
-    for action in range(3):
-        (score,) = torch.autograd.grad(log_probs[0, 0, 0, action], logits, retain_graph=True)
-        total -= log_probs[0, 0, 0, action].exp().detach() * utility[0, action] * score
-    torch.testing.assert_close(exact * (utility.std() + 1e-3), total)
-
-
-def test_a_flat_function_gives_no_gradient_from_rounding() -> None:
-    log_probs, _, utility, best = _random_policy()
-    flat = 3.0 + 1e-7 * utility.float()
-    loss = expected_improvement(log_probs.float(), flat, 3.0 + 1e-7 * best.float(), 0.98)
-    assert loss.abs().max() < 1e-2
-
-
 def test_phases() -> None:
     training = TrainingSettings(steps=2000, effective_batch=16)
     burn_in, policy = PabboTask(
@@ -229,10 +204,6 @@ def test_phases() -> None:
 def test_contradicting_settings_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PabboSettings(**{**TINY.model_dump(), **changes})
-
-
-def test_the_task_is_picklable() -> None:
-    assert pickle.loads(pickle.dumps(PabboTask(TINY))).settings == TINY
 
 
 def test_a_short_burn_in_learns_to_predict_winners() -> None:
