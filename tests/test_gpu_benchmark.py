@@ -332,13 +332,6 @@ def test_the_page_shows_rows_verdicts_and_errors() -> None:
     assert "| A sweep by the command | not started |" in text
 
 
-def test_the_limit_lies_on_the_line_through_the_prediction() -> None:
-    assert memory.peak_at(PREDICTION, 5) == 800
-    # 300 + 100 x 20 > 1.05 x 2000 - 200; a ladder halves a multiple of four evenly
-    assert memory.too_large(PREDICTION) == 20
-    assert memory.peak_at(PREDICTION, 15) == 1800
-
-
 @pytest.mark.parametrize("machine", [H100, replace(H100, device="Tesla T4", capability="7.5")])
 def test_the_limit_is_tried_below_and_above(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -480,17 +473,6 @@ def test_the_overrides_of_a_workload_are_valid(name: str, rehearsal: bool) -> No
     texts = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     settings = resolve(read(workload.config), texts, "auto", [Hardware("h", 2, 1, gpus)]).settings
     assert getattr(settings, workload.stage).scaling.workers == 1
-
-
-def test_a_fault_is_injected_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAYPIPE_FAULTS", raising=False)
-
-    def variables() -> Iterator[str | None]:
-        with memory.fault("oom:micro_batch>3"):
-            yield os.environ["RAYPIPE_FAULTS"]
-        yield os.environ.get("RAYPIPE_FAULTS")
-
-    assert list(variables()) == ["oom:micro_batch>3", None]
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from torch.utils.data import Dataset
 
 from experiments.common.blocks import Split
 from experiments.common.corpora.corpus import CorpusError
+from experiments.common.cross_entropy import linear_cross_entropy
 from experiments.common.task import DatasetTask
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import TokenFolder, run_folder, tokens_between
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.cross_entropy import linear_cross_entropy
 from raypipe.training.keyed_random import words
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments.common.blocks import Part
+from experiments.common.cross_entropy import linear_cross_entropies
 from experiments.common.task import DatasetTask
 from experiments.summarization.model import (
     PAD,
@@ -28,7 +29,6 @@ from experiments.summarization.model import (
 from experiments.summarization.tokenizer import END, pairs_path
 from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.cross_entropy import linear_cross_entropies
 from raypipe.training.keyed_random import words
 from raypipe.training.task import Loss, StepContext
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from raypipe.training.parallel import Worker
+from raypipe.training.parallel import HostCopy, Worker
 
 _KEY = "ending"
 #: steps after which the answer of a GPU is read; until then the host runs ahead
@@ -43,7 +43,7 @@ class Agreement:
         self._ending, self._worker = ending, worker
         self._since, self._step_s = time.monotonic(), 0.0
         self._evaluation_s = self._save_s = 0.0
-        self._answers: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self._answers: deque[HostCopy] = deque()
 
     def expect_save(self, model: nn.Module) -> None:
         """Estimate how long a checkpoint takes before one was saved: weights and two moments."""
@@ -73,15 +73,7 @@ class Agreement:
         answer = sums.pop(_KEY, None)
         if answer is None:
             return self._ending.wanted
-        arrived = None
-        if answer.is_cuda:
-            answer = answer.to("cpu", non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-        self._answers.append((answer, arrived))
-        if arrived is not None and len(self._answers) <= _LAG:
+        self._answers.append(HostCopy(answer))
+        if self._answers[-1].is_on_its_way and len(self._answers) <= _LAG:
             return False
-        answer, arrived = self._answers.popleft()
-        if arrived is not None:
-            arrived.synchronize()
-        return bool(answer.item())
+        return bool(self._answers.popleft().values().item())

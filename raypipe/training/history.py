@@ -21,6 +21,7 @@ from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.store import tables as results
 from raypipe.store.tables import Column
 from raypipe.training.job import Report, TrainingJob
+from raypipe.training.parallel import HostCopy
 from raypipe.training.settings import MonitorSettings
 
 Row = dict[str, Any]
@@ -131,17 +132,6 @@ class Throughput:
         return event
 
 
-@dataclass
-class _Pending:
-    """Row whose values may still be in transfer from the device."""
-
-    row: Row
-    names: list[str]
-    values: Tensor
-    arrived: torch.cuda.Event | None
-    interval: Interval
-
-
 class History:
     """Rows of the table ``steps`` of one run; the sums are the same on every worker."""
 
@@ -149,7 +139,8 @@ class History:
         self.rows: list[Row] = []
         self._job, self._report = job, report
         self._tolerate_overflow = tolerate_overflow
-        self._pending: _Pending | None = None
+        # the logged step whose values may still be in transfer from the device
+        self._pending: tuple[Row, list[str], HostCopy, Interval] | None = None
 
     def note(self, row: Row, sums: Mapping[str, Tensor], interval: Interval) -> None:
         """Record a logged step with its ``sums``, which are divided by the sum ``weight``.
@@ -159,13 +150,8 @@ class History:
         """
         self.settle()
         names = sorted(sums)
-        packed = torch.stack([sums[name].double() for name in names])
-        arrived = None
-        if packed.is_cuda:
-            packed = packed.to("cpu", non_blocking=True)
-            arrived = torch.cuda.Event()
-            arrived.record()
-        self._pending = _Pending(row, names, packed, arrived, interval)
+        packed = HostCopy(torch.stack([sums[name].double() for name in names]))
+        self._pending = row, names, packed, interval
 
     def settle(self, measures: Mapping[str, float] | None = None) -> None:
         """Turn the recorded step into a row, with its evaluation measures, and report it.
@@ -176,11 +162,8 @@ class History:
         """
         if self._pending is None:
             return
-        noted, self._pending = self._pending, None
-        if noted.arrived is not None:
-            noted.arrived.synchronize()
-        values = dict(zip(noted.names, noted.values.tolist(), strict=True))
-        row = noted.row
+        (row, names, packed, interval), self._pending = self._pending, None
+        values = dict(zip(names, packed.values().tolist(), strict=True))
         weight, seen = values.pop("weight"), values.pop("interval_weight")
         row["grad_norm"] = values.pop("grad_norm")
         row |= {name: value / weight for name, value in values.items()}
@@ -192,8 +175,8 @@ class History:
                 f"the loss is {row['loss']} at step {row['step']}; lower training.learning_rate "
                 "or set training.clip_norm"
             )
-        seconds = noted.interval.seconds
-        row["samples_per_s"] = noted.interval.samples / seconds
+        seconds = interval.seconds
+        row["samples_per_s"] = interval.samples / seconds
         if self._job.task.counts == "tokens":
             row["tokens_per_s"] = seen / seconds
         row |= {f"eval_{name}": value for name, value in (measures or {}).items()}

@@ -90,6 +90,29 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(kept[name])
 
 
+class HostCopy:
+    """Copy of a tensor on the host, which arrives while the device goes on."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._tensor = tensor.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether reading the values may wait for the device."""
+        return self._arrived is not None
+
+    def values(self) -> Tensor:
+        """Return the tensor on the host; this waits until it has arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
+
+
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the local part of each tensor on this worker."""
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

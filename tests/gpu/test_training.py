@@ -24,12 +24,12 @@ from raypipe.training.settings import LoaderSettings
 
 # kernels compute nothing: no loss has a meaning
 settle, loop.refuse_means = History.settle, lambda *_: None
-History.settle = lambda self, measures=None: self._pending and self._pending.arrived.synchronize()
+History.settle = lambda self, measures=None: self._pending and self._pending[2].values()
 pinned, to_device = set(), loader.to_device
 
-def watched(batch, device):
-    pinned.update(leaf.is_pinned() for leaf in batch.values())
-    return to_device(batch, device)
+def watched(batch, device, *, pin):
+    pinned.add(pin)
+    return to_device(batch, device, pin=pin)
 
 loader.to_device = watched
 

@@ -54,7 +54,7 @@ def test_no_optimizer_waits_for_the_card(rig: Rig) -> None:
 
 LOSS = """
 import json, os
-from raypipe.training import cross_entropy
+from experiments.common import cross_entropy
 from tests.gpu.trainings import Case, language_model, run
 cross_entropy.linear_cross_entropy.__kwdefaults__["chunk"] = int(os.environ["CHUNK"])
 training = {"precision": "bf16", "compile": os.environ["COMPILED"] == "1"}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import gc
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, Subset, default_collate
 
 from raypipe.store.run_directory import RunDirectory
@@ -193,3 +197,21 @@ def sample_at(position: int, task: TrainTask, seed: int) -> int:
         return offset
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     return int(torch.randperm(samples, generator=generator)[offset])
+
+
+def in_group(member: Callable[..., None], workers: int, folder: Path, *arguments: Any) -> None:
+    """Call ``member(rank, folder, *arguments)`` in each process of a group."""
+    spawn(_join, (member, workers, folder, arguments), nprocs=workers)
+
+
+def _join(
+    rank: int, member: Callable[..., None], workers: int, folder: Path, arguments: tuple[Any, ...]
+) -> None:
+    gc.freeze()  # each training collects garbage: not among what is imported
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=workers)
+    member(rank, folder, *arguments)
+    dist.barrier()
+    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end

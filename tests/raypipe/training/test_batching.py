@@ -98,15 +98,6 @@ def test_halving_keeps_the_effective_batch_and_ends_at_one(
         plan = smaller
 
 
-def test_halving_step_by_step() -> None:
-    plan: BatchPlan | None = BatchPlan(12, 1, 24, 2)
-    seen = []
-    while plan is not None:
-        seen.append((plan.micro_batch, plan.accumulation))
-        plan = plan.halved()
-    assert seen == [(12, 1), (6, 2), (3, 4), (1, 12)]
-
-
 @given(st.lists(level, min_size=1, max_size=4), st.integers(1, 6), st.integers(0, 3))
 def test_a_plan_obeys_the_highest_level_that_says_something(
     levels: list[dict[str, int]], workers: int, workers_level: int

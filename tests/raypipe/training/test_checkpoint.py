@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load
 from torch import nn
 
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Saver, _Hashing, gathered
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, _Hashing, gathered
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.task import Loss, StepContext
@@ -108,21 +107,6 @@ def test_a_damaged_one_is_passed_over_with_a_warning(
         path.write_bytes(content)
     assert same(local.newest(), checkpoint(2))
     assert caplog.text == ""
-
-
-def test_an_altered_manifest_is_never_believed(local: CheckpointStore) -> None:
-    local.save(checkpoint(1))
-    local.save(checkpoint(2))
-    path = folder(local, 2) / "manifest.json"
-    content = path.read_bytes()
-    for other in (b"null", b"[]", b"5", b'{"step": 2}', b'{"step": 2, "sha256": []}',
-                  b'{"step": 2, "sha256": ""}', b'{"step": "2", "sha256": ""}'):  # fmt: skip
-        path.write_bytes(other)
-        assert same(local.newest(), checkpoint(1))
-    for place in range(0, len(content), 3):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        found = local.newest()
-        assert same(found, checkpoint(1)) or same(found, checkpoint(2))
 
 
 class _Killed(BaseException):
@@ -228,30 +212,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     with pytest.raises(OSError, match="No space left"):
         train(asked, WORKER)
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))
-
-
-def test_one_is_written_at_a_time_and_an_error_is_raised_once() -> None:
-    saver, busy, most = Saver(), [0], []
-    assert saver.expected_s(1.0) == 0
-
-    def write(fail: bool) -> None:
-        busy[0] += 1
-        most.append(busy[0])
-        time.sleep(0.01)
-        busy[0] -= 1
-        if fail:
-            raise OSError("full")
-
-    for fail in (False, False, True):
-        saver.start(write, fail)
-    with pytest.raises(OSError, match="full"):
-        saver.start(write, False)
-    saver.start(write, False)
-    saver.wait()
-    assert most == [1, 1, 1, 1]
-    assert saver.expected_s(1.0) >= 1.01
-    saver.start(write, True)
-    saver.close()  # it is logged: the training ends by another error
 
 
 def test_a_state_that_is_written_does_not_follow_the_training() -> None:

@@ -198,11 +198,6 @@ def test_a_stream_is_told_its_epoch(workers: int) -> None:
     assert [sample for step in steps for sample in step] == [*first, *second, (2, 1), (2, 2)]
 
 
-def test_a_stream_without_end() -> None:
-    steps = by_step(Listing(EndlessStream()), [Phase("p", 100, 7, 0.1)], 4, 98, workers=2)
-    assert steps == [list(range(686, 693)), list(range(693, 700))]
-
-
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_empty_dataset_is_refused(processes: int) -> None:
     phases = [Phase("p", 1, 1, 0.1)]
@@ -233,16 +228,6 @@ def test_loader_processes_change_nothing(task: Listing, processes: int) -> None:
             load(task, phases, 3, first, rank=1, workers=2, processes=processes)
         ) as spread:
             assert list(spread) == inline
-
-
-def test_the_default_batch_is_made_of_tensors() -> None:
-    class Plain(Listing):
-        def collate(self) -> Any:
-            return None
-
-    for dataset in (Numbers(4), Stream(4)):
-        (batch,) = load(Plain(dataset), [Phase("p", 1, 4, 0.1)], 4)
-        assert torch.equal(batch, torch.arange(4))
 
 
 def test_the_loader_leaves_the_models_random_numbers_alone() -> None:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, job, sample_at
+from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, in_group, job, sample_at
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.store import tables as results
@@ -67,19 +65,6 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("by_token", [False, True])
-@pytest.mark.parametrize("cut", [(16, 1), (4, 4), (5, 4), (1, 16)])
-def test_any_cut_takes_the_steps_of_the_one_big_batch(
-    tmp_path: Path, cut: tuple[int, int], by_token: bool
-) -> None:
-    """(5, 4) has a ragged end; with tokens the samples of a step weigh differently."""
-    asked = job(Regression(by_token=by_token), tmp_path, (*cut, 16, 1), clip_norm=0.5)
-    expected, trained = by_hand(asked)
-    found, stored, _ = run(asked)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
-    assert_close(stored, trained, 1e-10)
-
-
 def test_phases_have_batches_and_learning_rates_of_their_own(tmp_path: Path) -> None:
     asked = job(TwoPhases(), tmp_path, (4, 4, 16, 1), warmup_steps=2)
     expected, trained = by_hand(asked)
@@ -115,44 +100,77 @@ def test_clipping_is_torchs(
         assert max(norms) < 5
 
 
-@pytest.mark.parametrize(("fail_at", "loaders"), [(1, 0), (3, 0), (4, 0), (6, 0), (4, 1)])
+class Own(Regression):
+    """Momentum with a rate of its own for the last layer, and a schedule of its own."""
+
+    def optimizer(self, model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
+        assert isinstance(model, nn.Sequential)
+        rate, last = training.learning_rate, list(model[-1].parameters())
+        first = list(model[:-1].parameters())
+        groups = [{"params": last, "lr": 2 * rate}, {"params": first, "lr": rate}]
+        return torch.optim.SGD(groups, momentum=0.9)
+
+    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
+        return phase.learning_rate / (1 + step)
+
+
+def test_a_task_may_have_an_optimizer_and_a_schedule_of_its_own(tmp_path: Path) -> None:
+    task = Own(shuffle=False)
+    asked = job(task, tmp_path, steps=3)
+    _, found, _ = run(asked)
+    rates = list(results.read_table(asked.run_dir, "steps")["lr"])
+    assert rates == pytest.approx([0.01, 0.005, 0.01 / 3])
+    torch.manual_seed(0)
+    model = task.build_model()
+    assert isinstance(model, nn.Sequential)
+    optimizer = task.optimizer(model, TrainingSettings(learning_rate=0.01))
+    data = task.build_dataset()
+    for step, rate in enumerate(rates):
+        rows = [data[i] for i in range(16 * step, 16 * step + 16)]
+        loss = sum((model(row["x"]).squeeze() - row["y"]).square() for row in rows)  # type: ignore[union-attr]
+        optimizer.zero_grad()
+        (loss / 16).backward()
+        for group, factor in zip(optimizer.param_groups, (2, 1), strict=True):
+            group["lr"] = factor * rate
+        optimizer.step()
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-10, atol=1e-14)
+
+
+RESUMED: dict[str, tuple[Callable[..., TrainTask], dict[str, Any]]] = {
+    "dropout": (partial(Regression, dropout=0.3), {"eval_every": 2, "warmup_steps": 2}),
+    "loader process": (Regression, {"loader": LoaderSettings(workers=1)}),
+    "parameters without a gradient yet": (TwoHeads, {"weight_decay": 0.1}),
+    "tied weights": (partial(Regression, tied=True), {}),
+    "recomputed activations": (Regression, {"gradient_checkpointing": True}),
+    "groups in another order than the weights": (Own, {}),
+    "groups by dimension": (Regression, {"weight_decay_on": "matrices", "weight_decay": 0.1}),
+    "muon": (Regression, {"optimizer": "muon", "weight_decay": 0.1}),
+    "half-precision weights": (
+        partial(Regression, dtype=torch.float32),
+        {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fail_at", [1, 3, 4, 6])
+@pytest.mark.parametrize("case", RESUMED)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, fail_at: int, loaders: int
+    tmp_path: Path, case: str, fail_at: int
 ) -> None:
-    """With dropout, an optimizer's state, an evaluation that draws, and steps logged twice."""
-    given: dict[str, Any] = {"checkpoint_every": 3, "eval_every": 2, "warmup_steps": 2}
-    loader = LoaderSettings(workers=loaders)
-    plan = (5, 4, 16, 1)
-    whole = job(Regression(dropout=0.3), tmp_path / "whole", plan, **given)
-    expected, trained, outcome = run(whole)
-    broken = job(
-        Regression(dropout=0.3, fail_at=fail_at), tmp_path / "cut", plan, loader=loader, **given
-    )
+    build, given = RESUMED[case]
+    jobs = [
+        job(build(fail_at=at), tmp_path / folder, (5, 4, 16, 1), checkpoint_every=3, **given)
+        for folder, at in (("whole", None), ("cut", fail_at), ("cut", None))
+    ]
+    _, trained, outcome = run(jobs[0])
     with pytest.raises(ConnectionError):
-        run(broken)
-    never_again = 0 if fail_at >= 3 else None  # there is a checkpoint: step 0 is not repeated
-    task = Regression(dropout=0.3, fail_at=never_again)
-    resumed = job(task, tmp_path / "cut", plan, loader=loader, **given)
-    found, stored, again = run(resumed)
-    assert found == expected
+        run(jobs[1])
+    _, stored, again = run(jobs[2])
     assert_equal(stored, trained)
-    assert again["eval_mse"] == outcome["eval_mse"]
+    assert again.get("eval_mse") == outcome.get("eval_mse")
     one, other = (results.read_table(j.run_dir, "steps").drop(columns="samples_per_s")
-                  for j in (whole, resumed))  # fmt: skip
+                  for j in (jobs[0], jobs[2]))  # fmt: skip
     assert one.equals(other)
-
-
-@pytest.mark.parametrize("fail_at", [3, 6])  # before and after the second head's first gradient
-def test_a_run_resumes_while_some_parameters_have_had_no_gradient(
-    tmp_path: Path, fail_at: int
-) -> None:
-    given: dict[str, Any] = {"checkpoint_every": 2, "weight_decay": 0.1}
-    expected, trained, _ = run(job(TwoHeads(), tmp_path / "whole", **given))
-    with pytest.raises(ConnectionError):
-        run(job(TwoHeads(fail_at=fail_at), tmp_path / "cut", **given))
-    found, stored, _ = run(job(TwoHeads(), tmp_path / "cut", **given))
-    assert found == expected
-    assert_equal(stored, trained)
 
 
 @pytest.mark.parametrize(
@@ -406,16 +424,6 @@ def test_recomputing_activations_changes_no_gradient(tmp_path: Path) -> None:
     assert_close(stored, trained, 1e-12)  # and the names of the weights stay
 
 
-def test_a_run_with_recomputed_activations_resumes_with_its_optimizer_state(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"checkpoint_every": 2, "gradient_checkpointing": True}
-    expected, trained, _ = run(job(Regression(), tmp_path / "whole", **given))
-    with pytest.raises(ConnectionError):
-        run(job(Regression(fail_at=5), tmp_path / "cut", **given))
-    found, stored, _ = run(job(Regression(fail_at=3), tmp_path / "cut", **given))
-    assert found == expected
-    assert_equal(stored, trained)
-
-
 class Unnamed(Regression):
     blocks = TrainTask.blocks
 
@@ -445,17 +453,6 @@ def test_a_training_without_data_leaves_no_telemetry(
     with pytest.raises(ValueError, match="no samples"):
         run(job(SlowToBuild(samples=0), tmp_path))
     assert not (tmp_path / "results").exists()
-
-
-def test_tied_weights_are_stored_and_resumed(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"checkpoint_every": 3}
-    expected, trained, _ = run(job(Regression(tied=True), tmp_path / "whole", **given))
-    with pytest.raises(ConnectionError):
-        run(job(Regression(tied=True, fail_at=4), tmp_path / "cut", **given))
-    found, stored, _ = run(job(Regression(tied=True), tmp_path / "cut", **given))
-    assert found == expected
-    assert_equal(stored, trained)
-    assert torch.equal(stored["0.weight"], stored["3.weight"])
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
@@ -562,13 +559,7 @@ def test_steps_from_epochs(tmp_path: Path) -> None:
     assert outcome["steps"] == len(found) == math.ceil(3 * 50 / 16)
 
 
-def _worker(rank: int, asked: TrainingJob) -> None:
-    gc.freeze()  # each training collects garbage: not among what is imported
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    meeting = f"file://{asked.run_dir.location}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    folder = Path(asked.run_dir.location)
+def _worker(rank: int, folder: Path) -> None:
     for strategy in ("ddp", "fsdp"):
         for number, (task, plan) in enumerate(TWO_WORKERS):
             one = job(task, folder / f"{strategy}{number}", plan, strategy=strategy, **GIVEN)
@@ -586,8 +577,6 @@ def _worker(rank: int, asked: TrainingJob) -> None:
             RunDirectory.at(folder / strategy), rank, sharded=strategy == "fsdp"
         )
         (folder / f"{strategy}-memory-{rank}").write_text(str(memory))
-    dist.barrier()
-    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
 
 
 LARGE = 8  # layers of 4 MiB each
@@ -632,9 +621,6 @@ def interrupted(folder: Path, strategy: str, optimizer: str, fail_at: int | None
 OPTIMIZERS = ["adamw", "adafactor", "fp16"]
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
 TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
-    (Regression(), (4, 2, 16, 2)),
-    (Regression(by_token=True), (4, 2, 16, 2)),
-    (Regression(by_token=True), (3, 3, 17, 2)),  # shares of 9 and 8
     (TwoHeads(by_token=True), (2, 4, 16, 2)),  # then shares of 3 and 2
     (TwoHeads(by_token=True), (1, 8, 16, 2)),  # then an empty run
 ]
@@ -644,7 +630,7 @@ TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two workers trained."""
     folder = tmp_path_factory.mktemp("together")
-    spawn(_worker, (job(Regression(), folder),), nprocs=2)
+    in_group(_worker, 2, folder)
     return folder
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from example_tasks import in_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
-from torch.multiprocessing.spawn import spawn
 
 from raypipe.training import optimizer as module
 from raypipe.training import parallel
@@ -42,11 +40,7 @@ def gradients(network: nn.Module, step: int) -> list[Tensor]:
     return [torch.randn(p.shape, generator=generator) for p in network.parameters()]
 
 
-def _member(rank: int, folder: str) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/met", rank=rank, world_size=WORKERS
-    )
+def _member(rank: int, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (WORKERS,))
     for number, sizes in enumerate(SIZES):
         network = model(sizes)
@@ -63,12 +57,11 @@ def _member(rank: int, folder: str) -> None:
         momentum = parallel.whole(updates.state[network[1].weight]["momentum_buffer"])
         if rank == 0:
             torch.save([weights, momentum], f"{folder}/{number}")
-    dist.destroy_process_group()
 
 
 def test_sharded_matrices_take_the_steps_of_whole_ones(tmp_path: Path) -> None:
     """Not to rounding, but exactly: each worker orthogonalizes the whole matrix."""
-    spawn(_member, (str(tmp_path),), nprocs=WORKERS)
+    in_group(_member, WORKERS, tmp_path)
     for number, sizes in enumerate(SIZES):
         weights, momentum = torch.load(tmp_path / str(number))
         network = model(sizes)

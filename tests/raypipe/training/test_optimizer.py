@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from example_tasks import Regression, job
-from safetensors.torch import load
-from torch import Tensor, nn
+from torch import nn
 
 from raypipe.hardware import Hardware
-from raypipe.store import tables as results
-from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
 from raypipe.training.optimizer import Muon, build
-from raypipe.training.parallel import Worker
 from raypipe.training.requirements import obstacles
-from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 CPU = torch.device("cpu")
@@ -105,91 +97,7 @@ def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
-def test_muon_goes_on_from_its_state() -> None:
-    model, optimizer = made(optimizer="muon")
-    give_gradients(model, 1)
-    optimizer.step()
-    again, other = made(optimizer="muon")
-    again.load_state_dict(deepcopy(model.state_dict()))
-    other.load_state_dict(deepcopy(optimizer.state_dict()))
-    for group in (*optimizer.param_groups, *other.param_groups):
-        group["lr"] = 0.3
-    for network, updates in ((model, optimizer), (again, other)):
-        give_gradients(network, 2)
-        updates.step()
-    torch.testing.assert_close(model.state_dict(), again.state_dict(), rtol=0, atol=0)
-
-
 def test_muon_needs_blocks() -> None:
     model = Small()
     with pytest.raises(ValueError, match="names no blocks with matrices"):
         build(model, [], TrainingSettings(optimizer="muon"))
-
-
-class Single(Regression):
-    """In single precision, which autocast converts."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(dtype=torch.float32, **given)
-
-
-class Own(Regression):
-    """Momentum with a rate of its own for the last layer, and a schedule of its own."""
-
-    def optimizer(self, model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
-        assert isinstance(model, nn.Sequential)
-        rate, last = training.learning_rate, list(model[-1].parameters())
-        first = list(model[:-1].parameters())
-        groups = [{"params": last, "lr": 2 * rate}, {"params": first, "lr": rate}]
-        return torch.optim.SGD(groups, momentum=0.9)
-
-    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
-        return phase.learning_rate / (1 + step)
-
-
-def _trained(asked: TrainingJob) -> tuple[dict[str, Tensor], list[float]]:
-    train(asked, Worker(0, CPU))
-    steps = results.read_table(asked.run_dir, "steps").sort_values("step")
-    return load(asked.run_dir.read(asked.run_dir.model("fit"))), list(steps["lr"])
-
-
-def test_a_task_may_have_an_optimizer_and_a_schedule_of_its_own(tmp_path: Path) -> None:
-    task = Own(shuffle=False)
-    found, rates = _trained(job(task, tmp_path, steps=3))
-    assert rates == pytest.approx([0.01, 0.005, 0.01 / 3])
-    torch.manual_seed(0)
-    model = task.build_model()
-    assert isinstance(model, nn.Sequential)
-    optimizer = task.optimizer(model, TrainingSettings(learning_rate=0.01))
-    data = task.build_dataset()
-    for step, rate in enumerate(rates):
-        rows = [data[i] for i in range(16 * step, 16 * step + 16)]
-        loss = sum((model(row["x"]).squeeze() - row["y"]).square() for row in rows)  # type: ignore[union-attr]
-        optimizer.zero_grad()
-        (loss / 16).backward()
-        for group, factor in zip(optimizer.param_groups, (2, 1), strict=True):
-            group["lr"] = factor * rate
-        optimizer.step()
-    torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-10, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        (Own, {}),
-        (Regression, {"weight_decay_on": "matrices", "weight_decay": 0.1}),
-        (Single, {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"}),
-        (Regression, {"optimizer": "muon", "weight_decay_on": "matrices", "weight_decay": 0.1}),
-    ],
-)
-def test_groups_keep_their_states_in_a_checkpoint(
-    tmp_path: Path, kind: type[Regression], given: dict[str, Any]
-) -> None:
-    """Groups have another order than the weights of the model."""
-    whole, _ = _trained(job(kind(), tmp_path / "whole", **given))
-    for fail_at in (5, None):
-        asked = job(kind(fail_at=fail_at), tmp_path / "cut", checkpoint_every=2, **given)
-        if fail_at is not None:
-            with pytest.raises(ConnectionError):
-                train(asked, Worker(0, CPU))
-    torch.testing.assert_close(_trained(asked)[0], whole, rtol=0, atol=0)

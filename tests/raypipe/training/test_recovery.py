@@ -14,6 +14,7 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import (
     LOADER_DIED,
+    expandable_segments,
     failure_kind,
     gpu_peak_bytes,
     host_peak_bytes,
@@ -48,44 +49,37 @@ class Script:
         return train_to_the_end(replace(asked, settings=settings), self.launch, self.on_failure)
 
 
-def test_out_of_memory_halves_down_to_one_and_then_gives_up() -> None:
-    script = Script(*["out_of_memory"] * 4)
-    with pytest.raises(UnitError) as caught:
-        script.run(max_restarts=0)
-    assert caught.value.kind == "out_of_memory"
-    assert script.attempts == [(1, 8, 2), (2, 4, 4), (3, 2, 8), (4, 1, 16)]
-    assert [attempt for attempt, _, _ in script.told] == [1, 2, 3, 4]
-    assert script.told[0][2] == "again with micro-batch 4 x accumulation 4"
-    assert script.told[-1][2] == "gave up"
-
-
-def test_the_job_that_succeeded_comes_back() -> None:
-    script = Script("worker_died", "out_of_memory", "node_lost")
-    done, outcome = script.run()
-    assert outcome == {"done": True}
-    assert (done.attempt, done.plan.micro_batch, done.plan.accumulation) == (4, 4, 4)
-    assert script.attempts == [(1, 8, 2), (2, 8, 2), (3, 4, 4), (4, 4, 4)]
-    assert [kind for _, kind, _ in script.told] == ["worker_died", "out_of_memory", "node_lost"]
-
-
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_deaths_are_limited_apart_from_out_of_memory(restarts: int) -> None:
-    script = Script("out_of_memory", *["worker_died"] * 3)
-    with pytest.raises(UnitError) as caught:
-        script.run(restarts)
-    assert caught.value.kind == "worker_died"
-    assert len(script.attempts) == restarts + 2
-    assert [outcome == "gave up" for _, _, outcome in script.told] == [False] * (restarts + 1) + [
-        True
-    ]
-
-
-@pytest.mark.parametrize("kind", ["error", "timeout", "invalid_value"])
-def test_what_would_only_happen_again_is_not_tried_again(kind: FailureKind) -> None:
-    script = Script(kind)
-    with pytest.raises(UnitError):
-        script.run()
-    assert script.told == [(1, kind, "gave up")]
+@pytest.mark.parametrize(
+    ("kinds", "restarts", "attempts", "end"),
+    [
+        (["out_of_memory"] * 4, 0, [(8, 2), (4, 4), (2, 8), (1, 16)], "out_of_memory"),
+        (["worker_died", "out_of_memory", "node_lost"], 3, [(8, 2), (8, 2), (4, 4), (4, 4)], None),
+        # deaths are limited apart from out of memory
+        (["out_of_memory", *["worker_died"] * 3], 0, [(8, 2), (4, 4)], "worker_died"),
+        (["out_of_memory", *["worker_died"] * 3], 2, [(8, 2), *[(4, 4)] * 3], "worker_died"),
+        # what would only happen again is not tried again
+        *(([kind], 3, [(8, 2)], kind) for kind in ("error", "timeout", "invalid_value")),
+    ],
+)
+def test_what_is_tried_again(
+    kinds: list[FailureKind], restarts: int, attempts: list[tuple[int, int]], end: str | None
+) -> None:
+    script = Script(*kinds)
+    if end is None:
+        done, outcome = script.run(restarts)
+        assert outcome == {"done": True}
+        assert (done.attempt, done.plan.micro_batch, done.plan.accumulation) == (4, 4, 4)
+    else:
+        with pytest.raises(UnitError) as caught:
+            script.run(restarts)
+        assert caught.value.kind == end
+        assert script.told[-1][2] == "gave up"
+    numbers = range(1, len(attempts) + 1)
+    assert script.attempts == [(n, *cut) for n, cut in zip(numbers, attempts, strict=True)]
+    expected = list(zip(numbers, kinds, strict=False))
+    assert [(attempt, kind) for attempt, kind, _ in script.told] == expected
+    halved = [text for _, kind, text in script.told[:1] if kind == "out_of_memory"]
+    assert halved in ([], ["again with micro-batch 4 x accumulation 4"])
 
 
 @dataclass
@@ -178,6 +172,13 @@ def test_samples_are_shortened_as_often_as_they_can_be_before_the_next_step() ->
     ]  # fmt: skip
 
 
+def launch(job: TrainingJob) -> dict[str, Any]:
+    try:
+        return train(job, Worker(0, torch.device("cpu")))
+    except Exception as error:
+        raise unit_error(job.trial_id, error) from error
+
+
 def ignore(job: TrainingJob, error: UnitError, outcome: str) -> None:
     pass
 
@@ -193,12 +194,6 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
 
     told: list[str] = []
 
-    def launch(job: TrainingJob) -> dict[str, Any]:
-        try:
-            return train(job, Worker(0, torch.device("cpu")))
-        except Exception as error:
-            raise unit_error(job.trial_id, error) from error
-
     def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
         told.append(outcome)
 
@@ -209,14 +204,6 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
     assert done.plan == asked.plan
     assert outcome["loss_final"] == plain["loss_final"]
     assert outcome["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-12)
-
-
-def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
-    script = Script()
-    script.launch = lambda job: {}[job]  # type: ignore[method-assign, index]
-    with pytest.raises(KeyError):
-        script.run()
-    assert script.told == []
 
 
 @pytest.mark.parametrize(
@@ -301,12 +288,6 @@ def test_peaks_of_memory() -> None:
 def test_a_rehearsed_out_of_memory_ends_with_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def launch(job: TrainingJob) -> dict[str, Any]:
-        try:
-            return train(job, Worker(0, torch.device("cpu")))
-        except Exception as error:
-            raise unit_error(job.trial_id, error) from error
-
     plain = launch(job(Regression(), tmp_path / "plain"))
     told = Script()
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
@@ -315,3 +296,15 @@ def test_a_rehearsed_out_of_memory_ends_with_the_same_losses(
     assert (done.plan.micro_batch, done.plan.accumulation) == (4, 4)
     assert [kind for _, kind, _ in told.told] == ["out_of_memory"] * 2
     assert outcome["loss_final"] == pytest.approx(plain["loss_final"], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_expand_unless_the_user_has_configured_the_allocator(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(each, "")  # restored after the test
+        monkeypatch.delenv(each)
+    assert expandable_segments()[name] == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    assert expandable_segments() == {}

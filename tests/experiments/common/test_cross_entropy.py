@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raypipe.training import cross_entropy
-from raypipe.training.cross_entropy import linear_cross_entropies, linear_cross_entropy
+from experiments.common import cross_entropy
+from experiments.common.cross_entropy import linear_cross_entropies, linear_cross_entropy
 
 ROWS, WIDTH, CLASSES = 50, 8, 30
 Loss = Callable[[Tensor, Tensor], Tensor]
