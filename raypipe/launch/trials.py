@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -473,7 +475,11 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
         case "pbt" | "pb2":
             options |= {
                 "perturbation_interval": every,
-                "custom_explore_fn": lambda config: {**config, **within(axes, config)},
+                "custom_explore_fn": lambda config: {
+                    **config,
+                    # pb2 finds its own values by equality
+                    **within(axes, config, digits=name == "pbt"),
+                },
                 "require_attrs": False,
                 "log_config": False,
             }
@@ -488,6 +494,15 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
         # it rejects every searcher, as its trials have to be there from the start
         add, none = scheduler.on_trial_add, SimpleNamespace(search_alg=None)
         vars(scheduler)["on_trial_add"] = lambda _, trial: add(cast("Any", none), trial)
+        decide = scheduler.on_trial_result
+
+        def seeded(controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+            # with synch, the trial that happens to report last decides for all
+            own = "" if options.get("synch") else trial.config["job"].trial_id
+            with _drawing_from(settings.seed, result.get("step", 0), own):
+                return decide(controller, trial, result)
+
+        vars(scheduler)["on_trial_result"] = seeded
     earlier: dict[str, Any] = {}
     for trial_id, row in () if settings.pauses else trials.history():
         if trial_id not in earlier:
@@ -495,6 +510,20 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
             scheduler.on_trial_add(cast("Any", None), earlier[trial_id])
         scheduler.on_trial_result(cast("Any", None), earlier[trial_id], row)
     return scheduler
+
+
+@contextmanager
+def _drawing_from(seed: int, step: int, trial_id: str) -> Iterator[None]:
+    """Seed the global generators, from which Tune draws, and restore them afterwards."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - what Tune draws from
+    words = np.random.SeedSequence([seed, step, *trial_id.encode()]).generate_state(1)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[0]))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
 
 
 class _Earlier:

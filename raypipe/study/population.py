@@ -109,13 +109,16 @@ def changeable(axes: Mapping[str, AxisSettings]) -> dict[str, AxisSettings]:
     return {key.rpartition(".")[2]: axis for key, axis in axes.items()}
 
 
-def within(axes: Mapping[str, AxisSettings], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of the axes by name, inside their ranges and with few digits."""
+def within(
+    axes: Mapping[str, AxisSettings], values: Mapping[str, Any], *, digits: bool
+) -> dict[str, Any]:
+    """Return values of the axes by name, inside their ranges and, if asked, with few digits."""
     found = {name: values[name] for name in axes}
     for name, axis in axes.items():
         if axis.listed is None:
             low, high = axis.ends
-            found[name] = rounded(axis, float(min(max(found[name], low), high)))
+            inside = float(min(max(found[name], low), high))
+            found[name] = rounded(axis, inside) if digits else inside
     return found
 
 

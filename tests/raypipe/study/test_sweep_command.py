@@ -238,6 +238,22 @@ def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
     assert finished(tmp_path) == before
 
 
+def test_pb2_proposes_settings_within_their_range(launcher, tmp_path):
+    """It needs two comparisons of a trial with the same settings before it proposes any."""
+    low, high, lr = 1e-4, 0.05, "learning_rate"
+    rates = f"sweep.axes.training.learning_rate={{low: {low}, high: {high}, log: true}}"
+    pb2 = "sweep.scheduler={name: pb2, perturbation_interval: 2, synch: true}"
+    asked = (*FULL, rates, "sweep.samples=4", pb2, "train.training.steps=12")
+    ended = sweep(launcher, tmp_path, *asked)
+    assert ended.status == 0, ended.output
+    rows = table(tmp_path, "trials")
+    histories = [json.loads(text) for text in rows["settings_history"].dropna()]
+    begun = {history[0][lr] for history in histories} | set(rows[lr].dropna())
+    used = {each[lr] for history in histories for each in history}
+    assert all(low <= rate <= high for rate in used)
+    assert used - begun
+
+
 def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     """Two trials are in a bracket without halving; of the next three, one goes on."""
     rates = "sweep.axes.training.learning_rate=[0.05, 0.02, 1e-8, 0.01, 1e-7]"
