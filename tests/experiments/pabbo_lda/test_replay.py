@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,10 @@ def test_studies_are_equal_until_an_edit_that_is_named(folder):
     assert ": differs: " in line
     assert "studies.best_perplexity by up to 0.5 (" in line
     assert "study_history.value by up to 0.5 in 4 rows (" in line
-    assert "evaluations.value by up to 0.5" not in line  # the mean was edited, not the fits
+    # the mean was edited, not the fits: compiled kernels and those that numba has loaded from its
+    # cache may order sums differently, which is seen in the last digit
+    for difference in re.findall(r"evaluations\.value by up to ([^ ]+)", line):
+        assert float(difference) < 1e-13
     edited = "experiments/pabbo_lda/study/evaluations.py: mean_value"
     assert f"changed since: code: {edited}\n" in shown
     shown = raypipe(folder, "show", "r", "--code")
