@@ -108,7 +108,7 @@ class Run:
             ConfigError: the query is wrong, or DuckDB is not installed.
 
         """
-        from raypipe.store.query import sql
+        from raypipe.store.tables import sql
 
         rows: pd.DataFrame = sql(self.directory, query).to_pandas()
         return rows

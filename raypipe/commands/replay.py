@@ -41,8 +41,7 @@ from raypipe.graph.stages import HARDWARE
 from raypipe.integrations.tracking import Trackers
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
-from raypipe.store.ledger import INTERNAL, Ledger, Row
-from raypipe.store.ledger_view import writes
+from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.tables import Table, read_rows
 from raypipe.study.sweep_settings import SWEEP

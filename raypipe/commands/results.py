@@ -93,7 +93,7 @@ def printed(
     """
     run = existing(run_dir)
     if query is not None:
-        from raypipe.store.query import sql
+        from raypipe.store.tables import sql
 
         rows = sql(run, query)
     elif name is not None:

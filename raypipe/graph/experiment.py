@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from raypipe.graph.identity import Identity, fingerprint
-from raypipe.store.ledger_view import LedgerView
+from raypipe.store.ledger import LedgerView
 from raypipe.store.run_directory import BASE, variant_name
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from threading import RLock
 from typing import Any
 
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory, make_folder, sync_folder
+from raypipe.store.run_directory import BASE, RunDirectory, make_folder, sync_folder, variant_name
 
 Row = dict[str, Any]
 #: table, key, and the row; None if it was removed
@@ -38,12 +38,14 @@ _CRC = b', "crc": '
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
 #: which have the unit's key, by table
 _UNITS, RESULTS = "units", "results"
+#: the table of what is recorded about the run itself
+_RUNS = "runs"
 #: columns that are added to a row on its way to the ledger
 _ADDED = ("command_id", "variant")
 #: suffix of a segment with damaged lines that was replaced, and the damaged lines that are named
 REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
-INTERNAL = frozenset({_UNITS, "runs", "identities", "code"})
+INTERNAL = frozenset({_UNITS, _RUNS, "identities", "code"})
 
 log = logging.getLogger(__name__)
 
@@ -110,12 +112,13 @@ class Ledger:
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
-        if self._stamp:
-            tables = {
-                table: {key: {**self._stamp, **row} for key, row in rows.items()}
-                for table, rows in tables.items()
-                if table not in INTERNAL
-            } | {table: rows for table, rows in tables.items() if table in INTERNAL}
+        tables = {
+            table: {
+                key: row if table in INTERNAL else {**self._stamp, **row}
+                for key, row in rows.items()
+            }
+            for table, rows in tables.items()
+        }
         with self._lock:
             self._append(
                 [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
@@ -288,6 +291,93 @@ class Ledger:
         self._segments.append(name)
         if damaged:
             self._damaged[name] = damaged
+
+
+class LedgerView(Ledger):
+    """The rows that a stage of a variant sees; what it puts belongs to its variant.
+
+    Variants of a run use the same keys; the underlying ledger holds them as ``key@variant``.
+
+    Args:
+        ledger: the ledger of the run.
+        variant: the variant whose rows are written.
+        visible: the variants whose rows are read, the stage's own among them.
+        stage: the key of the stage; the tables that it writes are recorded (:func:`writes`).
+
+    """
+
+    def __init__(
+        self, ledger: Ledger, variant: str, visible: Iterable[str] = (), stage: str = ""
+    ) -> None:
+        self._ledger, self._variant, self._stage = ledger, variant, stage
+        self._visible = tuple(dict.fromkeys((variant, *visible)))
+
+    def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
+        """Record rows of several tables with one disk sync."""
+        mark = {} if self._variant == BASE else {"variant": self._variant}
+        own = {
+            table: {
+                self._key(table, key): {**row, **(mark if _has_variant(table) else {})}
+                for key, row in rows.items()
+            }
+            for table, rows in tables.items()
+        }
+        written = [t for t, rows in tables.items() if self._stage and rows and t not in INTERNAL]
+        if new := [table for table in written if not writes(self._ledger, self._stage, table)]:
+            entries: dict[str, Row] = {_entry(self._stage, table): {} for table in new}
+            own[_RUNS] = {**own.get(_RUNS, {}), **entries}
+        self._ledger.put_tables(own)
+
+    def remove(self, table: str, keys: Iterable[str]) -> None:
+        """Remove rows of this variant durably; missing ones are ignored."""
+        self._ledger.remove(table, [self._key(table, key) for key in keys])
+
+    def get(self, table: str, key: str) -> Row | None:
+        """Return the newest row of a key, or None; this variant's comes first."""
+        for variant in self._visible if table != _UNITS else (self._variant,):
+            row = self._ledger.get(table, self._key(table, key, variant))
+            if row is not None:
+                return row
+        return None
+
+    def rows(self, table: str) -> list[Row]:
+        """Return all visible rows of a table, in the order in which their keys first appeared."""
+        return [row for row in self._ledger.rows(table) if self._sees(row)]
+
+    def items(self, table: str) -> list[tuple[str, Row]]:
+        """Return the keys of all visible rows of a table with their rows."""
+        return [
+            (key.removesuffix(f"@{row.get('variant', BASE)}"), row)
+            for key, row in self._ledger.items(table)
+            if self._sees(row)
+        ]
+
+    def count(self, table: str) -> int:
+        """Return the number of visible rows of a table."""
+        return len(self.rows(table))
+
+    def tables(self) -> list[str]:
+        """Return the names of the tables that have rows in any variant."""
+        return self._ledger.tables()
+
+    def _sees(self, row: Row) -> bool:
+        return row.get("variant", BASE) in self._visible
+
+    def _key(self, table: str, key: str, variant: str | None = None) -> str:
+        return variant_name(key, variant or self._variant) if _has_variant(table) else key
+
+
+def writes(ledger: Ledger, stage: str, table: str) -> bool:
+    """Whether a stage, by its key, has put rows into a table."""
+    return ledger.get(_RUNS, _entry(stage, table)) is not None
+
+
+def _entry(stage: str, table: str) -> str:
+    return f"written/{stage}/{table}"
+
+
+def _has_variant(table: str) -> bool:
+    return table not in INTERNAL or table == _UNITS
 
 
 def checksum(row: Row) -> int:

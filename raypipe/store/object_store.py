@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -24,10 +23,13 @@ from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
-    from obstore.store import ClientConfig, GCSConfig, RetryConfig, S3Config, S3Credential
+    from obstore.store import S3Credential
 
-#: a failing request is repeated for at most this long
-_RETRY: RetryConfig = {"retry_timeout": timedelta(seconds=30)}
+#: how long a failing request is repeated; plain HTTP matters only where the endpoint is http://
+_OPTIONS: dict[str, Any] = {
+    "retry_config": {"retry_timeout": timedelta(seconds=30)},
+    "client_options": {"allow_http": True},
+}
 
 
 class ConflictError(OSError):
@@ -51,11 +53,25 @@ class ConditionalObject:
 
         """
         bucket, _, key = path.partition("/")
+        uri = urlsplit(run.location)
+        given = dict(parse_qsl(uri.query))
+        endpoint = given.get("endpoint_override", "")
+        if endpoint and "://" not in endpoint:
+            endpoint = f"{given.get('scheme', 'https')}://{endpoint}"
+        config: Any = {}
         with _as_os_error():
             if run.fs.type_name == "s3":
-                return cls(_open_s3(bucket, run.fs.region, urlsplit(run.location)), key)
+                config = {"region": run.fs.region}  # as pyarrow has resolved it
+                config |= {"endpoint": endpoint} if endpoint else {}
+                credentials = _s3_credentials(uri)
+                s3 = S3Store(bucket, config=config, credential_provider=credentials, **_OPTIONS)
+                return cls(s3, key)
             if run.fs.type_name == "gcs":
-                return cls(_open_gcs(bucket, urlsplit(run.location)), key)
+                config = {"base_url": endpoint} if endpoint else {}
+                # an emulator; obstore writes only with a token
+                nobody: Any = _no_credentials if uri.username == "anonymous" else None
+                gcs = GCSStore(bucket, config=config, credential_provider=nobody, **_OPTIONS)
+                return cls(gcs, key)
         raise ConfigError(
             f"--run-dir {run.shown}: two commands cannot be kept apart on this kind of storage; "
             "use s3://, gs:// or a path on storage that all nodes mount"
@@ -94,54 +110,8 @@ def _version(stored: Mapping[str, object]) -> UpdateVersion:
     return cast("UpdateVersion", named)
 
 
-def _open_s3(bucket: str, region: str, uri: SplitResult) -> S3Store:
-    config: S3Config = {"region": region}  # as pyarrow has resolved it
-    if endpoint := _endpoint(uri):
-        config["endpoint"] = endpoint
-    return S3Store(
-        bucket,
-        config=config,
-        client_options=_client_options(uri),
-        retry_config=_RETRY,
-        credential_provider=_s3_credentials(uri),
-    )
-
-
 def _no_credentials() -> dict[str, str | None]:
     return {"token": "", "expires_at": None}
-
-
-def _open_gcs(bucket: str, uri: SplitResult) -> GCSStore:
-    config: GCSConfig = {}
-    if endpoint := _endpoint(uri):
-        config["base_url"] = endpoint
-    anonymous = uri.username == "anonymous"  # an emulator; obstore writes only with a token
-    return GCSStore(
-        bucket,
-        config=config,
-        client_options=_client_options(uri),
-        retry_config=_RETRY,
-        credential_provider=_no_credentials if anonymous else None,  # type: ignore[arg-type]
-    )
-
-
-def _endpoint(uri: SplitResult) -> str:
-    """Return the address of an S3-compatible store or an emulator that the URI names."""
-    options = dict(parse_qsl(uri.query))
-    endpoint = options.get("endpoint_override", "")
-    if not endpoint or "://" in endpoint:
-        return endpoint
-    return f"{options.get('scheme', 'https')}://{endpoint}"
-
-
-def _client_options(uri: SplitResult) -> ClientConfig:
-    options = dict(parse_qsl(uri.query))
-    client: ClientConfig = {"allow_http": True}  # matters only where the endpoint is http://
-    if certificates := options.get("tls_ca_file_path"):
-        client["root_certificate"] = Path(certificates).read_bytes()
-    if options.get("tls_verify_certificates", "").lower() in ("false", "0"):
-        client["allow_invalid_certificates"] = True
-    return client
 
 
 def _s3_credentials(uri: SplitResult) -> Callable[[], S3Credential] | None:
@@ -151,13 +121,9 @@ def _s3_credentials(uri: SplitResult) -> Callable[[], S3Credential] | None:
     sign-on (``~/.aws``), which pyarrow reads as well, need boto3.
     """
     if uri.username:
-        given: S3Credential = {
-            "access_key_id": unquote(uri.username),
-            "secret_access_key": unquote(uri.password or ""),
-            "token": None,
-            "expires_at": None,
-        }
-        return lambda: given
+        key, secret = unquote(uri.username), unquote(uri.password or "")
+        given = {"access_key_id": key, "secret_access_key": secret}
+        return lambda: cast("S3Credential", {**given, "token": None, "expires_at": None})
     if find_spec("boto3") is None:
         return None
     from obstore.auth.boto3 import Boto3CredentialProvider

@@ -54,6 +54,11 @@ def cache_directory() -> Path:
         ) from error
 
 
+def _place(name: str) -> cached_property[str]:
+    """Return a property with the path of a file or folder."""
+    return cached_property(lambda run: run.path(name))
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run directory by its location; cheap to pickle, opened on use.
@@ -76,11 +81,8 @@ class RunDirectory:
         else:
             try:
                 found = str(Path(text).expanduser().resolve())
-            except (
-                OSError,
-                RuntimeError,
-                ValueError,
-            ) as error:  # circular links, unknown home
+            # circular links, unknown home
+            except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(f"--run-dir {text!r}: is not a valid path: {error}") from error
         try:
             found.encode()
@@ -139,20 +141,20 @@ class RunDirectory:
 
     # paths
 
-    @property
-    def config(self) -> str:
-        """The resolved configuration of the newest command."""
-        return self.path("config.yaml")
-
-    @property
-    def status(self) -> str:
-        """The report of the newest command, for those who look at the run from elsewhere."""
-        return self.path("status.json")
-
-    @property
-    def ledger(self) -> str:
-        """The folder of the durable record of finished units."""
-        return self.path("ledger")
+    #: the resolved configuration of the newest command
+    config = _place("config.yaml")
+    #: the report of the newest command, for those who look at the run from elsewhere
+    status = _place("status.json")
+    #: the folder of the durable record of finished units
+    ledger = _place("ledger")
+    #: the folder of the report
+    report = _place("report")
+    #: the folder of the log files
+    logs = _place("logs")
+    #: the folder of the trackers' files
+    tracking = _place("tracking")
+    #: the file whose lock makes a command the only writer
+    lock = _place(".lock")
 
     def code(self, fingerprint: str) -> str:
         """Return the path of the source files with this fingerprint, which computed results."""
@@ -192,16 +194,6 @@ class RunDirectory:
         """Return the path of a file or folder that a stage leaves for later stages."""
         return self.path("artifacts", _flat(self.trial_id(stage)), *parts)
 
-    @property
-    def report(self) -> str:
-        """The folder of the report."""
-        return self.path("report")
-
-    @property
-    def logs(self) -> str:
-        """The folder of the log files."""
-        return self.path("logs")
-
     def log(self, unit: str) -> str:
         """Return the path of the log of a unit, task or trial, whatever its name has in it."""
         name = "".join(c if c.isprintable() and c != "/" else "-" for c in unit).lstrip(".")
@@ -209,21 +201,11 @@ class RunDirectory:
             name = name[: _LONGEST_NAME // 8] + "-" + hashlib.sha256(unit.encode()).hexdigest()[:12]
         return self.path("logs", f"{name or '-'}.log")
 
-    @property
-    def tracking(self) -> str:
-        """The folder of the trackers' files."""
-        return self.path("tracking")
-
-    @property
-    def lock(self) -> str:
-        """The file whose lock makes a command the only writer."""
-        return self.path(".lock")
-
     # files
 
     def check(self) -> None:
         """Raise ConfigError if the directory cannot be read; a missing one is accepted."""
-        ledger = self.ledger
+        ledger = self.ledger  # it opens the file system, with an error of its own
         try:
             self.list(ledger)
         except (OSError, ValueError) as error:

@@ -12,9 +12,9 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from types import TracebackType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
@@ -24,7 +24,6 @@ from typing_extensions import TypedDict
 from raypipe.errors import LostLeaseError
 from raypipe.provenance import now
 from raypipe.redaction import printable, without_credentials
-from raypipe.store import run_status
 from raypipe.store.run_directory import RunDirectory
 
 #: bytes above which a file is not one that raypipe wrote
@@ -39,11 +38,6 @@ _PATIENCE_S = 10.0
 _LONGEST_MESSAGE = 2000
 
 
-def _shown(value: Any) -> Any:
-    """Return a text as a terminal may show it."""
-    return printable(value, keep="\n") if isinstance(value, str) else value
-
-
 def _checked_time(text: str) -> str:
     """Return a time in ISO 8601 with a time zone. Raises ValueError."""
     at = datetime.fromisoformat(text)
@@ -52,7 +46,10 @@ def _checked_time(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, BeforeValidator(_shown)]
+#: a text as a terminal may show it
+_Text = Annotated[
+    str, BeforeValidator(lambda text: printable(text, keep="\n") if isinstance(text, str) else text)
+]
 _Time = Annotated[str, AfterValidator(_checked_time)]
 _Seconds = Annotated[float, Field(ge=0, le=1e11)]
 _Number = Annotated[int | float, Field(allow_inf_nan=False)]
@@ -183,12 +180,7 @@ class StatusWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._status.status == "running" and error is not None:
             interrupted = isinstance(error, KeyboardInterrupt)
             self.end("interrupted" if interrupted else "failed", str(error))
@@ -231,29 +223,15 @@ def first_status(
 ) -> RunStatus:
     """Return the status at the start of a command; it goes on with that of the earlier ones."""
     at = now()
-    try:
-        earlier = run_status.read(run_dir)
-    except OSError:
-        earlier = None
-    status = RunStatus(
-        experiment,
-        run_id,
-        command,
-        "running",
-        at,
-        at,
-        at,
-        profile=profile,
-        code=code,
-        host=platform.node(),
-        pid=os.getpid(),
-    )
-    if earlier is None or earlier.run_id != run_id:
-        return status
-    return replace(
-        status,
-        first_started_at=earlier.first_started_at,
-        earlier_s=earlier.duration_s,
-        commands=earlier.commands + 1,
-        key_result=earlier.key_result,
-    )
+    fields: dict[str, Any] = {"profile": profile, "code": code, "first_started_at": at}
+    with suppress(OSError):
+        earlier = read(run_dir)
+        if earlier is not None and earlier.run_id == run_id:
+            fields |= {
+                "first_started_at": earlier.first_started_at,
+                "earlier_s": earlier.duration_s,
+                "commands": earlier.commands + 1,
+                "key_result": earlier.key_result,
+            }
+    here = {"host": platform.node(), "pid": os.getpid(), "started_at": at, "updated_at": at}
+    return RunStatus(experiment, run_id, command, "running", **fields, **here)

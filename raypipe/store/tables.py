@@ -8,6 +8,7 @@ the durable record; the tables derive from it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
-from raypipe.store import parquet
+from raypipe.store.artifacts import from_bytes, to_bytes
 from raypipe.store.ledger import INTERNAL, Ledger, Row
 from raypipe.store.run_directory import RunDirectory
 
@@ -163,7 +164,7 @@ def write_table(
     about = {name: getattr(table, name) for name in _STORED}
     about |= {"place": place, "columns": [column.name for column in table.columns]}
     found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
-    run_dir.write(run_dir.partition(table.name, partition), parquet.to_bytes(found))
+    run_dir.write(run_dir.partition(table.name, partition), to_bytes(found))
 
 
 def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
@@ -198,7 +199,7 @@ def conform(run_dir: RunDirectory, table: Table) -> None:
     parts = {path: _read_file(path, run_dir) for path in paths}
     for path, part in parts.items():
         whole = pa.concat_tables([unified.empty_table(), part], promote_options="permissive")
-        run_dir.write(path, parquet.to_bytes(whole.cast(unified)))
+        run_dir.write(path, to_bytes(whole.cast(unified)))
 
 
 def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
@@ -208,7 +209,11 @@ def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.Data
         ConfigError: it is damaged.
 
     """
-    return _read_frame(run_dir.partition(table, partition), run_dir)
+    path = run_dir.partition(table, partition)
+    arrow = _read_file(path, run_dir)
+    with _reading(path):
+        frame: pd.DataFrame = arrow.to_pandas()
+    return frame
 
 
 def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
@@ -235,9 +240,10 @@ def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
         ConfigError: a file is damaged.
 
     """
-    parts = [_read_frame(path, run_dir) for path in _files(run_dir, table)]
-    parts = [part for part in parts if len(part)] or parts[:1]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
+    arrow = read_arrow(run_dir, table)
+    with _reading(run_dir.table(table)):
+        frame: pd.DataFrame = arrow.to_pandas()
+    return frame
 
 
 def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
@@ -333,16 +339,9 @@ def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
     return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
 
 
-def _read_frame(path: str, run_dir: RunDirectory) -> pd.DataFrame:
-    table = _read_file(path, run_dir)
-    with _reading(path):
-        frame: pd.DataFrame = table.to_pandas()
-    return frame
-
-
 def _read_file(path: str, run_dir: RunDirectory) -> pa.Table:
     with _reading(path):
-        return parquet.from_bytes(run_dir.read(path))
+        return from_bytes(run_dir.read(path))
 
 
 @contextmanager
@@ -422,3 +421,35 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, sort_keys=True)
     return encodable(value) if isinstance(value, str) else value
+
+
+def sql(run_dir: RunDirectory, query: str) -> pa.Table:
+    """Return the rows of a query over the results tables of a run, which it names as they are.
+
+    Tables are read only if the query mentions them. Like everything in DuckDB's SQL, a query may
+    also read and write other files.
+
+    Raises:
+        ConfigError: DuckDB is missing, the query is wrong, or a table is damaged.
+
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConfigError(
+            "SQL needs DuckDB, which is not installed: pip install 'raypipe-runner[sql]'"
+        ) from error
+    known = run_dir.list(run_dir.path("results"))
+    named = [name for name in known if re.search(rf"\b{re.escape(name)}\b", query, re.IGNORECASE)]
+    with duckdb.connect() as connection:
+        try:
+            for name in named or known:
+                connection.register(name, read_arrow(run_dir, name))
+            rows = connection.sql(query)
+            found = None if rows is None else rows.to_arrow_table()
+        except duckdb.Error as error:
+            there = f"tables of this run: {', '.join(known) or 'none'}"
+            raise ConfigError(f"SQL: {error}\n{there}") from error
+    if found is None:
+        raise ConfigError("SQL: the query returns no rows; begin it with select")
+    return found

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.common.corpora.corpus import CorpusError
-from raypipe.store import parquet
+from raypipe.store import artifacts
 
 #: bytes of CSV parsed at a time, which is also the maximum length of a row
 _BLOCK = 2**26
@@ -156,7 +156,7 @@ def read_rows(path: Path, texts: Sequence[str] = (), others: Sequence[str] = ())
     with reading(path, "a table"):
         if path.name.endswith(".parquet"):
             with pq.ParquetFile(path) as file:  # read_table would look up columns by name
-                table = parquet.read(file)
+                table = artifacts.read(file)
         elif name.endswith(".csv"):
             table = _csv(path, verbatim=bool(texts))
         elif name.endswith(".jsonl"):

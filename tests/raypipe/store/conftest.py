@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as arrow_fs
 
+from raypipe.store.run_directory import RunDirectory
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
@@ -41,3 +43,10 @@ def server() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(params=["run", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    """A run directory on a local file system, and one on another."""
+    found: RunDirectory = request.getfixturevalue(request.param)
+    return found
