@@ -233,5 +233,10 @@ def first_status(
                 "commands": earlier.commands + 1,
                 "key_result": earlier.key_result,
             }
-    here = {"host": platform.node(), "pid": os.getpid(), "started_at": at, "updated_at": at}
+    here: dict[str, Any] = {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "started_at": at,
+        "updated_at": at,
+    }
     return RunStatus(experiment, run_id, command, "running", **fields, **here)

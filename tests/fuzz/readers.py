@@ -38,7 +38,7 @@ from experiments.teleclass.documents import read_documents
 from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.store import artifacts, parquet
+from raypipe.store import artifacts
 from raypipe.store import cache as caches
 from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
@@ -490,7 +490,9 @@ JSONL = "".join(
 )
 CSV = pd.DataFrame({"id": range(3), "text": TEXTS, "labels": "1 2"}).to_csv(index=False)
 TXT = "".join(f"d{i}\t{text}\n" for i, text in enumerate(TEXTS))
-PARQUET = parquet.to_bytes(pa.table({"id": [0, 1, 2], "text": TEXTS, "labels": [["1"], [], None]}))
+PARQUET = artifacts.to_bytes(
+    pa.table({"id": [0, 1, 2], "text": TEXTS, "labels": [["1"], [], None]})
+)
 MY_YAML = b"""experiment: example_experiment
 study: &s {runs: 7, start: [1, 2], share: 1e-3, options: {a: {b: [1, x]}}}
 fit: {training: {steps: 10, micro_batch: 4, seed: 1}, scaling: {workers: 2}}
@@ -516,8 +518,8 @@ def readers() -> dict[str, Reader]:
         "gold": Reader((b"a\t1,2\nb\t0 3\n",), _gold),
         "weights": Reader((_weights_file(),), _weights),
         "ledger": Reader((LEDGER,), _ledger),
-        "table": Reader((parquet.to_bytes(pa.table(TABLE)),), _table),
-        "artifact": Reader((parquet.to_bytes(pa.table(TABLE)),), _artifact),
+        "table": Reader((artifacts.to_bytes(pa.table(TABLE)),), _table),
+        "artifact": Reader((artifacts.to_bytes(pa.table(TABLE)),), _artifact),
         "cache": Reader((_cache_file(),), _cache),
         "lease": Reader((b'{"owner": "a", "host": "h", "pid": 3, "beat": 2}',), _lease),
     }

@@ -46,9 +46,7 @@ def test_a_changed_row_counts_as_missing(folder):
         assert cache.get(["a", "b"]) == {"b": {"value": 2.0}}
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"not a database" * 100, b"SQLite format 3\0" + b"x" * 4096]
-)
+@pytest.mark.parametrize("content", [None, b"other" * 99, b"SQLite format 3\0" + b"x" * 4096])
 def test_a_file_that_cannot_be_used_is_reported_once_and_left_alone(folder, content, caplog):
     """None: not even the folder can be created."""
     file = folder / "values.sqlite"
