@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import S3Credential
 
-#: how long a failing request is repeated; plain HTTP matters only where the endpoint is http://
-_OPTIONS: dict[str, Any] = {
-    "retry_config": {"retry_timeout": timedelta(seconds=30)},
-    "client_options": {"allow_http": True},
-}
+#: a failing request is repeated for at most this long
+_RETRY: Any = {"retry_timeout": timedelta(seconds=30)}
 
 
 class ConflictError(OSError):
@@ -59,18 +57,24 @@ class ConditionalObject:
         if endpoint and "://" not in endpoint:
             endpoint = f"{given.get('scheme', 'https')}://{endpoint}"
         config: Any = {}
+        client: Any = {"allow_http": True}  # matters only where the endpoint is http://
         with _as_os_error():
+            if certificates := given.get("tls_ca_file_path"):
+                client["root_certificate"] = Path(certificates).read_bytes()
+            if given.get("tls_verify_certificates", "").lower() in ("false", "0"):
+                client["allow_invalid_certificates"] = True
+            options: Any = {"client_options": client, "retry_config": _RETRY}
             if run.fs.type_name == "s3":
                 config = {"region": run.fs.region}  # as pyarrow has resolved it
                 config |= {"endpoint": endpoint} if endpoint else {}
                 credentials = _s3_credentials(uri)
-                s3 = S3Store(bucket, config=config, credential_provider=credentials, **_OPTIONS)
+                s3 = S3Store(bucket, config=config, credential_provider=credentials, **options)
                 return cls(s3, key)
             if run.fs.type_name == "gcs":
                 config = {"base_url": endpoint} if endpoint else {}
                 # an emulator; obstore writes only with a token
                 nobody: Any = _no_credentials if uri.username == "anonymous" else None
-                gcs = GCSStore(bucket, config=config, credential_provider=nobody, **_OPTIONS)
+                gcs = GCSStore(bucket, config=config, credential_provider=nobody, **options)
                 return cls(gcs, key)
         raise ConfigError(
             f"--run-dir {run.shown}: two commands cannot be kept apart on this kind of storage; "

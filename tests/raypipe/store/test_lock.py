@@ -230,6 +230,19 @@ def answer(process: subprocess.Popen) -> str:
     return process.stdout.readline()
 
 
+def test_of_processes_that_create_the_lease_at_once_one_holds_it(store, command):
+    processes = [command(store) for _ in range(3)]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    answers = sorted(process.stdout.readline() for process in processes)
+    assert [text == "held\n" for text in answers].count(True) == 1
+    assert ["is writing it" in text for text in answers].count(True) == 2
+    for process in processes:
+        process.communicate("\n")
+    assert is_free(store)
+
+
 def test_a_process_that_froze_beyond_the_expiry_ends(store, said, command):
     frozen = command(store)
     assert answer(frozen) == "held\n"
@@ -270,6 +283,12 @@ def test_a_command_whose_lease_is_lost_ends(store, said, ended, deleted):
         assert not store.exists(store.lock)
     else:
         assert owner(store) == "other"
+
+
+def test_a_lease_that_is_another_s_is_not_given_back(store, said):
+    with writing(store, said.append, SLOW):
+        leave(store, 1)
+    assert owner(store) == "other"
 
 
 def test_a_first_write_that_arrives_once_another_holds_the_lease_is_refused(store, said, disturb):
@@ -327,6 +346,24 @@ def test_a_store_that_stood_still_costs_nobody_the_lease(store, said, ended, dis
         check()
     assert is_free(store)
     assert ended == []
+
+
+def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said, disturb):
+    """Another may have taken over between the write and its late response."""
+    written = []
+
+    def late_once(write, content, expected):
+        version = write(content, expected)
+        written.append(content)
+        if len(written) == 3:
+            time.sleep(1.1)  # longer than the holder relies on a renewal
+        return version
+
+    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=2)) as check:
+        assert len(written) == 2
+        time.sleep(1.1)
+        check()
+        assert len(written) >= 4
 
 
 @pytest.mark.parametrize("when", ["taken", "renewed"])
