@@ -69,7 +69,7 @@ def kind_of(error: BaseException) -> FailureKind | None:
 
 def worker_failure(unit: str, error: BaseException) -> UnitError:
     """Return an exception of this worker as a UnitError; call it in the worker."""
-    from raypipe.training.oom import unit_error
+    from raypipe.training.failure_kinds import unit_error
 
     failure = unit_error(unit, error)
     if failure is error:  # already classified
@@ -97,7 +97,7 @@ def explained(job: TrainingJob, failure: UnitError, before: Mapping[str, int]) -
     NCCL's watchdog ends the process of a worker whose exchange exceeds its time limit, and only
     says so in its log. ``before`` are the sizes of the logs before the attempt.
     """
-    from raypipe.training.oom import failure_kind, unit_error
+    from raypipe.training.failure_kinds import failure_kind, unit_error
 
     for path, size in before.items() if failure.kind == "worker_died" else ():
         with suppress(OSError), Path(path).open("rb") as log:
@@ -120,7 +120,7 @@ def group_failure(unit: str, error: BaseException, nodes: Collection[str]) -> Un
 
 def _classified(unit: str, error: BaseException) -> UnitError:
     """Return the failure of a worker: the first recognized error in its chain of causes."""
-    from raypipe.training.oom import failure_kind
+    from raypipe.training.failure_kinds import failure_kind
 
     for cause in _causes(error):
         if isinstance(cause, UnitError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from raypipe import guard
+from raypipe import process_tree
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import Overdue, run_task
@@ -57,8 +57,8 @@ class InlineLauncher:
         import torch
 
         from raypipe.training.ending import Ending
+        from raypipe.training.failure_kinds import unit_error
         from raypipe.training.loop import train
-        from raypipe.training.oom import unit_error
 
         started()
         worker = job.lone_worker()
@@ -114,12 +114,12 @@ class InlineLauncher:
         """Open a pool that runs each task in ``finished``."""
         del say
         pool = _InlinePool(options, self._is_ending)
-        guard.adopt_orphans()
+        process_tree.adopt_orphans()
         try:
             yield pool
         finally:
             pool.end()
-            guard.adopt_orphans(False)
+            process_tree.adopt_orphans(False)
 
     @property
     def ending_s(self) -> float:
@@ -255,13 +255,13 @@ class _InlinePool:
                 return function(*arguments)
 
         others: dict[int, psutil.Process] = {}  # of this program
-        guard.add_started([os.getpid()], others)
+        process_tree.add_started([os.getpid()], others)
         others = {pid: each for pid, each in others.items() if pid not in self._left}
         try:
             with _interruptible():
                 result = run_task(key, attempt, max(1, int(cpus)), limited, *arguments)
         finally:
-            guard.add_started([os.getpid()], self._left)
+            process_tree.add_started([os.getpid()], self._left)
             self._left = {pid: each for pid, each in self._left.items() if pid not in others}
         if result.kind != "timeout":
             return [result]
@@ -273,4 +273,4 @@ class _InlinePool:
 
     def end(self) -> None:
         """End all processes that tasks have left."""
-        guard.end_all(self._left)
+        process_tree.end_all(self._left)

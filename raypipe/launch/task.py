@@ -19,7 +19,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from raypipe import faults, guard
+from raypipe import faults, process_tree
 from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
@@ -60,9 +60,9 @@ def run_guarded(
 @cache
 def _guard() -> subprocess.Popen[bytes]:
     """Start the guard of this process, which is soon not a process of it."""
-    started = guard.start()
+    started = process_tree.start()
     started.wait()
-    guard.adopt_orphans()
+    process_tree.adopt_orphans()
     return started
 
 

@@ -28,8 +28,8 @@ from raypipe.launch.failures import explained, group_failure, log_sizes, worker_
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
 from raypipe.launch.output import logged
 from raypipe.training.ending import Ending
+from raypipe.training.failure_kinds import expandable_segments
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.oom import expandable_segments
 from raypipe.training.parallel import Worker
 from raypipe.training.requirements import cpus_of_a_worker
 

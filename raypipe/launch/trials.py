@@ -53,8 +53,8 @@ from raypipe.study.population import CHANGEABLE, Lineage, changeable, take_over,
 from raypipe.study.space import rounded
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.checkpoint import CheckpointStore
+from raypipe.training.failure_kinds import unit_error
 from raypipe.training.job import TrainingJob
-from raypipe.training.oom import unit_error
 
 #: keys of a trial's reports to Tune: the placement group of its workers, rows of the table
 #: ``steps``, and the outcome

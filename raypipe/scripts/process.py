@@ -17,10 +17,10 @@ from typing import IO, BinaryIO
 
 import psutil
 
-from raypipe import guard
+from raypipe import process_tree
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.redaction import Redactor, last_state
-from raypipe.training.oom import failure_kind
+from raypipe.training.failure_kinds import failure_kind
 
 #: last lines of the standard error that are kept, and those of them in the message of a failure
 _MOST_LINES, _MOST_SHOWN = 200, 30
@@ -29,7 +29,7 @@ _LONGEST_LINE = 2000
 _END_S = 15.0
 #: seconds in which processes that the script left may end by themselves
 _LEFT_S = 1.0
-# of frameworks other than torch, which `training/oom.py` does not see as exceptions
+# of frameworks other than torch, which `training/failure_kinds.py` does not see as exceptions
 _GPU_SIGNS = ("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory")
 _TRACEBACK = "Traceback (most recent call last)"
 #: torchrun's report of a process that a signal ended
@@ -69,8 +69,8 @@ class ScriptProcess:
 
     def __enter__(self) -> ScriptProcess:
         """Start the script. Raises ValueError if the system refuses its arguments."""
-        guard.adopt_orphans()
-        guard.add_started([os.getpid()], self._others)
+        process_tree.adopt_orphans()
+        process_tree.add_started([os.getpid()], self._others)
         try:
             self._script = subprocess.Popen(
                 self.argv,
@@ -92,7 +92,7 @@ class ScriptProcess:
         ]
         for thread in self._threads:
             thread.start()
-        self._guard = guard.start(self._script.pid, self.grace_s)
+        self._guard = process_tree.start(self._script.pid, self.grace_s)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -102,7 +102,7 @@ class ScriptProcess:
         self._guard.kill()
         self._guard.communicate()
         self._file.close()
-        guard.adopt_orphans(False)
+        process_tree.adopt_orphans(False)
 
     @property
     def pid(self) -> int:
@@ -128,8 +128,10 @@ class ScriptProcess:
         """
         tree, is_asked = dict[int, psutil.Process](), self._end_at < float("inf")
         left = [os.getpid()], {*self._others, self._guard.pid}  # orphans are of this process
-        guard.await_end(tree, self._end_at - time.monotonic() if is_asked else _LEFT_S, *left)
-        guard.end_all(tree, *left)
+        process_tree.await_end(
+            tree, self._end_at - time.monotonic() if is_asked else _LEFT_S, *left
+        )
+        process_tree.end_all(tree, *left)
         self._script.wait()
         for thread in self._threads:
             thread.join(_END_S)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.errors import BatchLimit, Trace, UnitError
-from raypipe.training import loader, oom, parallel, precision
+from raypipe.training import failure_kinds, loader, parallel, precision
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import ModelCall, Worker
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
@@ -52,7 +52,7 @@ def evaluate(
     sums: dict[str, Tensor] = {}
     measures: dict[str, float] = {}
     with (
-        oom.fitting(BatchLimit("evaluation", batch_size)),
+        failure_kinds.fitting(BatchLimit("evaluation", batch_size)),
         precision.autocast(settings.training.precision, worker.device),
     ):
         if dataset is not None:

@@ -18,7 +18,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
-from raypipe.training.oom import expandable_segments
+from raypipe.training.failure_kinds import expandable_segments
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, stable_end, steps
 from raypipe.training.settings import TrainingSettings, TrainStageSettings

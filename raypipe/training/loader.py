@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.training.batching import BatchPlan, micro_batches
-from raypipe.training.oom import LOADER_DIED
+from raypipe.training.failure_kinds import LOADER_DIED
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import LoaderSettings, TrainStageSettings

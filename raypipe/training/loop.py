@@ -20,7 +20,15 @@ from torch import Tensor
 from raypipe import faults
 from raypipe.errors import BatchLimit
 from raypipe.store import tables as results
-from raypipe.training import evaluation, loader, oom, parallel, precision, replica, telemetry
+from raypipe.training import (
+    evaluation,
+    failure_kinds,
+    loader,
+    parallel,
+    precision,
+    replica,
+    telemetry,
+)
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.checkpoint import (
     Checkpoint,
@@ -180,7 +188,7 @@ class _Loop:
             if counted:
                 batch = next(batches)
             self.throughput.waited(time.perf_counter() - before)
-            with oom.fitting(BatchLimit("training", size)):
+            with failure_kinds.fitting(BatchLimit("training", size)):
                 self.faults.at_step(step, size, rank, self.job.attempt)
                 exchange = number == len(parts)
                 loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)

@@ -21,7 +21,7 @@ import pynvml
 import torch
 
 from raypipe.provenance import now
-from raypipe.training import oom as memory
+from raypipe.training import failure_kinds as memory
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ SMALL = {
 SCRIPT = """
 import json, os
 import torch
-from raypipe.training.oom import failure_kind
+from raypipe.training.failure_kinds import failure_kind
 from tests.gpu.profiles import stages, train
 found = {}
 for config, overrides in json.loads(os.environ["MODELS"]).items():

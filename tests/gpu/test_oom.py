@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
 import json, torch
-from raypipe.training.oom import failure_kind
+from raypipe.training.failure_kinds import failure_kind
 
 held = []
 

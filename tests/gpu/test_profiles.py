@@ -44,7 +44,7 @@ def cases() -> list[tuple[str, str, list[str], int]]:
 SCRIPT = """
 import json, os, traceback
 import torch
-from raypipe.training.oom import expandable_segments
+from raypipe.training.failure_kinds import expandable_segments
 from tests.gpu.profiles import stages, train
 os.environ |= expandable_segments()
 found = {}

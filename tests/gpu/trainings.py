@@ -19,10 +19,10 @@ from experiments.lm_pretrain.model import LmSettings, medium
 from experiments.lm_pretrain.training import random_task
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
+from raypipe.training.failure_kinds import expandable_segments
 from raypipe.training.history import History
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.oom import expandable_segments
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings

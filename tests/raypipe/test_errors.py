@@ -12,7 +12,7 @@ from torch import nn
 
 from raypipe.errors import Trace, UnitError, message_of, trace_of
 from raypipe.launch.task import run_task
-from raypipe.training.oom import unit_error
+from raypipe.training.failure_kinds import unit_error
 
 HERE = str(Path(__file__))
 

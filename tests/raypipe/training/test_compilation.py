@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from raypipe.training import replica
-from raypipe.training.oom import failure_kind, unit_error
+from raypipe.training.failure_kinds import failure_kind, unit_error
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.task import Loss, StepContext

@@ -24,9 +24,9 @@ from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training import telemetry
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
+from raypipe.training.failure_kinds import forget_peaks, host_peak_bytes
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.oom import forget_peaks, host_peak_bytes
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, learning_rate, stable_end
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings

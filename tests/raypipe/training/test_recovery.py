@@ -10,9 +10,7 @@ from example_tasks import HeldOut, Regression, job
 from torch import nn
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
-from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
-from raypipe.training.oom import (
+from raypipe.training.failure_kinds import (
     LOADER_DIED,
     expandable_segments,
     failure_kind,
@@ -20,6 +18,8 @@ from raypipe.training.oom import (
     host_peak_bytes,
     unit_error,
 )
+from raypipe.training.job import TrainingJob
+from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
