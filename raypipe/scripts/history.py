@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,15 +82,12 @@ class ScriptHistory:
         self._first: _Arrival | None = None
         self._last: _Arrival | None = None
         self._rates: list[float] = []
-        self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
-        #: added to epochs that are steps: 1 if the script counts them from 0
-        self._shift = 0
         #: steps of the records that have only an epoch, and whether other records have a step
         self._epochs: dict[float, int] = {}
         self._counts_steps = False
         #: the script's name of each column
         self._sources: dict[str, str] = {}
-        #: losses of this attempt by step, as the script wrote them
+        #: losses of this attempt by step, as the script wrote them, in the order of the records
         self._written: dict[int, float] = {}
         #: remarks on what is not stored as it was written, one per kind, until they are taken
         self._notes: dict[str, str] = {}
@@ -105,8 +101,6 @@ class ScriptHistory:
         names = {name for row in self.rows.values() for name in row}
         own = {name: name for name in names if _evaluation(name) in names - {name}}
         self._own = own | self._own
-        first = min(self.rows, default=0)
-        self._shift = int(first > 0 and self.rows[first].get("epoch") == first - 1)
 
     def add(self, batch: Reading, at: float | None) -> list[Row]:
         """Add records and return the rows that are new or differ.
@@ -137,13 +131,11 @@ class ScriptHistory:
             if counts_steps:
                 number = self._whole(step)
             else:
-                if not self.rows:  # an evaluation before the training has no loss
-                    self._shift = int(step == 0 and "loss" in values)
-                number = self._step_of(step, first=begins)
+                number = self._step_of(step, first=begins, trained="loss" in values)
             if begins:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}
                 self._epochs = {key: n for key, n in self._epochs.items() if n <= number}
-                self._written = {}
+                self._written = {n: loss for n, loss in self._written.items() if n < number}
             total = values.pop("samples", None)
             if total is None and counts_steps and self._effective_batch is not None:
                 total = float(number * self._effective_batch)
@@ -154,8 +146,7 @@ class ScriptHistory:
             if before[number]:  # the same row in a file that was written again
                 row.setdefault("samples_per_s", before[number].get("samples_per_s"))
             if at is not None and (loss := values.get("loss")) is not None:
-                self._losses.append((number, loss))
-                if self._written.setdefault(number, loss) != loss:
+                if self._written.pop(number, loss) != loss:
                     self._notes.setdefault(
                         "losses",
                         f"several losses of step {number}: the last one counts; write one record "
@@ -181,11 +172,13 @@ class ScriptHistory:
         self._counts_steps = True
         return int(step)
 
-    def _step_of(self, epoch: float, *, first: bool) -> int:
+    def _step_of(self, epoch: float, *, first: bool, trained: bool) -> int:
         """Return the step of a record that has only an epoch: the epoch, if all are whole.
 
         Else such records are numbered; beside records with steps, they are of the last one.
         ``first``: the file begins with it, and what was known of later epochs no longer counts.
+        ``trained``: it has a loss, so that the script counts from 0 if epoch 0 is its first one; an
+        evaluation before the training has none.
         """
         if self._counts_steps:
             return self.last_step
@@ -193,17 +186,19 @@ class ScriptHistory:
             known = [n for e, n in self._epochs.items() if e < epoch or not first]
             number = 1 + max(known, default=0)
             if all(each == int(each) for each in (*self._epochs, epoch)):
-                number = int(epoch) + self._shift
+                shifts = (n - int(e) for e, n in self._epochs.items())
+                number = int(epoch) + next(shifts, int(epoch == 0 and trained))
             self._epochs[epoch] = number
         return self._epochs[epoch]
 
     def _time(self, arrival: _Arrival, touched: Mapping[int, Row]) -> None:
         """Record when the rows came, and the speed since those before."""
-        if self._last is not None and arrival.step <= self._last.step:
+        last = self._last
+        if last is not None and arrival.step <= last.step:
             return
+        rate = arrival.rate_since(last) if last is not None else None
         for number in touched:
-            if self._last is None or number > self._last.step:
-                rate = arrival.rate_since(self._last) if self._last is not None else None
+            if last is None or number > last.step:
                 self.rows[number].setdefault("samples_per_s", rate)
         self._first, self._last = self._first or arrival, arrival
 
@@ -218,7 +213,7 @@ class ScriptHistory:
         self._check_losses(1)
 
     def _check_losses(self, number: int) -> None:
-        last = list(self._losses)[-number:]
+        last = list(self._written.items())[-number:]
         if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
             step, loss = last[-1]
             raise FloatingPointError(f"the loss of the script is {loss} at step {step}")

@@ -200,3 +200,19 @@ def test_losses_that_are_not_finite_end_it_after_three_rows(tmp_path: Path) -> N
         rows.finish()
     with pytest.raises(FloatingPointError, match="at step 5"):
         rows.add(Reading([{"step": 5, "loss": math.nan}]), 3.0)
+
+
+def test_a_new_file_without_losses_does_not_hide_one_that_is_not_finite(tmp_path: Path) -> None:
+    rows = history(tmp_path)
+    rows.add(Reading([{"step": 1, "loss": math.nan}]), 1.0)
+    rows.add(Reading([{"step": 2, "val_loss": 0.5}], restarted=True), 2.0)
+    with pytest.raises(FloatingPointError, match="at step 1"):
+        rows.finish()
+
+
+def test_one_loss_that_is_read_again_counts_once(tmp_path: Path) -> None:
+    rows = history(tmp_path)
+    for at in (1.0, 2.0, 3.0):
+        rows.add(Reading([{"step": 1, "loss": math.inf}], restarted=at > 1.0), at)
+    rows.add(Reading([{"step": 2, "loss": 0.5}]), 4.0)
+    rows.finish()
