@@ -194,9 +194,10 @@ def test_an_impossible_search_is_one_message(capsys, text, message):
 def test_a_metric_that_no_row_has_ends_the_search_with_the_values_there_are(capsys):
     assert run("search.metrics=[{metric: measures.value, where: {method: juge}}]") == 1
     assert "method is one of: fit, judge" in capsys.readouterr().out
-    assert ran()["judge"] == 1
+    first = ran()
+    assert first["judge"] == 1
     assert run() == 0  # corrected: nothing used it
-    assert ran() == {"fit": 11, "judge": 11}
+    assert ran() == {"fit": 12 - first["fit"], "judge": 11}
     for text, key in (
         ("search.seed=1", "matrix.search.seed: stored 0, now 1"),
         ("search.sampler=random", "matrix.search.sampler: stored 'tpe', now 'random'"),
