@@ -25,6 +25,8 @@ from raypipe.training.failure_kinds import failure_kind
 #: last lines of the standard error that are kept, and those of them in the message of a failure
 _MOST_LINES, _MOST_SHOWN = 200, 30
 _LONGEST_LINE = 2000
+#: bytes of a line that is not complete which wait for its end
+_LONGEST_WAIT = 1_000_000
 #: seconds for the rest of the output once all processes have ended
 _END_S = 15.0
 #: seconds in which processes that the script left may end by themselves
@@ -142,16 +144,26 @@ class ScriptProcess:
 
 
 def _copy(stream: IO[bytes], log: BinaryIO, keep: Callable[[str], None]) -> None:
-    """Copy an output to the log without credentials, and pass on its lines."""
-    rest, redactor = b"", Redactor(log.write)
+    """Copy an output to the log without credentials, in whole lines, and pass these on.
+
+    Another output of the same script is written into the same log.
+    """
+    rest, waiting = b"", bytearray()
+    redactor = Redactor(waiting.extend)
     with stream:
         while chunk := os.read(stream.fileno(), 65536):
             redactor.write(chunk)
+            whole = max(waiting.rfind(b"\n"), waiting.rfind(b"\r")) + 1
+            if len(waiting) - whole > _LONGEST_WAIT:
+                whole = len(waiting)
+            log.write(waiting[:whole])
+            del waiting[:whole]
             *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-1_000_000:]
+            rest = rest[-_LONGEST_WAIT:]
             for line in lines:
                 keep(last_state(line.decode(errors="replace")))
     redactor.flush()
+    log.write(waiting)
     if rest:
         keep(last_state(rest.decode(errors="replace")))
 
