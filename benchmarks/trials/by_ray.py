@@ -110,7 +110,7 @@ def _train(
     prepared_model: Callable[[Any], Any],
     prepared_loader: Callable[[Any], Any],
 ) -> float:
-    """Run the training loop by hand; return the mean of the last loss over the workers."""
+    """Run a hand-written training loop; return the mean of the last loss over the workers."""
     study: Study = config["study"]
     learning_rate, clip_norm, seed = config["point"]
     torch.manual_seed(seed)

@@ -44,7 +44,7 @@ class Study:
         return self.micro_batch * self.workers
 
 
-#: runs a study with a folder for its clock and one for its results; returns the last losses
+#: function of a study, the folder of its clock and that of its results; it returns the last losses
 Contender = Callable[[Study, Path, Path], list[float]]
 
 

@@ -69,7 +69,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Work:
-    """What a command is to do: the graph of a configuration on this hardware, and where it goes."""
+    """Work of a command: the graph of a configuration on this hardware, and its run directory."""
 
     configuration: Configuration
     graph: StudyGraph

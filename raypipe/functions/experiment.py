@@ -211,7 +211,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         context.device = next(
             (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
         )
-    numbers = (*settings.maximize, *settings.minimize)
+    numbers = settings.numbers
     with context.pool(options) as pool:
         shared = pool.share(function)
         tasks = (

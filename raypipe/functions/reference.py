@@ -64,7 +64,7 @@ def parts(reference: str, origin: str) -> tuple[str, str]:
 
 
 def _hint(path: str, name: str) -> str:
-    """Return what to write in place of a file; empty for what is no file."""
+    """Return what to write in place of a file; empty for what is not a file."""
     if not path.endswith(".py") and "/" not in path:
         return ""
     file = Path(os.path.relpath(path.removesuffix(".py")))

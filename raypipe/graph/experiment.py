@@ -115,7 +115,7 @@ class Stage:
         after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
-        alone: whether no other stage may run beside it, because it measures the speed of CPUs.
+        alone: whether no other stage may run at the same time: it measures the speed of CPUs.
         strict_code: whether its stored results are refused, not kept with a warning, once the
             experiment's source code changed.
         verify: raises ValueError if the stored result of a unit lacks what the settings now ask of

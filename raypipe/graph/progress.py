@@ -38,7 +38,7 @@ _MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
 
 @dataclass
 class _StageLine:
-    """What is shown of a running stage: its units, of which the first were stored before."""
+    """Progress of a running stage: its units, of which the first were stored before."""
 
     total: int = 0
     first: int = 0

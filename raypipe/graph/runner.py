@@ -3,7 +3,7 @@
 Every stage starts as soon as the stages that it needs have ended; one whose units need different
 stages, when the first of them can be computed. Of those that can start, the one with the longest
 remaining path comes first; what they submit waits in Ray's queue for its resources. A stage that
-measures speed starts when no other one runs, and no other one starts beside it.
+measures speed starts when no other one runs, and no other one starts while it runs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _RunningGraph:
         session.display.expect(self._stages, self._estimates, cpus, gpus)
 
     def _startable(self, most: int) -> Sequence[Stage]:
-        """Return the stages to start now, of at most so many that run."""
+        """Return the stages to start now, so that no more than this number run."""
         unsettled = {*self._running, *(stage.key for stage in self._waiting)}
         whole = [s for s in self._waiting if unsettled.isdisjoint(s.needed_keys)]
         early = [

@@ -171,7 +171,7 @@ class Evaluations:
             self._pool.submit(request.name, function, *arguments, cpus=cpus)
 
     def __str__(self) -> str:
-        """What moves while the first and longest evaluations of all studies run."""
+        """Progress while the first and longest evaluations of all studies run."""
         cached = f", {self.from_cache} cached" * bool(self.from_cache)
         return f"{self.computed} computed, {len(self._submitted)} running{cached}"
 
