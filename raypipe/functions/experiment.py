@@ -62,11 +62,6 @@ class FunctionSettings(Settings):
     not continued once the function's source code changed.
     """
 
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The returned values that must be numbers."""
-        return (*self.maximize, *self.minimize)
-
     @field_validator("maximize", "minimize", mode="before")
     @classmethod
     def _one_name(cls, names: Any) -> Any:
@@ -125,8 +120,13 @@ def _verify(settings: FunctionSettings, ledger: Ledger, unit: Unit) -> None:
     """
     row, given = ledger.get(CALLS, unit.key), {*_RESERVED, *settings.arguments}
     returned = {name: value for name, value in (row or {}).items() if name not in given}
-    if row is not None and (problem := lacking(returned, settings.numbers)):
+    if row is not None and (problem := lacking(returned, _numbers(settings))):
         raise ValueError(problem)
+
+
+def _numbers(settings: FunctionSettings) -> tuple[str, ...]:
+    """Return the names of the returned values that must be numbers."""
+    return (*settings.maximize, *settings.minimize)
 
 
 def _table(settings: FunctionSettings) -> Table:
@@ -211,7 +211,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         context.device = next(
             (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
         )
-    numbers = settings.numbers
+    numbers = _numbers(settings)
     with context.pool(options) as pool:
         shared = pool.share(function)
         tasks = (
