@@ -16,7 +16,7 @@ from raypipe.errors import UnitError
 from raypipe.functions.call import call, lacking
 from raypipe.functions.reference import calls, check_signature
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.identity import canonical_json, fingerprint
+from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
@@ -124,7 +124,7 @@ def _verify(settings: FunctionSettings, ledger: Ledger, unit: Unit) -> None:
         raise ValueError(problem)
 
 
-def _numbers(settings: FunctionSettings) -> tuple[str, ...]:
+def _numbers(settings: FunctionSettings | SettingsView) -> tuple[str, ...]:
     """Return the names of the returned values that must be numbers."""
     return (*settings.maximize, *settings.minimize)
 
