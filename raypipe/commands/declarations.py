@@ -14,7 +14,7 @@ from raypipe.study.tables import TABLES as STUDIES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
-    from raypipe.report.about import About, Declarations
+    from raypipe.report.headlines import Declarations, RunResults
     from raypipe.store.run_directory import RunDirectory
 
 
@@ -81,7 +81,7 @@ def declared(experiment: Experiment) -> dict[str, Table]:
 
 def of_report(experiment: Experiment) -> Declarations:
     """Return what the report reads of an experiment."""
-    from raypipe.report.about import Declarations
+    from raypipe.report.headlines import Declarations
 
     core = {table.name for table in declared(experiment).values()}
     core -= {table.name for table in experiment.tables}
@@ -94,7 +94,7 @@ def of_report(experiment: Experiment) -> Declarations:
     )
 
 
-def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
+def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> RunResults:
     """Read the results of a run; without its experiment, whose code is not needed for them.
 
     The experiment adds its description of itself, and the tables of logged steps.
@@ -103,7 +103,7 @@ def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
         ConfigError: a table or the configuration is damaged.
 
     """
-    from raypipe.report.about import About, Declarations  # with matplotlib, slow to import
+    from raypipe.report.headlines import Declarations, RunResults  # with matplotlib, slow to import
 
     try:
         configuration = run_dir.read(run_dir.config).decode(errors="replace")
@@ -111,7 +111,7 @@ def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
         configuration = ""
     if experiment is not None:
         found, own = tables.read_tables(run_dir), of_report(experiment)
-        return About(found, configuration=configuration, declared=own, directory=run_dir)
+        return RunResults(found, configuration=configuration, declared=own, directory=run_dir)
     core = by_name((*CORE, *STUDIES, PREDICTIONS))
     known = {table.name: table for table in tables.declarations(run_dir)}
     left_out = {name for name, table in core.items() if table.partitioned}
@@ -121,7 +121,7 @@ def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
         step_metrics=known["trials"].columns if "trials" in known else (),
         core=frozenset(core),
     )
-    return About(found, configuration=configuration, declared=own, directory=run_dir)
+    return RunResults(found, configuration=configuration, declared=own, directory=run_dir)
 
 
 def sentence(experiment: Experiment) -> str:

@@ -14,9 +14,9 @@ from raypipe.config.matrix import value_text
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
-from raypipe.report.about import About, Declarations
 from raypipe.report.best import ADDED, Results, plain
 from raypipe.report.formatting import cell, counted, heading
+from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.html import render
 from raypipe.report.plots import rows
 from raypipe.report.sections import (
@@ -89,7 +89,9 @@ def build(
         log.error(message, shown_traceback())  # noqa: TRY400
     facts = {"experiment": title, **_facts(tables)}
     configuration = run_dir.read(run_dir.config).decode()
-    about = About(tables, title, command, configuration, declared or Declarations(), own, run_dir)
+    about = RunResults(
+        tables, title, command, configuration, declared or Declarations(), own, run_dir
+    )
     for name, content in page_files(about, facts, point).items():
         run_dir.write(f"{run_dir.report}/{name}", content)
     return f"{run_dir.report}/index.html"
@@ -123,7 +125,7 @@ def _facts(tables: Tables) -> dict[str, str]:
 
 
 def page_files(
-    about: About, facts: Mapping[str, str], shown: Mapping[str, str] | None = None
+    about: RunResults, facts: Mapping[str, str], shown: Mapping[str, str] | None = None
 ) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 
@@ -174,7 +176,7 @@ def _worst(statuses: pd.Series[Any], order: Sequence[str]) -> str:
     return next((status for status in order if status in present), "succeeded")
 
 
-def _asked(about: About) -> tuple[dict[str, pd.DataFrame], int]:
+def _asked(about: RunResults) -> tuple[dict[str, pd.DataFrame], int]:
     """Return the failures of units that the newest command asked for, and the number of others."""
     failures = rows(about.tables, "failures")
     if failures is None or about.declared.asked is None or variants_of(about.tables):
@@ -285,7 +287,7 @@ def _command(nodes: pd.DataFrame) -> Fold:
     return Fold(f"{started}, {commit}{changes}", [Code(str(about["command"])), view])
 
 
-def _repetition(about: About) -> Section:
+def _repetition(about: RunResults) -> Section:
     """Return the commands that repeat a run elsewhere, and what they need."""
     parts: list[Part] = []
     if about.configuration:

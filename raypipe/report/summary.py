@@ -12,7 +12,6 @@ import pandas as pd
 
 from raypipe.config.matrix import SEED, is_seed
 from raypipe.hardware import bytes_text
-from raypipe.report.about import About
 from raypipe.report.best import Headline, Rival
 from raypipe.report.formatting import (
     cell,
@@ -22,6 +21,7 @@ from raypipe.report.formatting import (
     with_interval,
     with_unit,
 )
+from raypipe.report.headlines import RunResults
 from raypipe.report.measures import PREFIX, better_by_name
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
@@ -39,7 +39,7 @@ _MOST_UNITS = 3
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
 
 
-def summary_section(about: About) -> Section:
+def summary_section(about: RunResults) -> Section:
     """Return the summary of a run, from its declared tables only; empty if no stage is recorded."""
     if rows(about.tables, "stages") is None:
         return Section("Summary", [])
@@ -67,7 +67,7 @@ def _short(parts: Sequence[Part]) -> list[Part]:
     return kept
 
 
-def asked(about: About) -> Iterator[str]:
+def asked(about: RunResults) -> Iterator[str]:
     """Yield what the experiment does, what was varied, and what is done on which hardware."""
     sentence = _SENTENCE.split(about.declared.sentence, maxsplit=1)[0]
     if sentence and not about.only_swept:
@@ -82,7 +82,7 @@ def asked(about: About) -> Iterator[str]:
         yield f"{done} of {counted(total, what)} succeeded{_hardware(about)}."
 
 
-def _varied(about: About) -> Iterator[str]:
+def _varied(about: RunResults) -> Iterator[str]:
     """Yield the varied keys of the matrix, else the axes of the tables with a best result."""
     counts = {k: (len(v), 0) for k, v in about.varied.items() if len(v) > 1 and not is_seed(k)}
     seeds, word = seeds_of(about.tables), "Varied"
@@ -106,7 +106,7 @@ def _varied(about: About) -> Iterator[str]:
         yield f"{word}: {', '.join(named)}"
 
 
-def _hardware(about: About) -> str:
+def _hardware(about: RunResults) -> str:
     """Return the nodes of the last command, as the end of a sentence."""
     nodes = about.nodes.reindex(columns=["gpus", "cpus", "memory_bytes"])
     if nodes.empty:
@@ -119,7 +119,7 @@ def _hardware(about: About) -> str:
     return f" on {counted(len(nodes), 'node')} ({', '.join(parts)})"
 
 
-def came_out(about: About) -> list[Part]:
+def came_out(about: RunResults) -> list[Part]:
     """Return the experiment's findings, the headline numbers, and results that are not finite."""
     parts: list[Part] = [part for section in about.sections for part in section.findings]
     if shown := summary_tiles(about):
@@ -135,7 +135,7 @@ def came_out(about: About) -> list[Part]:
     return parts
 
 
-def summary_tiles(about: About) -> list[Tile]:
+def summary_tiles(about: RunResults) -> list[Tile]:
     """Return the headline numbers of tables and trainings."""
     tiles = [tile(best) for best in [*about.headlines, *about.recommended]]
     training = list(training_tiles(about))
@@ -144,7 +144,7 @@ def summary_tiles(about: About) -> list[Tile]:
     return [*tiles[: max(1, _MOST_TILES - len(training))], *training][: _MOST_TILES + 2]
 
 
-def training_tiles(about: About) -> Iterator[Tile]:
+def training_tiles(about: RunResults) -> Iterator[Tile]:
     """Yield the held-out value of each stage's model, or the training losses without evaluations.
 
     A number that the headline numbers have already is left out.
@@ -168,14 +168,14 @@ def training_tiles(about: About) -> Iterator[Tile]:
             yield Tile("training loss", number(float(losses.min())), str(name))
 
 
-def _is_named(about: About, column: str, value: float) -> Iterator[bool]:
+def _is_named(about: RunResults, column: str, value: float) -> Iterator[bool]:
     """Yield whether each headline number is this one of the same metric."""
     for best in about.headlines:
         same = best.column.name.removeprefix(PREFIX) == column.removeprefix(PREFIX)
         yield same and number(best.mean) == number(value)
 
 
-def _held_out(about: About, found: Sequence[EvaluationCurve]) -> Iterator[Tile]:
+def _held_out(about: RunResults, found: Sequence[EvaluationCurve]) -> Iterator[Tile]:
     """Yield the best model of a stage by its held-out metric.
 
     A model is that of the best step if held-out data chose it, else that of the last step.
@@ -210,7 +210,7 @@ def _held_out(about: About, found: Sequence[EvaluationCurve]) -> Iterator[Tile]:
     yield Tile(label, number(value), note, "warn" if bad else "")
 
 
-def certainty(about: About) -> Iterator[str]:
+def certainty(about: RunResults) -> Iterator[str]:
     """Yield what the run's tests say: the experiment's own, else the intervals over repetitions."""
     repeated = [best for best in about.headlines if best.runs > 1]
     if repeated:
@@ -247,7 +247,7 @@ def _against(best: Headline, name: str, rival: Rival) -> str:
     return f"{metric} is {text} {side} {name}: {judged}."
 
 
-def next_step(about: About) -> list[Part]:
+def next_step(about: RunResults) -> list[Part]:
     """Return the first of the next steps that applies, with what to type."""
     advised = [] if about.varied else [each.advice for each in about.sections if each.advice]
     steps = (_failed, _undirected, lambda _: next(iter(advised), ()), _overfitted, _repeat, _apply)
@@ -255,7 +255,7 @@ def next_step(about: About) -> list[Part]:
     return next(filter(None, found), ["The tables suggest no next step."])
 
 
-def _failed(about: About) -> Iterator[Part]:
+def _failed(about: RunResults) -> Iterator[Part]:
     """Yield how to see the errors of what failed in the end, and how to continue."""
     stages = about.tables["stages"]
     bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
@@ -278,7 +278,7 @@ def _failed(about: About) -> Iterator[Part]:
         yield Code("\n".join(lines))
 
 
-def _undirected(about: About) -> Iterator[Part]:
+def _undirected(about: RunResults) -> Iterator[Part]:
     """Yield how to say which returned number is better, for a function of which nothing says so."""
     calls = next((results for results in about.results if results.table.open), None)
     if about.calls is None or calls is None or any(c.better for c in calls.table.columns):
@@ -296,7 +296,7 @@ def _undirected(about: About) -> Iterator[Part]:
     yield Code(form)
 
 
-def _overfitted(about: About) -> Iterator[Part]:
+def _overfitted(about: RunResults) -> Iterator[Part]:
     """Yield the key that keeps the best model, for a held-out metric that ends worse."""
     first = {each.trial: each for each in reversed(about.evaluations)}
     for each in first.values():
@@ -313,7 +313,7 @@ def _overfitted(about: About) -> Iterator[Part]:
             return
 
 
-def _repeat(about: About) -> Iterator[Part]:
+def _repeat(about: RunResults) -> Iterator[Part]:
     """Yield more seeds where a point has one run, or too few to tell the best from others.
 
     The experiment's own tests, and a race, say for themselves how many are needed. No number of
@@ -345,7 +345,7 @@ def _repeat(about: About) -> Iterator[Part]:
             return
 
 
-def _more_seeds(about: About, count: int) -> str:
+def _more_seeds(about: RunResults, count: int) -> str:
     """Return what to add to the command for so many seeds in the same run; empty if unknown.
 
     It is for a matrix, or the calls of a function that has an argument ``seed``.
@@ -369,7 +369,7 @@ def _more_seeds(about: About, count: int) -> str:
     return form.format(keys[0], known)
 
 
-def _apply(about: About) -> Iterator[Part]:
+def _apply(about: RunResults) -> Iterator[Part]:
     """Yield how to train with what a sweep recommends, unless the run does."""
     for sweep in about.sweeps:
         if sweep.chosen and not about.setting(f"{sweep.stage}.from_sweep"):

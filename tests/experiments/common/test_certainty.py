@@ -11,7 +11,7 @@ from experiments.lm_pretrain import tables as lm_tables
 from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
-from raypipe.report.about import About, Declarations
+from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.sections import Answers, Section
 from raypipe.report.summary import summary_section
 from raypipe.store.tables import Table
@@ -32,7 +32,7 @@ def _boxes(
                            "started_at": pd.Timestamp("2026-03-02", tz="UTC"), "duration_s": 1.0,
                            "device": "cpu"})  # fmt: skip
     declarations = Declarations("Toy.", declared, (), frozenset({"stages"}))
-    about = About({"stages": stages, **tables}, "toy", "raypipe run x.yaml", CONFIGURATION,
+    about = RunResults({"stages": stages, **tables}, "toy", "raypipe run x.yaml", CONFIGURATION,
                   declarations, sections(tables))  # fmt: skip
     (answers,) = summary_section(about).parts
     assert isinstance(answers, Answers)

@@ -17,7 +17,7 @@ from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections, verdicts
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.tables import TABLES
-from raypipe.report.about import About, Declarations
+from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.plots import Plot, encode
 from raypipe.report.sections import Answers, Part, Tiles
 from raypipe.report.summary import summary_section
@@ -278,7 +278,7 @@ def studies(runs: int, **reach: int) -> Values:
     }
 
 
-def first_screen(tables: Tables) -> tuple[About, dict[str, list[Part]]]:
+def first_screen(tables: Tables) -> tuple[RunResults, dict[str, list[Part]]]:
     """The run of a study as its page has it, and its boxes."""
     stages = pd.DataFrame(
         {"stage": ["lda"], "status": "succeeded", "started_at": "2026-01-01T00:00:00Z",
@@ -289,7 +289,7 @@ def first_screen(tables: Tables) -> tuple[About, dict[str, list[Part]]]:
     every = {**tables, "stages": stages, "studies": finals}
     declared = Declarations("A study.", TABLES, (), frozenset({"stages"}))
     settings = "lda: {runs: 3, seed: 0}\n"
-    about = About(every, "study", "raypipe run s.yaml", settings, declared, sections(tables))
+    about = RunResults(every, "study", "raypipe run s.yaml", settings, declared, sections(tables))
     (answers,) = summary_section(about).parts
     assert isinstance(answers, Answers)
     return about, {title: list(parts) for title, parts in answers.answers}

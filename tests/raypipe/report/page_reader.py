@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from raypipe import report
-from raypipe.report.about import About, Declarations
+from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.page import page_files
 from raypipe.report.sections import Section
 from raypipe.report.variants import Tables
@@ -75,5 +75,5 @@ def report_files(
     declared: Declarations | None = None,
 ) -> dict[str, bytes]:
     """Return the files of a report of tables that are in no run directory."""
-    about = About(tables, title, command, configuration, declared or Declarations(), sections)
+    about = RunResults(tables, title, command, configuration, declared or Declarations(), sections)
     return page_files(about, facts)

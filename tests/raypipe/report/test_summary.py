@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe.report.about import About, Declarations
+from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.sections import Code, Section, Tile, Tiles
 from raypipe.report.summary import asked, came_out, certainty, next_step, training_tiles
 from raypipe.store.tables import Column, Table
@@ -44,10 +44,10 @@ def _stages(*statuses: str) -> pd.DataFrame:
 
 def _about(
     configuration: str = CONFIGURATION, command: str = COMMAND, **tables: pd.DataFrame
-) -> About:
+) -> RunResults:
     declared = Declarations("Classify things", (MEASURES,), METRICS, CORE)
     every = {"stages": _stages("succeeded"), **tables}
-    return About(every, "toy", command, configuration, declared)
+    return RunResults(every, "toy", command, configuration, declared)
 
 
 def _measures(**accuracy: float) -> pd.DataFrame:
@@ -76,15 +76,15 @@ def _matrix(rates: list[float], seeds: int, score: list[float]) -> dict[str, pd.
     return {"variants": pd.DataFrame(variants), "measures": pd.DataFrame(rows)}
 
 
-def _next(about: About) -> list[str]:
+def _next(about: RunResults) -> list[str]:
     return [part.text if isinstance(part, Code) else str(part) for part in next_step(about)]
 
 
-def _tiles(about: About) -> list[Tile]:
+def _tiles(about: RunResults) -> list[Tile]:
     return [tile for part in came_out(about) if isinstance(part, Tiles) for tile in part.tiles]
 
 
-def _words(about: About) -> str:
+def _words(about: RunResults) -> str:
     files = report_files(
         about.tables, about.sections, "toy", {}, about.command, about.configuration, about.declared
     )
@@ -219,7 +219,7 @@ def test_certainty_and_the_seeds_that_are_needed(tables, certain, advice) -> Non
         assert _next(replace(about, configuration="n: 3\n")) == NOTHING  # it has no seed
 
 
-def _studies(ours: list[float], theirs: list[float], random: list[float]) -> About:
+def _studies(ours: list[float], theirs: list[float], random: list[float]) -> RunResults:
     columns = (Column("optimizer", "text", "Name."), Column("cost", "real", "", better="lower"))
     table = Table("studies", "a study", columns, axes=("optimizer",), baselines=("random",),
                   repeats="studies.runs")  # fmt: skip
@@ -337,7 +337,7 @@ def test_trainings_of_a_matrix_are_compared_by_means_over_any_seed() -> None:
 
 def _function(
     calls: pd.DataFrame, better: str = "", command: str = "raypipe map m:f --run-dir r"
-) -> About:
+) -> RunResults:
     """A run of a function of ``C``, ``gamma`` and ``seed`` that returns ``score``."""
     own = (
         Column("call", "text", "Arguments."),
@@ -352,7 +352,7 @@ def _function(
     known = known.assign(call=[str(place) for place in known.index], duration_s=1.0, attempt=1)
     status = "succeeded" if len(known) == len(calls) else "failed"
     tables = {"stages": _stages(status), "calls": known}
-    return About(tables, "f", command, "function: m:f\narguments: {seed: 0}\n", declared)
+    return RunResults(tables, "f", command, "function: m:f\narguments: {seed: 0}\n", declared)
 
 
 @pytest.mark.parametrize(

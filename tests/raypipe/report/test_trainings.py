@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from raypipe.report.about import About
+from raypipe.report.headlines import RunResults
 from raypipe.report.plots import Plot
 from raypipe.report.sections import TableView
 from raypipe.report.trainings import training_plots, training_section
@@ -110,7 +110,7 @@ def test_every_held_out_column_is_drawn_and_listed() -> None:
     trials = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
                            "steps": 40, "eval_loss": 4.0, "eval_size": 0.4})  # fmt: skip
     tables = {"steps": steps, "trials": trials}
-    section = training_section(tables, About(tables).evaluations)
+    section = training_section(tables, RunResults(tables).evaluations)
     view = section.parts[-1]
     assert isinstance(view, TableView)
     assert view.visible_columns == [
@@ -128,6 +128,6 @@ def test_noise_is_no_worse_end() -> None:
     curves = (np.random.default_rng(seed).normal(size=40) for seed in range(200))
     parts = [_steps(points=40, trial_id=f"t{n}", eval_loss=1 + 0.05 * each)
              for n, each in enumerate(curves)]  # fmt: skip
-    found = About({"steps": pd.concat(parts)}).evaluations
+    found = RunResults({"steps": pd.concat(parts)}).evaluations
     assert len(found) == 200
     assert sum(each.ends_worse for each in found) <= 6

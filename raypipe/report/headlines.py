@@ -57,7 +57,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class About:
+class RunResults:
     """A run: its tables, its experiment, the command that continues it, and its configuration.
 
     ``sections`` are the experiment's own. ``directory`` tells missing numbers from NaN, which are
