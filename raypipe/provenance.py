@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from raypipe.hardware import detect
-from raypipe.hardware.torch_build import cuda_of_torch
+from raypipe.hardware import detect, torch_version
 
 #: packages whose versions the table ``environment`` records, by their names on PyPI
 PACKAGES = (
@@ -87,7 +86,7 @@ def environment_row() -> dict[str, Any]:
         "gpu_memory_bytes": sum(gpu.memory_bytes for gpu in hardware.gpus),
         "gpu_driver": hardware.driver,
         "cuda_driver": hardware.cuda,
-        "cuda": cuda_of_torch(),
+        "cuda": torch_version()[1],
         "platform": platform.platform(),
         "python": platform.python_version(),
         "raypipe": package_version("raypipe-runner"),

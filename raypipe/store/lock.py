@@ -7,6 +7,7 @@ an object store it is a lease: an object that its holder renews, and that expire
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -14,13 +15,12 @@ import platform
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import psutil
 from filelock import FileLock, Timeout
 from pyarrow import fs as arrow_fs
 
@@ -126,27 +126,24 @@ def _file_lock(run: RunDirectory) -> Iterator[None]:
         make_folder(run.path())
         held = lock.acquire(poll_interval=_GLANCE_S / 10)
     except Timeout as error:
-        raise _taken(run, _writer(run)) from error
+        holder: dict[str, Any] = {}
+        # before a command writes its status, it may have that of a process that was killed
+        with suppress(OSError):
+            status = run_status.read(run)
+            if status is not None and status.status == "running" and status.pid:
+                holder = {"pid": status.pid, "host": status.host}
+        raise _taken(run, _command(holder)) from error
     except OSError as error:
         raise _not_writable(run, error) from error
     with held:
         yield
 
 
-def _writer(run: RunDirectory) -> str:
-    """Return the command that holds the file lock, in words, as far as its status names it.
-
-    Before a command writes its status, it may have that of a process that was killed.
-    """
-    try:
-        status = run_status.read(run)
-    except OSError:
-        status = None
-    if status is None or status.status != "running" or not status.pid:
+def _command(holder: Mapping[str, Any]) -> str:
+    """Return the command that holds a lock, in words, as far as it is known."""
+    if not holder:
         return "another raypipe command"
-    if status.host == platform.node() and not psutil.pid_exists(status.pid):
-        return "another raypipe command"
-    return str(_Holder("", status.host, status.pid))
+    return f"another raypipe command (process {holder['pid']} on {holder['host']})"
 
 
 def _taken(run: RunDirectory, holder: str) -> ConfigError:
@@ -160,25 +157,13 @@ def _not_writable(run: RunDirectory, error: OSError) -> ConfigError:
     return ConfigError(f"--run-dir {run.shown}: cannot be written: {error}")
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """Content of a lease. ``beat`` makes each renewal another version of the object."""
-
-    owner: str
-    host: str
-    pid: int
-    beat: int = 0
-
-    @classmethod
-    def parse(cls, content: bytes) -> _Holder:
-        """Return the holder that a lease names; ``nobody`` if it is damaged or was released."""
-        try:
-            return cls(**json.loads(content))
-        except (ValueError, TypeError, RecursionError):
-            return cls("nobody", "an unknown host", 0)
-
-    def __str__(self) -> str:
-        return f"another raypipe command (process {self.pid} on {self.host})"
+def parsed(content: bytes) -> dict[str, Any]:
+    """Return the ``owner``, ``pid`` and ``host`` of a lease; empty if it is damaged."""
+    try:
+        holder = json.loads(content)
+        return {name: holder[name] for name in ("owner", "pid", "host")}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
 
 
 class _Lease:
@@ -194,7 +179,9 @@ class _Lease:
         self._run, self._pace = run, pace
         self._object = ConditionalObject.at(run, run.lock)
         self._version: UpdateVersion | None = None  # the last one seen; None: no object
-        self._mine = _Holder(secrets.token_hex(8), platform.node(), os.getpid())
+        # each renewal has another ``beat``, and so another version
+        self._mine = {"owner": secrets.token_hex(8), "pid": os.getpid(), "host": platform.node()}
+        self._beats = itertools.count()
         self._renewed = float("-inf")
         self._renewing = Lock()
         self._over = Event()
@@ -231,8 +218,8 @@ class _Lease:
             return version
         expiry_s = self._pace.expiry_s
         say(
-            f"{self._run.shown} is locked by {_Holder.parse(content)}; watching for {expiry_s:g} s "
-            "whether it is alive"
+            f"{self._run.shown} is locked by {_command(parsed(content))}; "
+            f"watching for {expiry_s:g} s whether it is alive"
         )
         start = _now()
         while _now() - start < expiry_s:
@@ -241,7 +228,7 @@ class _Lease:
             if not content:
                 return current
             if current != version:
-                raise _taken(self._run, str(_Holder.parse(content)))
+                raise _taken(self._run, _command(parsed(content)))
         return version
 
     def _require_conditions(self) -> None:
@@ -272,8 +259,7 @@ class _Lease:
         """Renew the lease. Raises LostLeaseError: another command has it; OSError."""
         with self._renewing:
             start = _now()
-            self._mine = replace(self._mine, beat=self._mine.beat + 1)
-            self._write(json.dumps(asdict(self._mine)).encode())
+            self._write(json.dumps({**self._mine, "beat": next(self._beats)}).encode())
             self._renewed = start
 
     def _write(self, content: bytes) -> None:
@@ -283,10 +269,10 @@ class _Lease:
         except ConflictError:
             # the lease is still ours if only the response to an earlier attempt was lost
             found, version = self._object.read()
-            holder = _Holder.parse(found)
-            if holder.owner != self._mine.owner and version != self._version:
+            holder = parsed(found)
+            if holder != self._mine and version != self._version:
                 self._renewed = float("-inf")  # no further write
-                raise LostLeaseError(self._run.shown, str(holder)) from None
+                raise LostLeaseError(self._run.shown, _command(holder)) from None
             self._version = self._object.write(content, version)
 
 

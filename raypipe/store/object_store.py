@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -26,8 +25,11 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import S3Credential
 
-#: a failing request is repeated for at most this long
-_RETRY: Any = {"retry_timeout": timedelta(seconds=30)}
+#: plain HTTP matters only where the endpoint is http://; a failing request is repeated for a while
+_OPTIONS: Any = {
+    "client_options": {"allow_http": True},
+    "retry_config": {"retry_timeout": timedelta(seconds=30)},
+}
 
 
 class ConflictError(OSError):
@@ -56,25 +58,19 @@ class ConditionalObject:
         endpoint = given.get("endpoint_override", "")
         if endpoint and "://" not in endpoint:
             endpoint = f"{given.get('scheme', 'https')}://{endpoint}"
-        config: Any = {}
-        client: Any = {"allow_http": True}  # matters only where the endpoint is http://
         with _as_os_error():
-            if certificates := given.get("tls_ca_file_path"):
-                client["root_certificate"] = Path(certificates).read_bytes()
-            if given.get("tls_verify_certificates", "").lower() in ("false", "0"):
-                client["allow_invalid_certificates"] = True
-            options: Any = {"client_options": client, "retry_config": _RETRY}
             if run.fs.type_name == "s3":
-                config = {"region": run.fs.region}  # as pyarrow has resolved it
+                config: Any = {"region": run.fs.region}  # as pyarrow has resolved it
                 config |= {"endpoint": endpoint} if endpoint else {}
                 credentials = _s3_credentials(uri)
-                s3 = S3Store(bucket, config=config, credential_provider=credentials, **options)
+                s3 = S3Store(bucket, config=config, credential_provider=credentials, **_OPTIONS)
                 return cls(s3, key)
             if run.fs.type_name == "gcs":
-                config = {"base_url": endpoint} if endpoint else {}
                 # an emulator; obstore writes only with a token
-                nobody: Any = _no_credentials if uri.username == "anonymous" else None
-                gcs = GCSStore(bucket, config=config, credential_provider=nobody, **options)
+                token = {"token": "", "expires_at": None}
+                nobody: Any = (lambda: token) if uri.username == "anonymous" else None
+                config = {"base_url": endpoint} if endpoint else {}
+                gcs = GCSStore(bucket, config=config, credential_provider=nobody, **_OPTIONS)
                 return cls(gcs, key)
         raise ConfigError(
             f"--run-dir {run.shown}: two commands cannot be kept apart on this kind of storage; "
@@ -112,10 +108,6 @@ def _version(stored: Mapping[str, object]) -> UpdateVersion:
     """Version as ``put`` accepts it: an ETag, in GCS also a generation number."""
     named = {name: stored[name] for name in ("e_tag", "version") if stored[name] is not None}
     return cast("UpdateVersion", named)
-
-
-def _no_credentials() -> dict[str, str | None]:
-    return {"token": "", "expires_at": None}
 
 
 def _s3_credentials(uri: SplitResult) -> Callable[[], S3Credential] | None:

@@ -17,9 +17,8 @@ from tests.gpu.rig import build
 DETECT = """
 import json, os
 from raypipe import hardware
-from raypipe.hardware import torch_build
 kernels = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-torch_build.installed = lambda: torch_build.TorchBuild("2.13.0", "13.0", kernels)
+hardware.torch_build = lambda: hardware.TorchBuild("2.13.0", "13.0", kernels)
 found = {}
 for name, machine in json.loads(os.environ["MACHINES"]).items():
     os.environ.update(machine)
@@ -86,13 +85,13 @@ MACHINES: dict[str, tuple[dict[str, str], list[str], list[list[str]]]] = {
     "an old driver": (
         {**TWO, "RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"},
         [],
-        [["driver 550.54.14 supports CUDA 12.4", "driver to 580 or newer", f"{WHEEL}cu126"]],
+        [["driver 550.54.14 supports CUDA 12.4", "update the driver", f"{WHEEL}cu126"]],
     ),
     "V100": (V100, [], [["no kernels for compute capability 7.0", f"{WHEEL}cu126"]]),
     "V100 and an older driver": (
         {**V100, "RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"},
         [],
-        [["supports CUDA 12.4 at most; install a build", f"{WHEEL}cu126"]],
+        [["supports CUDA 12.4 at most", f"{WHEEL}cu126"]],
     ),
     "mixed cards": (MIXED, UUIDS[:2], []),
     "mixed cards in CUDA's order": (

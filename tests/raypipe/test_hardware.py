@@ -8,17 +8,17 @@ import pynvml
 import pytest
 import yaml
 
+from raypipe import hardware
 from raypipe.config.profiles import pick_profile
 from raypipe.hardware import (
     Gpu,
     Hardware,
+    TorchBuild,
     detect,
     lowest_compute_capability,
     supported_precisions,
-    torch_build,
     unusable_gpus,
 )
-from raypipe.hardware.torch_build import TorchBuild
 
 UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
 
@@ -50,38 +50,32 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, function in replaced.items():
         monkeypatch.setattr(pynvml, name, function)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch_build, "installed", lambda: TorchBuild("2.9.0", "12.8", ("sm_90",)))
+    monkeypatch.setattr(hardware, "torch_build", lambda: TorchBuild("2.9.0", "12.8", ("sm_90",)))
     return state
 
 
-def test_without_a_driver_there_are_no_gpus_and_a_note_says_why(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("code", "visible", "note", "problem"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "0", "no NVIDIA driver", None),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "0", "no usable GPU", "does not work"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "", "no visible GPU", None),
+    ],
+)
+def test_without_a_working_driver_there_are_no_gpus_and_a_note_says_why(
+    monkeypatch: pytest.MonkeyPatch, code: int, visible: str, note: str, problem: str | None
 ) -> None:
     def fail() -> None:
-        raise pynvml.NVMLError_LibraryNotFound
+        raise pynvml.NVMLError(code)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = detect()
     assert (found.gpus, found.driver, found.device) == ((), None, "cpu")
-    assert found.gpu_note is not None
-    assert "no NVIDIA driver" in found.gpu_note
+    assert note in str(found.gpu_note)
+    assert (problem or "None") in str(unusable_gpus([found]))
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes > 2**28
-
-
-def test_a_driver_that_does_not_work_is_a_problem_unless_the_gpus_are_hidden(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = detect()
-    assert found.gpus == ()
-    assert "the NVIDIA driver does not work" in str(unusable_gpus([found]))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert unusable_gpus([detect()]) is None
 
 
 def test_what_nvml_tells(three_gpus: SimpleNamespace) -> None:
@@ -206,3 +200,39 @@ def test_precisions_by_generation() -> None:
         assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16")
     for capability in ("8.9", "9.0", "10.0", "12.0"):
         assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+CU130 = TorchBuild("2.13.0", "13.0", ("sm_75", "sm_80", "sm_86", "sm_90", "sm_120", "compute_120"))
+CU126 = TorchBuild("2.10.0", "12.6", ("sm_50", "sm_70", "sm_75", "sm_80", "sm_90", "sm_90a"))
+
+
+@pytest.mark.parametrize(
+    ("build", "capability", "cuda", "parts"),
+    [
+        (CU130, "7.5", "13.0", []),
+        (CU130, "8.9", "13.0", []),  # by the kernels for 8.0 and 8.6
+        (CU130, "13.0", "13.0", []),  # compiled from compute_120
+        (CU126, "5.2", "12.2", []),  # a driver runs builds of the same major version of CUDA
+        (CU126, "7.0", "13.0", []),
+        (CU130, "8.0", "12.8", ["built for CUDA 13.0", "update the driver", "cu126"]),
+        (CU130, "10.0", "12.8", ["built for CUDA 13.0", "cu128"]),
+        (CU130, "7.0", "13.0", ["no kernels for compute capability 7.0", "sm_75", "cu126"]),
+        (CU126, "12.0", "13.0", ["no kernels", "cu130"]),
+        (TorchBuild("2.13.0", None), "9.0", "13.0", ["is a CPU build", "cu130"]),
+    ],
+)
+def test_an_unusable_card_gets_the_build_to_install(
+    build: TorchBuild, capability: str, cuda: str, parts: list[str]
+) -> None:
+    reason = build.unusable("card", capability, "550.54", cuda)
+    assert (reason is None) == (not parts)
+    for part in parts:
+        assert part in str(reason)
+
+
+def test_the_installed_build_is_torch_s() -> None:
+    import torch
+
+    found = hardware.torch_build()
+    assert (found.version, found.cuda) == (str(torch.__version__), torch.version.cuda)
+    assert bool(found.architectures) == (torch.version.cuda is not None)

@@ -96,17 +96,6 @@ def test_options_and_credentials_of_an_s3_uri(monkeypatch, options, endpoint):
     assert SECRET not in repr(subject) + repr(store.config)
 
 
-def test_certificates_of_an_s3_uri(tmp_path):
-    location = "s3://key:any@bucket/run?region=eu-west-1"
-    client = opened(f"{location}&tls_verify_certificates=False").store.client_options
-    assert client["allow_invalid_certificates"] in (True, "true")
-    assert "allow_invalid_certificates" not in opened(location).store.client_options
-    (tmp_path / "ca.pem").write_text("not a certificate")
-    for name, message in (("ca.pem", "certificate"), ("missing.pem", r"missing\.pem")):
-        with pytest.raises(OSError, match=message):
-            opened(f"{location}&tls_ca_file_path={tmp_path}/{name}")
-
-
 def test_credentials_of_a_profile_are_found_by_boto3(monkeypatch, tmp_path):
     profile = "[some]\naws_access_key_id = key\naws_secret_access_key = secret\n"
     (tmp_path / "credentials").write_text(profile)

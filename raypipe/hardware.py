@@ -1,18 +1,20 @@
-"""Hardware detection: GPUs through NVML, CPUs and memory of this machine."""
+"""Hardware detection: GPUs through NVML, and whether torch can use them; CPUs and memory."""
 
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import pynvml
-
-from raypipe.hardware import torch_build
 
 #: the arithmetic of a forward pass
 Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -22,6 +24,8 @@ Precision = Literal[Arithmetic, "fp8"]
 MEMORY_MARGIN = 0.05
 
 _VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+#: the order in which NVML numbers cards, and CUDA by our default
+_AS_NVML = "PCI_BUS_ID"
 #: entries of CUDA_VISIBLE_DEVICES that hide what follows
 _HIDING = ("", "-1", "none", "void", "NoDevFiles")
 #: errors of NVML on a machine without NVIDIA GPUs
@@ -122,8 +126,7 @@ def _nvml() -> dict[str, Any]:
         pynvml.nvmlShutdown()
     usable: list[Gpu] = []
     for gpu in visible:
-        build = torch_build.installed()
-        reason = build.unusable(gpu.name, gpu.compute_capability, driver, cuda)
+        reason = torch_build().unusable(gpu.name, gpu.compute_capability, driver, cuda)
         if reason is None:
             usable.append(gpu)
         else:
@@ -196,58 +199,125 @@ def _gpu(handle: Any, index: int, capability: str) -> Gpu:
 def _visible(cards: Sequence[_Device]) -> tuple[list[Gpu], list[str]]:
     """Return the visible GPUs in the variable's order, and the problems of visible cards.
 
-    As CUDA does, stop at the first name that is not valid.
+    An entry is a number, or the beginning of a UUID. As CUDA does, stop at the first one that is
+    not valid.
     """
     wanted = os.environ.get(_VISIBLE)
     if wanted is None:
         found = [gpu for card in cards for gpu in card.gpus]
         return found, [card.problem for card in cards if card.problem]
+    slices = [gpu for card in cards for gpu in card.gpus if gpu.is_slice]
+    by_uuid = [card for card in cards if card.uuid]
+    by_uuid += [_Device(gpu.index, gpu.uuid, (gpu,)) for gpu in slices]
+    order, kinds = os.environ.get(_ORDER, _AS_NVML), {g.name for card in cards for g in card.gpus}
     gpus, problems = list[Gpu](), list[str]()
     for name in (part.strip() for part in wanted.split(",")):
         if name in _HIDING:
             break
-        if name.isdigit() and (problem := _ambiguous(cards)):
-            return [], [problem]
-        named = _named(name, cards)
-        if named is None:
-            problems.append(_unknown(name, cards))
+        if name.isdigit() and order != _AS_NVML and len(kinds) > 1:
+            return [], [
+                f"{_ORDER}={order} does not say which card a number in {_VISIBLE} is; "
+                "unset it for the order of nvidia-smi, or name the GPUs by UUID"
+            ]
+        named = [card for card in cards if name == str(card.index)]
+        named = named or [each for each in by_uuid if str(each.uuid).startswith(name)]
+        if len(named) != 1:
+            problems.append(
+                f"{_VISIBLE}={wanted}: {name} is not one GPU, and CUDA ignores it and what follows;"
+                f" allowed: the numbers 0 to {len(cards) - 1}, or "
+                f"{', '.join(str(each.uuid) for each in by_uuid)}"
+            )
             break
-        gpus += named.gpus[:1]  # of a card with MIG, CUDA uses the first slice
-        problems += filter(None, [named.problem])
+        gpus += named[0].gpus[:1]  # of a card with MIG, CUDA uses the first slice
+        problems += filter(None, [named[0].problem])
     return gpus, problems
 
 
-def _named(name: str, cards: Sequence[_Device]) -> _Device | None:
-    """Return the card or the slice that a number or the beginning of a UUID names."""
-    if name.isdigit():
-        return next((card for card in cards if card.index == int(name)), None)
-    slices = [
-        _Device(card.index, gpu.uuid, (gpu,)) for card in cards for gpu in card.gpus if gpu.is_slice
-    ]
-    found = [each for each in (*cards, *slices) if each.uuid and each.uuid.startswith(name)]
-    return found[0] if len(found) == 1 else None
+@dataclass(frozen=True)
+class TorchBuild:
+    """A build of torch: its version, its CUDA, and the architectures that it has kernels for.
+
+    ``cuda`` is None for a CPU build. Of the architectures, ``sm_90`` is machine code, and
+    ``compute_90`` can be compiled for newer cards.
+    """
+
+    version: str
+    cuda: str | None
+    architectures: tuple[str, ...] = ()
+
+    def has_kernels(self, capability: str) -> bool:
+        """Whether its kernels run on a card of this compute capability, such as ``8.6``."""
+        card = _version(capability)
+        # sm_90a runs on 9.0 only, in addition to sm_90
+        found = re.findall(r"(sm|compute)_(\d+)\b", " ".join(self.architectures))
+        kernels = [(kind, divmod(int(digits), 10)) for kind, digits in found]
+        return any(n <= card and (k == "compute" or n[0] == card[0]) for k, n in kernels)
+
+    def unusable(
+        self, card: str, capability: str, driver: str | None, driver_cuda: str | None
+    ) -> str | None:
+        """Return why this build cannot use a card and what to do; None if it can.
+
+        Args:
+            card: the name of the card.
+            capability: its compute capability, such as ``8.6``.
+            driver: the version of the NVIDIA driver.
+            driver_cuda: the newest CUDA that the driver supports, such as ``12.4``.
+
+        """
+        newest = driver_cuda or "13.0"
+        if self.cuda is None:
+            reason = "is a CPU build"
+        elif _version(newest)[0] < _version(self.cuda)[0]:
+            reason = (
+                f"is built for CUDA {self.cuda}, and the NVIDIA driver {driver} supports CUDA "
+                f"{newest} at most; update the driver"
+            )
+        elif not self.has_kernels(capability):
+            reason = f"has no kernels for compute capability {capability}"
+            reason += f" (it has {', '.join(self.architectures)})"
+        else:
+            return None
+        return f"{card}: torch {self.version} {reason}; {_install(capability, newest)}"
 
 
-def _unknown(name: str, cards: Sequence[_Device]) -> str:
-    """Return the problem of an entry that names no card, or several."""
-    names = [card.uuid for card in cards if card.uuid]
-    names += [gpu.uuid for card in cards for gpu in card.gpus if gpu.is_slice]
+def _install(capability: str, cuda: str) -> str:
+    """Return how to install a build of torch for a card, whose driver supports this CUDA."""
+    wheel, releases = "cu126", "'torch>=2.9,<2.11'"  # has kernels for 5.0 to 9.0
+    if _version(capability) >= (7, 5) and _version(cuda) >= (13, 0):
+        wheel, releases = "cu130", "'torch>=2.9,<2.14'"
+    elif _version(capability) >= (10, 0):
+        wheel = "cu128"
+    index = f"https://download.pytorch.org/whl/{wheel}"
     return (
-        f"{_VISIBLE}={os.environ[_VISIBLE]}: {name} is not one GPU, and CUDA ignores it and what "
-        f"follows; allowed: the numbers 0 to {len(cards) - 1}, or {', '.join(names)}"
+        f"install a build for the card and its driver: pip install {releases} --index-url {index}"
     )
 
 
-def _ambiguous(cards: Sequence[_Device]) -> str | None:
-    """Return a problem if CUDA and NVML may number the cards differently."""
-    order = os.environ.get(_ORDER, "PCI_BUS_ID")
-    names = {gpu.name for card in cards for gpu in card.gpus}
-    if order == "PCI_BUS_ID" or len(names) <= 1:
-        return None
-    return (
-        f"{_ORDER}={order} does not say which card a number in {_VISIBLE} is; "
-        f"unset it for the order of nvidia-smi, or name the GPUs by UUID"
-    )
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)
+
+
+@cache
+def torch_version() -> tuple[str, str | None]:
+    """Return the version of torch and its CUDA, None for a CPU build, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "(not installed)", None
+    values = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return str(values["__version__"]), values.get("cuda")
+
+
+@cache
+def torch_build() -> TorchBuild:
+    """Return the installed build. Imports torch if it was built for CUDA, which takes seconds."""
+    version, cuda = torch_version()
+    if cuda is None:
+        return TorchBuild(version, None)
+    import torch
+
+    return TorchBuild(version, cuda, tuple((torch._C._cuda_getArchFlags() or "").split()))
 
 
 def bytes_text(size: float) -> str:
