@@ -67,7 +67,7 @@ class Forecasts:
         self.key = key
         self._task, self._say = task, say
         self._effective_batch = effective_batch
-        self._workers = settings.scaling.most_workers
+        self._workers = settings.scaling.worker_count
         self._phases = list(task.phases(settings.training, effective_batch))
         self._recordings: dict[Any, Recording] = {}
         self._between: dict[tuple[int, int, int], Recording | None] = {}

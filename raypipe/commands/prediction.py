@@ -140,7 +140,7 @@ class Predictor:
                 )
             measured = [] if ledger is None else self._measured(ledger, name, card)
             scaling = settings.scaling
-            own = scaling.most_workers, scaling.strategy
+            own = scaling.worker_count, scaling.strategy
             same = [row for row in measured if (row.get("workers"), row.get("strategy")) == own]
             if new := [_comparison(forecasts, card, settings, row, name) for row in same]:
                 calibration.save(card.name, new)
@@ -188,7 +188,7 @@ class Predictor:
         from raypipe.training.task import TrainTask
 
         settings: TrainStageSettings = training.settings
-        workers = self.workers or settings.scaling.most_workers
+        workers = self.workers or settings.scaling.worker_count
         effective = settings.training.effective_batch or workers
         if workers > effective:
             raise ConfigError(
@@ -200,7 +200,7 @@ class Predictor:
         for key in _SAME_STEPS:
             values[name]["training"].pop(key, None)
         effective = settings.training.effective_batch or 1
-        key = fingerprint([name, values, effective, settings.scaling.most_workers])
+        key = fingerprint([name, values, effective, settings.scaling.worker_count])
         if key not in self._forecasts:
             task = training.task(None)
             if not isinstance(task, TrainTask):

@@ -207,14 +207,14 @@ def job_of(
         raise ValueError(f"{unit.key}: the batch sizes were not resolved")
     micro, accumulation = micro or 1, accumulation or 1
     effective = training.effective_batch or micro * accumulation
-    plan = BatchPlan(micro, accumulation, effective, settings.scaling.most_workers)
+    plan = BatchPlan(micro, accumulation, effective, settings.scaling.worker_count)
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     settings = settings.with_gpus(len(gpus))
     if settings.scaling.workers == "auto":
         settings = settings.changed(
             "scaling", workers=_workers(context, settings, plan.effective_batch)
         )
-        plan = plan.for_workers(settings.scaling.most_workers)
+        plan = plan.for_workers(settings.scaling.worker_count)
     context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
     steps = context.session.tables["steps"]
     trial_id = context.run_dir.trial_id(unit.key)
@@ -252,7 +252,7 @@ def _cpus(context: StageContext, settings: TrainStageSettings) -> float:
     if not context.session.launcher.concurrent:
         return max(1.0, fewest)
     loaders = cpus_of_a_worker(settings) - scaling.reserved_cpus
-    share = fewest // (1 + len(context.beside())) // scaling.most_workers
+    share = fewest // (1 + len(context.beside())) // scaling.worker_count
     return max(1.0, share - loaders)
 
 

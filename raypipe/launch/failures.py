@@ -83,7 +83,7 @@ def worker_failure(unit: str, error: BaseException) -> UnitError:
 
 def log_sizes(job: TrainingJob) -> dict[str, int]:
     """Return the size in bytes of the log of each worker of a group, by path; 0 if missing."""
-    most = job.settings.scaling.most_workers
+    most = job.settings.scaling.worker_count
     if most == 1 or not job.run_dir.is_local:  # elsewhere a dead worker leaves none
         return {}
     names = [job.trial_id, *(f"{job.trial_id}-{rank}" for rank in range(1, most))]

@@ -37,15 +37,12 @@ if TYPE_CHECKING:
     from ray.train import RunConfig, ScalingConfig
 
 _POLL_S = 0.5
-#: seconds after which an elastic group looks for room for more workers
-_GROW_S = 30.0
 #: seconds for the end of a task that was canceled
 _END_S = 20.0
 #: variable of Ray: seconds that each start of a worker group waits for its resources
 _WAIT_FOR_GROUP = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-#: how long and how often a group waits; an elastic one counts the nodes anew each time
+#: how long and how often a group waits
 _WAIT_S, _STARTS = 10**9, 2
-_ELASTIC_WAIT_S, _ELASTIC_STARTS = 10, 360
 #: key of the first row of every attempt, once its resources are there: the placement group of the
 #: workers, None for a worker without one
 STARTED = "started"
@@ -85,11 +82,11 @@ def fit(
     """
     nodes, logs = set(living_nodes()), log_sizes(job)
     asked, scaling = of_a_worker(job), job.settings.scaling
-    wait = Wait(asked, scaling.fewest_workers, before, report)
+    wait = Wait(asked, scaling.worker_count, before, report)
     refuse_vain(job, wait, asked)
     key = secrets.token_hex(4)
     name, folder = f"{job.trial_id}-{key}", job.run_dir.path(f"{state}-{key}")
-    own = asked if scaling.most_workers == 1 else {}  # a group holds its own
+    own = asked if scaling.worker_count == 1 else {}  # a group holds its own
     task = ray.remote(train_in_task).options(
         num_cpus=own.get("CPU", 0),
         num_gpus=own.get("GPU", 0),
@@ -97,7 +94,7 @@ def fit(
         runtime_env=_environment(job) or None,
     )
     with control.working() as work:
-        control.place(name, scaling.most_workers)
+        control.place(name, scaling.worker_count)
         reference = task.remote(job, mailbox, name, folder)
         group, is_placed, start = None, False, time.monotonic()
         try:
@@ -133,7 +130,7 @@ def fit(
         if "ended_at" in outcome:
             control.await_end(work)
         seconds = time.monotonic() - start
-        used = {n: seconds * scaling.most_workers * asked.get(n, 0.0) for n in ("CPU", "GPU")}
+        used = {n: seconds * scaling.worker_count * asked.get(n, 0.0) for n in ("CPU", "GPU")}
         return {**outcome, "leased": (seconds, used["CPU"], used["GPU"])}
 
 
@@ -153,7 +150,7 @@ def refuse_vain(job: TrainingJob, wait: Wait, asked: Resources) -> None:
         raise UnitError(
             job.trial_id,
             "node_lost" if wait.fitted or job.attempt > 1 else "error",
-            f"scaling.workers: {job.settings.scaling.fewest_workers} worker(s) of {size} each "
+            f"scaling.workers: {job.settings.scaling.worker_count} worker(s) of {size} each "
             "(with the loader's processes) were requested, and the cluster has no room for them; "
             "lower one of the three or add nodes",
         )
@@ -209,7 +206,7 @@ def train_with_ray(
     from ray.train import ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    alone = job.settings.scaling.most_workers == 1
+    alone = job.settings.scaling.worker_count == 1
     # NCCL rejects workers that share a GPU
     backend = "nccl" if (job.settings.scaling.gpus_per_worker or 0.0) >= 1 else "gloo"
     trainer = TorchTrainer(
@@ -226,26 +223,18 @@ def _group(job: TrainingJob) -> ScalingConfig:
     from ray.train import ScalingConfig
 
     scaling, asked = job.settings.scaling, of_a_worker(job)
-    number: dict[str, Any] = {"num_workers": scaling.most_workers}
-    if scaling.fewest_workers < scaling.most_workers:
-        number = {
-            "num_workers": (scaling.fewest_workers, scaling.most_workers),
-            "elastic_resize_monitor_interval_s": _GROW_S,
-        }
     each = {"CPU": asked.get("CPU", 0.0), "GPU": asked.get("GPU", 0.0)}
-    return ScalingConfig(use_gpu="GPU" in asked, resources_per_worker=each, **number)
+    number = scaling.worker_count
+    return ScalingConfig(num_workers=number, use_gpu="GPU" in asked, resources_per_worker=each)
 
 
 def _attempt(job: TrainingJob, folder: str) -> RunConfig:
     """Return the configuration of a worker group that fails as soon as one of its workers does."""
     from ray.train import FailureConfig, RunConfig
 
-    scaling = job.settings.scaling
-    is_elastic = scaling.fewest_workers < scaling.most_workers
-    os.environ[_WAIT_FOR_GROUP] = str(_ELASTIC_WAIT_S if is_elastic else _WAIT_S)
-    starts = _ELASTIC_STARTS if is_elastic else _STARTS
+    os.environ[_WAIT_FOR_GROUP] = str(_WAIT_S)
     # Ray's own types lack some of them
-    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": starts}
+    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _STARTS}
     options: dict[str, Any] = {"worker_runtime_env": _environment(job) or None}
     filesystem = None if job.run_dir.is_local else job.run_dir.fs
     return RunConfig(
@@ -273,7 +262,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     from raypipe.training.loop import train
 
     job, report, must_end = config["job"], config["report"], config["must_end"]
-    if job.settings.scaling.most_workers == 1:
+    if job.settings.scaling.worker_count == 1:
         worker = job.lone_worker()
     else:
         context = ray.train.get_context()

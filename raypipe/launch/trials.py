@@ -186,8 +186,8 @@ class _Order(Searcher):
                 if (job := self._trials.next()) is None:
                     return None
                 job = _sized(job)
-                fewest = job.settings.scaling.fewest_workers
-                wait = Wait(of_a_worker(job), fewest, self._before, lambda _: None)
+                workers = job.settings.scaling.worker_count
+                wait = Wait(of_a_worker(job), workers, self._before, lambda _: None)
                 self._held = job, wait
             job, wait = self._held
             asked = of_a_worker(job)
@@ -197,7 +197,7 @@ class _Order(Searcher):
                 self._trials.ended(job.trial_id, error)
                 self._held = None
                 continue
-            return job if room(asked) >= job.settings.scaling.fewest_workers else None
+            return job if room(asked) >= job.settings.scaling.worker_count else None
 
     def over(self, trial_id: str) -> TrainingJob:
         """Return the job of a trial that is over, whose workers end."""
@@ -305,7 +305,7 @@ def _train(config: dict[str, Any]) -> None:
         last = job.steps
         if "every" in config:
             outcome = _train_in_parts(config, rows)
-        elif job.settings.scaling.most_workers == 1:
+        elif job.settings.scaling.worker_count == 1:
             outcome = train_with_ray(job, report)
         else:
             mailbox = start_mailbox()
@@ -365,7 +365,7 @@ def _needs(job: TrainingJob) -> dict[str, float]:
 
     A trial whose speed is measured on CPUs holds all CPUs of a node, whatever it computes with.
     """
-    if job.settings.scaling.most_workers > 1:
+    if job.settings.scaling.worker_count > 1:
         return {"CPU": 0, "memory": 1}
     asked = {"CPU": 0.0, **of_a_worker(job)}
     if job.measured and "GPU" not in asked:
@@ -387,18 +387,18 @@ def _sized(job: TrainingJob) -> TrainingJob:
     if not job.measured or scaling.gpus_per_worker or scaling.cpus_per_worker != "auto":
         return job
     loaders = of_a_worker(job)["CPU"] - scaling.reserved_cpus
-    cpus = max(1.0, _most_cpus() // scaling.most_workers - loaders)
+    cpus = max(1.0, _most_cpus() // scaling.worker_count - loaders)
     return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 
 
 def _slots(job: TrainingJob) -> int:
     """Return how many such trials run at the same time; measured ones on CPUs one per node."""
     scaling = job.settings.scaling
-    if scaling.most_workers == 1:
+    if scaling.worker_count == 1:
         return max(1, room(_needs(job)))
     if job.measured and not scaling.gpus_per_worker:
         return 1
-    return max(1, room(of_a_worker(job)) // scaling.most_workers)
+    return max(1, room(of_a_worker(job)) // scaling.worker_count)
 
 
 def propose(

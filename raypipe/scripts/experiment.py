@@ -230,7 +230,7 @@ def _plan(settings: ScriptStageSettings, used: frozenset[str]) -> BatchPlan:
     given = {key: value for key, value in sizes.items() if value is not None}
     if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
         given["micro_batch"] = 1
-    return resolve([given], settings.scaling.most_workers)
+    return resolve([given], settings.scaling.worker_count)
 
 
 def _check_used(
@@ -252,7 +252,7 @@ def _check_used(
         value, default = getattr(training, key), TrainingSettings.model_fields[key].default
         if key not in own and value != default and key not in _FREE:
             given.append((f"{name}.training.{key}", key, value))
-    if scaling.most_workers > 1:
+    if scaling.worker_count > 1:
         given.append((f"{name}.scaling.workers", "workers", scaling.workers))
     if scaling.strategy != "ddp":
         given.append((f"{name}.scaling.strategy", "strategy", scaling.strategy))

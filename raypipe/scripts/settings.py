@@ -92,9 +92,4 @@ class ScriptStageSettings(TrainStageSettings):
                 raise ValueError(f"{key}: does not apply to a script; {advice}")
         if "shorten" in self.on_oom:
             raise ValueError("on_oom: shorten does not apply to a script")
-        if isinstance(self.scaling.workers, tuple):
-            raise ValueError(  # noqa: TRY004 - pydantic words a ValueError
-                "scaling.workers: the processes of a script are on one node, and their number is "
-                "fixed; give a number"
-            )
         return self

@@ -172,7 +172,7 @@ def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     _, training = training_stage(maker.configuration.stages(), name, "--stage")
     scaling, effective = training.settings.scaling, maker.sweep.constraints.effective_batch or 1
     context = StageContext(Stage(name, lambda _: None, []), session)
-    fit = Fit(context, maker, _precisions(training), -(-effective // scaling.most_workers))
+    fit = Fit(context, maker, _precisions(training), -(-effective // scaling.worker_count))
     session.launcher.trials(fit, maker.sweep, session.run_dir)
     return [{"stage": name, **row} for row in fit.rows()]
 

@@ -141,7 +141,7 @@ def check_pauses(sweep: SweepSettings, training: Training, where: str) -> None:
     about = f"{where}: sweep.scheduler = {name}: pauses trials and continues them from checkpoints"
     if isinstance(training.settings, ScriptStageSettings):
         raise ConfigError(f"{about}, and {stage} is a script, which writes its own; take asha")
-    if (workers := training.settings.scaling.most_workers) > 1:
+    if (workers := training.settings.scaling.worker_count) > 1:
         raise ConfigError(
             f"{about}, and {stage}.scaling.workers = {workers}: Tune cannot pause a group of "
             "workers; set it to 1, or take asha"

@@ -189,7 +189,7 @@ def _summarize(
             for row in best
         },
     )
-    # an elastic group may have run smaller, with more accumulation
+    # `--local` runs it in one worker, with more accumulation
     given = {trial.unit.key: trial.training.settings.training for trial in trials}
     found = recommend(
         [

@@ -68,7 +68,7 @@ class Trial:
     @property
     def cut(self) -> tuple[int, int, int]:
         """Micro-batch, accumulation and workers."""
-        return self.micro_batch, self.accumulation, self.training.settings.scaling.most_workers
+        return self.micro_batch, self.accumulation, self.training.settings.scaling.worker_count
 
     @property
     def accumulation(self) -> int:
@@ -214,7 +214,7 @@ def without_training(stage: Stage) -> Identity:
 
 def total_steps(training: Training, run: RunDirectory) -> int:
     """Return the optimizer steps of a training whose batch sizes are resolved."""
-    settings, workers = training.settings.training, training.settings.scaling.most_workers
+    settings, workers = training.settings.training, training.settings.scaling.worker_count
     cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
     phases = training.task(run).phases(settings, settings.effective_batch or cut)
     return sum(phase.steps for phase in phases)
@@ -246,7 +246,7 @@ def _is_exact(training: Training) -> bool:
     if isinstance(task, ScriptTask) and "effective_batch" in task.used:
         return True
     product = (sizes.micro_batch or 1) * (sizes.accumulation or 1)
-    return product * training.settings.scaling.most_workers == sizes.effective_batch
+    return product * training.settings.scaling.worker_count == sizes.effective_batch
 
 
 def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:

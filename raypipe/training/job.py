@@ -137,7 +137,7 @@ class ExternalTask(JobTask):
     def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
         """Return the settings for one worker that reserves the resources of all, on one node."""
         scaling = settings.scaling
-        if (workers := scaling.most_workers) == 1:
+        if (workers := scaling.worker_count) == 1:
             return settings
         gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
         cpus = workers * scaling.reserved_cpus

@@ -46,7 +46,7 @@ def obstacles(
         reason = f"with optimizer = {optimizer} and precision = {precision}"
         advice = "such weights need adafactor and precision = bf16; use fp32"
         found.append(Obstacle(f"{stage}.training.weights", "bf16", reason, advice))
-    workers = scaling.fewest_workers
+    workers = scaling.worker_count
     if each is None and 0 < len(gpus) < workers:
         reason = f"there are only {len(gpus)} GPUs for {workers} workers"
         advice = (
@@ -54,7 +54,7 @@ def obstacles(
             "CPUs (0)"
         )
         found.append(Obstacle(f"{stage}.scaling.workers", workers, reason, advice))
-    shared = gpus and each is not None and 0 < each < 1 and scaling.most_workers > 1
+    shared = gpus and each is not None and 0 < each < 1 and scaling.worker_count > 1
     if shared and "fsdp" in (scaling.strategy, *settings.on_oom):
         reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
         advice = "NCCL rejects them; use ddp, or one GPU per worker"
@@ -71,7 +71,7 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obs
     found = []
     cpus, each = cpus_of_a_worker(settings), scaling.gpus_per_worker or 0.0
     room = min(
-        int(node.cpus / cpus + 1e-9), int(gpus / each + 1e-9) if each else scaling.most_workers
+        int(node.cpus / cpus + 1e-9), int(gpus / each + 1e-9) if each else scaling.worker_count
     )
     if scaling.reserved_cpus > node.cpus:
         key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
@@ -83,7 +83,7 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obs
             "lower it (0 uses the CPUs), or use a cluster that has them (`raypipe run --address`)"
         )
         found.append(Obstacle(key, scaling.gpus_per_worker, reason, advice))
-    if not found and room < (workers := scaling.fewest_workers):
+    if not found and room < (workers := scaling.worker_count):
         need = f"{cpus:g} CPU(s)" + f" and {each:g} GPU(s)" * bool(each)
         has = f"{node.cpus} CPU(s)" + f" and {gpus} GPU(s)" * bool(each)
         if cpus > scaling.reserved_cpus:

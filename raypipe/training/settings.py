@@ -10,7 +10,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -169,10 +168,9 @@ class TrainingSettings(Settings):
 class ScalingSettings(Settings):
     """Distribution of a training run over workers; it cannot change the result."""
 
-    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"]] = "auto"
-    """Worker processes of the run; [min, max] uses as many as the cluster has room for. auto is one
-    on CPUs and all that fit on the stage's share of the GPUs; the batch sizes are those of one
-    worker, and the effective batch is kept.
+    workers: Operational[PositiveInt | Literal["auto"]] = "auto"
+    """Worker processes of the run. auto is one on CPUs and all that fit on the stage's share of the
+    GPUs; the batch sizes are those of one worker, and the effective batch is kept.
     """
     gpus_per_worker: Operational[float | None] = Field(None, ge=0)
     """GPUs per worker; 1 on a cluster with GPUs and 0 on CPUs if not given. A fraction shares a
@@ -186,9 +184,9 @@ class ScalingSettings(Settings):
     """Data parallelism with replicated (ddp) or sharded (fsdp) weights."""
 
     @property
-    def most_workers(self) -> int:
-        """The number of workers, the largest one where it is elastic; 1 for ``auto``."""
-        return self._range[1]
+    def worker_count(self) -> int:
+        """The number of workers; 1 for ``auto``."""
+        return 1 if self.workers == "auto" else self.workers
 
     @property
     def reserved_cpus(self) -> float:
@@ -199,30 +197,6 @@ class ScalingSettings(Settings):
     def threads(self) -> int:
         """The number of threads of each worker."""
         return max(1, int(self.reserved_cpus))
-
-    @property
-    def fewest_workers(self) -> int:
-        """The number of workers, the smallest one where it is elastic; 1 for ``auto``."""
-        return self._range[0]
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        if self.workers == "auto":
-            return 1, 1
-        return (self.workers, self.workers) if isinstance(self.workers, int) else self.workers
-
-    @field_validator("workers", mode="before")
-    @classmethod
-    def _number_or_range(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple) and len(value) != 2:
-            raise ValueError("must be a number of workers, [min, max] or auto")
-        return value
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ScalingSettings:
-        if self.fewest_workers > self.most_workers:
-            raise ValueError(f"workers = {list(self.workers)}: the first is above the second")  # type: ignore[arg-type]
-        return self
 
 
 class LoaderSettings(Settings):
@@ -335,7 +309,7 @@ def _settle_batch_sizes(name: str, values: Any, levels: Sequence[Level]) -> None
         return  # reported by validation as well
     giver = next(i for i, level in enumerate(levels) if dig(level.values, "scaling", "workers"))
     try:
-        plan = batching.resolve(sizes, scaling.most_workers, giver)
+        plan = batching.resolve(sizes, scaling.worker_count, giver)
     except batching.BatchConflict as error:
         origin = levels[error.level].origin
         raise batching.BatchConflict(error.level, f"{origin}: {name}.training: {error}") from error

@@ -412,18 +412,6 @@ def test_any_override_is_a_configuration_or_one_error(key: str, text: str) -> No
         assert told is None or told.startswith("command line")
 
 
-def test_elastic_workers_have_the_batch_of_the_largest_group() -> None:
-    text = "fit: {scaling: {workers: [1, 4]}, training: {micro_batch: 8, effective_batch: 64}}\n"
-    settings = resolve(text).settings.fit
-    assert (settings.scaling.fewest_workers, settings.scaling.most_workers) == (1, 4)
-    assert batch(text) == (8, 2, 64)
-    assert "fit.scaling.workers" in refusal("", "fit.scaling.workers=[0,2]")
-    message = refusal("", "fit.scaling.workers=[1]")
-    assert message == (
-        "command line: fit.scaling.workers = [1]: must be a number of workers, [min, max] or auto"
-    )
-
-
 def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None:
     def identity(*overrides: str) -> dict[str, Any]:
         return resolve("", *overrides).settings.fit.training.identity()
@@ -462,7 +450,7 @@ def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str)
     check()
     check("fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0")
     check("fit.scaling.workers=2")
-    check("fit.scaling.workers=[1,8]", "fit.loader.workers=1")
+    check("fit.scaling.workers=1", "fit.loader.workers=1")
     with pytest.raises(ConfigError, match=re.escape(reason)):
         check(override)
 
@@ -476,7 +464,6 @@ def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> 
         check_training(configuration, selected(configuration, (), nodes), nodes)
 
     check("fit.scaling.workers=2")
-    check("fit.scaling.workers=[2,8]")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0")
     with pytest.raises(ConfigError, match=r"gpus_per_worker = 0\.5: workers that share a GPU"):

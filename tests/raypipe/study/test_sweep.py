@@ -256,17 +256,6 @@ def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
         run(tmp_path, *given, "train.training.learning_rate=0.5")
 
 
-def test_what_fewer_workers_found_is_taken_by_as_many_as_were_asked_for(tmp_path):
-    """The accumulation of an elastic trial follows its workers: 1 here, at most 2."""
-    given = ("train.from_sweep=true", "train.scaling.workers=[1,2]", *ONLY)
-    kept = ("train.training.steps=8", "sweep.constraints.effective_batch=16")
-    assert run(tmp_path, *given, *kept, "sweep.axes.training.micro_batch=[2]") is None
-    assert list(trials(tmp_path).index) == [(2, "fp32", 8)]
-    sizes = {"micro_batch": 2, "accumulation": 4, "effective_batch": 16}
-    found = row_of(tmp_path, "recommendations")["settings"]
-    assert found == {f"train.training.{key}": size for key, size in sizes.items()}
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
