@@ -7,7 +7,7 @@ the step takes the longer of the host's and the card's time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raypipe.cards.recorder import Kernel, Recording
@@ -22,7 +22,7 @@ _DOUBLE = 1 / 32
 _IDLE_POWER = 0.3
 #: part of the last micro-batch's time behind which gradients are exchanged: the backward pass
 _BACKWARD = 2 / 3
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+_DTYPES: Mapping[str, Precision] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _kernel_time(kernel: Kernel, card: Card, precision: Precision, factors: Fact
 def _peak(dtype: str, card: Card, precision: Precision) -> float:
     if dtype == "float64":
         return _DOUBLE * card.peaks["fp32"]
-    single = "tf32" if precision == "tf32" else "fp32"
+    single: Precision = "tf32" if precision == "tf32" else "fp32"
     return card.peaks.get(_DTYPES.get(dtype, single)) or card.peaks["fp32"]
 
 

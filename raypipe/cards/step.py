@@ -23,7 +23,8 @@ from torch.utils.data import IterableDataset, default_collate
 from raypipe.cards.cuda_rules import CudaRules
 from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.errors import ConfigError, message_of
-from raypipe.training import evaluation, optimizer, parallel, precision, replica
+from raypipe.training import evaluation, optimizer, parallel, precision
+from raypipe.training import model as training_model
 from raypipe.training.loader import longest_first, over_leaves
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
@@ -105,10 +106,10 @@ def _record(
         # a fake model cannot move, and the mesh was made with values
         with (
             replaced(nn.Module, "to", _stay),
-            replaced(replica, "init_device_mesh", mesh),
+            replaced(training_model, "init_device_mesh", mesh),
             replaced(precision, "sharded", partial(_on_card, precision.sharded)),
         ):
-            module = replica.wrap(model, task, settings, worker)
+            module = training_model.wrap(model, task, settings, worker)
         update = Update(model, task.optimizer(model, uncompiled), uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")

@@ -232,13 +232,14 @@ class CheckpointStore:
 class Saver:
     """Thread that writes checkpoints, one at a time.
 
-    An error of the thread is raised by the next call.
+    An error of the thread is raised by the next call. ``longest_s`` is how long one took, at first
+    an estimate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = 0.0) -> None:
+        self.longest_s = longest_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._longest_s = 0.0
 
     def start(self, write: Callable[..., None], *contents: Any) -> None:
         """Wait for the last one, and call ``write(*contents)``; the contents must not change."""
@@ -251,10 +252,6 @@ class Saver:
         if writing is not None:
             writing.result()
 
-    def expected_s(self, copying_s: float) -> float:
-        """Return how long a checkpoint takes whose copying takes this long; 0 if unknown."""
-        return self._longest_s and copying_s + self._longest_s
-
     def close(self) -> None:
         """End the thread after the last checkpoint; its error is only logged."""
         try:
@@ -266,7 +263,7 @@ class Saver:
     def _write(self, write: Callable[..., None], *contents: Any) -> None:
         begun = time.monotonic()
         write(*contents)
-        self._longest_s = max(self._longest_s, time.monotonic() - begun)
+        self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
 
 def model_state(model: nn.Module, worker: Worker) -> dict[str, Any]:

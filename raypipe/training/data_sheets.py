@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from raypipe.config.settings import Settings
 from raypipe.config.yaml_text import load_yaml
@@ -26,58 +32,44 @@ _BRANDS = frozenset(("nvidia", "tesla", "geforce"))
 _NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
 
 
-class CardValues(Settings):
-    """Values of a card in a file of cards."""
+_Giga = Annotated[PositiveFloat, AfterValidator(lambda value: value * 1e9)]
+_Tera = Annotated[PositiveFloat, AfterValidator(lambda value: value * 1e12)]
 
-    reports: str = ""
+
+class Card(Settings):
+    """A card: bytes, bytes/s, FLOP/s by precision, and watts. A file has other units."""
+
+    name: str
+    """Name of the card."""
+    reports: Annotated[str, AfterValidator(str.lower)]
     """Start of the name that NVML and torch report; by default the name of the card."""
-    memory_mib: PositiveInt
-    """Memory in MiB."""
-    bandwidth: PositiveFloat
-    """Memory bandwidth, GB/s."""
-    tflops: Mapping[Precision, PositiveFloat]
-    """Dense peak by precision, TFLOP/s."""
-    link: PositiveFloat = 16.0
-    """Bandwidth to another card of the machine in one direction, GB/s."""
+    memory_bytes: PositiveInt = Field(validation_alias="memory_mib")
+    """Memory, in MiB in a file."""
+    bandwidth: _Giga
+    """Memory bandwidth, in GB/s in a file."""
+    peaks: Mapping[Precision, _Tera] = Field(validation_alias="tflops")
+    """Dense peak by precision, in TFLOP/s in a file."""
+    link: _Giga = 16e9
+    """Bandwidth to another card of the machine in one direction, in GB/s in a file."""
     power_w: PositiveFloat
     """Board power, W."""
     capability: PositiveFloat
     """Compute capability."""
-    source: str = ""
+    source: str
     """Where the values are from."""
     price_per_hour: PositiveFloat | None = None
     """Price of one card per hour."""
-
-
-class CardsFile(Settings):
-    """A file of cards."""
-
-    sources: Mapping[str, str] = {}
-    """Sources by their names."""
-    cards: Mapping[str, CardValues]
-    """Cards by their names."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """A card: bytes, bytes/s, FLOP/s by precision, watts and the price of an hour, if known."""
-
-    name: str
-    reports: str
-    memory_bytes: int
-    bandwidth: float
-    peaks: Mapping[str, float]
-    link: float
-    power_w: float
-    capability: float
-    source: str
-    price_per_hour: float | None = None
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """The precisions that the card supports and that predictions know."""
         supported = supported_precisions(str(self.capability))
         return tuple(p for p in supported if p in self.peaks and is_predicted(p))
+
+    @field_validator("memory_bytes")
+    @classmethod
+    def _in_bytes(cls, mebibytes: int) -> int:
+        return mebibytes * 2**20
 
 
 def is_predicted(precision: str | None) -> bool:
@@ -111,7 +103,7 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
     """
     wanted = _words(name)
     matching = [card for card in known.values() if wanted and wanted <= _words(card.name)]
-    exact = [card for card in matching if _model(card.name) == wanted - _sizes(wanted)]
+    exact = [card for card in matching if _model(_words(card.name)) == _model(wanted)]
     for found in (exact, matching):
         modules = [card for card in found if "SXM" in card.name]
         if len(found) == 1 or (modules and len({card.memory_bytes for card in found}) == 1):
@@ -159,47 +151,42 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     return None if card is None else card.peaks.get(precision)
 
 
+class _File(Settings):
+    cards: dict[str, dict[str, Any]]
+    sources: Mapping[str, str] = {}
+
+
 @cache
 def _cards(file: Path | None) -> dict[str, Card]:
     """Return the shipped cards, changed and extended by a file."""
-    document = _document(_SHIPPED)
-    given = {} if file is None else _document(file)
-    names = {_words(name): name for name in document["cards"]}
-    try:
-        for name, values in given.get("cards", {}).items():
-            known = names.get(_words(name), name)
-            shipped = document["cards"].get(known, {"source": str(file)})
-            document["cards"][known] = {**shipped, **values}
-        sources = {**document["sources"], **given.get("sources", {})}
-        valid = CardsFile.model_validate({**given, **document, "sources": sources})
-    except ValidationError as error:
-        mistakes = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{file}: {'; '.join(mistakes)}") from error
-    except (AttributeError, TypeError) as error:
-        raise ConfigError(f"{file}: has no `cards:` with values by name") from error
-    return {
-        name: Card(
-            name,
-            reports=(each.reports or name).lower(),
-            memory_bytes=each.memory_mib * 2**20,
-            bandwidth=each.bandwidth * 1e9,
-            peaks={key: 1e12 * peak for key, peak in each.tflops.items()},
-            link=each.link * 1e9,
-            power_w=each.power_w,
-            capability=each.capability,
-            source=valid.sources.get(each.source, each.source),
-            price_per_hour=each.price_per_hour,
-        )
-        for name, each in valid.cards.items()
-    }
+    shipped = _document(_SHIPPED)
+    given = _File(cards={}) if file is None else _document(file)
+    values, sources = dict(shipped.cards), {**shipped.sources, **given.sources}
+    names = {_words(name): name for name in values}
+    for name, own in given.cards.items():
+        known = names.get(_words(name), name)
+        values[known] = {**values.get(known, {"source": str(file)}), **own}
+    cards = {}
+    for name, each in values.items():
+        source = sources.get(each["source"], each["source"])
+        try:
+            cards[name] = Card.model_validate(
+                {"name": name, "reports": name, **each, "source": source}
+            )
+        except ValidationError as error:
+            mistakes = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            text = f"; cards.{name}.".join(mistakes)
+            raise ConfigError(f"{file}: cards.{name}.{text}") from error
+    return cards
 
 
-def _document(file: Path) -> dict[str, Any]:
+def _document(file: Path) -> _File:
     try:
-        document: dict[str, Any] = load_yaml(file.read_text(encoding="utf-8"), str(file))
+        return _File.model_validate(load_yaml(file.read_text(encoding="utf-8"), str(file)))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    return document
+    except ValidationError as error:
+        raise ConfigError(f"{file}: has no `cards:` with values by name") from error
 
 
 def _text(name: str) -> str:
@@ -212,15 +199,9 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word for word in words if word not in (*_BRANDS, "gb", "generation"))
 
 
-def _sizes(words: Iterable[str]) -> frozenset[str]:
-    """Return the words that are memory sizes: numbers of less than four digits."""
-    return frozenset(word for word in words if word.isdecimal() and len(word) < 4)
-
-
-def _model(name: str) -> frozenset[str]:
-    """Return the words of a card's model, without its memory size."""
-    words = _words(name)
-    return words - _sizes(words)
+def _model(words: Iterable[str]) -> frozenset[str]:
+    """Return the words without memory sizes, which are numbers of less than four digits."""
+    return frozenset(word for word in words if not word.isdecimal() or len(word) > 3)
 
 
 def _connector(name: str) -> set[str]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raypipe.training.parallel import HostCopy, Worker
 
 _KEY = "ending"
 #: steps after which the answer of a GPU is read; until then the host runs ahead
-_LAG = 2
-#: bytes per second of a checkpoint that was not measured yet
-_SAVED_PER_S = 200e6
-#: of the longest step so far, from step to step
-_DECAY = 0.99
+LAG = 2
 
 
 @dataclass
@@ -41,22 +36,7 @@ class Agreement:
 
     def __init__(self, ending: Ending, worker: Worker) -> None:
         self._ending, self._worker = ending, worker
-        self._since, self._step_s = time.monotonic(), 0.0
-        self._evaluation_s = self._save_s = 0.0
         self._answers: deque[HostCopy] = deque()
-
-    def expect_save(self, model: nn.Module) -> None:
-        """Estimate how long a checkpoint takes before one was saved: weights and two moments."""
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.took(save_s=3 * size / _SAVED_PER_S)
-
-    def took(self, *, save_s: float = 0.0, evaluation_s: float = 0.0) -> None:
-        """Record how long a checkpoint or an evaluation took; steps are measured by themselves."""
-        self._save_s, self._evaluation_s = (
-            save_s or self._save_s,
-            evaluation_s or self._evaluation_s,
-        )
-        self._since = time.monotonic()
 
     def ask(self, sums: dict[str, Tensor]) -> None:
         """Add the request to the sums of a step, which are then exchanged."""
@@ -66,14 +46,10 @@ class Agreement:
 
     def reached(self, sums: dict[str, Tensor]) -> bool:
         """Whether to end after this step: the same on every worker. Takes the request from sums."""
-        now = time.monotonic()
-        self._step_s, self._since = max(now - self._since, _DECAY * self._step_s), now
-        steps_s = (1 + _LAG) * self._step_s
-        self._ending.seconds = steps_s + self._evaluation_s + self._save_s
         answer = sums.pop(_KEY, None)
         if answer is None:
             return self._ending.wanted
         self._answers.append(HostCopy(answer))
-        if self._answers[-1].is_on_its_way and len(self._answers) <= _LAG:
+        if self._answers[-1].is_on_its_way and len(self._answers) <= LAG:
             return False
         return bool(self._answers.popleft().values().item())

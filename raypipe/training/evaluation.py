@@ -6,12 +6,10 @@ A sum over some samples twice is twice the sum over them once; a mean stays the 
 from __future__ import annotations
 
 import inspect
-import sys
 from bdb import BdbQuit
 from contextlib import closing, nullcontext
 from itertools import count, islice
 from math import isclose, nan
-from types import FrameType
 from typing import Any
 
 import torch
@@ -69,27 +67,25 @@ def evaluate(
     return measures
 
 
-def add(sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True) -> None:
-    """Add a loss, its weight and its metrics to ``sums``, in float64."""
-    for name, value in {"loss": loss.total, **loss.metrics}.items():
-        _add(sums, name, value.detach().double(), counted=counted)
-    add_weight(sums, loss, device, counted=counted)
-
-
-def add_weight(
-    sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True
+def add(
+    sums: dict[str, Tensor],
+    loss: Loss,
+    device: torch.device,
+    *,
+    counted: bool = True,
+    weight_only: bool = False,
 ) -> None:
-    """Add the weight of a loss to the sum ``weight``, in float64."""
-    weight = loss.weight
-    if not isinstance(weight, Tensor):  # filled on the device, which avoids a blocking copy
-        weight = torch.full((), weight, device=device, dtype=torch.float64)
-    _add(sums, "weight", weight.detach().double(), counted=counted)
-
-
-def _add(sums: dict[str, Tensor], name: str, value: Tensor, *, counted: bool) -> None:
-    if not counted:
-        value = torch.zeros_like(value)
-    sums[name] = sums[name] + value if name in sums else value
+    """Add the weight of a loss to ``sums``, and its total and metrics, in float64."""
+    values = {"weight": loss.weight}
+    if not weight_only:
+        values |= {"loss": loss.total, **loss.metrics}
+    for name, value in values.items():
+        if not isinstance(value, Tensor):  # filled on the device, which avoids a blocking copy
+            value = torch.full((), value, device=device)
+        value = value.detach().double()
+        if not counted:
+            value = torch.zeros_like(value)
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def check_task(task: TrainTask, settings: TrainStageSettings) -> None:
@@ -163,35 +159,25 @@ def refuse_means(
         add(found, call(task.loss, part, context), device)
         return {name: value.item() for name, value in found.items()}
 
-    code = getattr(inspect.unwrap(task.loss), "__code__", None)
-    lines = [f"{type(task).__name__}.loss"]
-
-    def note_line(frame: FrameType, event: str, _: object) -> None:
-        if event == "return" and frame.f_code is code:
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
-
     def random_states() -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus)]
 
     gpus = [device] if device.type == "cuda" else []
-    compiled = training.compile  # other sizes would be compiled
+    eager = torch.compiler.set_stance("force_eager")  # other sizes would be compiled
     with (
         parallel.evaluating(module) as call,
         parallel.same_buffers(call),
         torch.random.fork_rng(gpus),
         precision.autocast(training.precision, device),
-        torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+        eager if training.compile else nullcontext(),
     ):
-        before, profile = random_states(), sys.getprofile()
+        before = random_states()
         try:
-            sys.setprofile(note_line)
             once, again, twice = sums(rows), sums(rows), sums(rows + rows)
         except BdbQuit:  # the user ended the debugger
             raise
         except Exception:  # the loss of the step raised none: it needs the whole batch
             return
-        finally:
-            sys.setprofile(profile)
         drew = not all(map(torch.equal, before, random_states()))
 
     def equal(other: dict[str, float], name: str, times: int = 1) -> bool:
@@ -208,4 +194,12 @@ def refuse_means(
                 f"{once['weight']:g}, the same twice give {twice[name]:.4g} with weight "
                 f'{twice["weight"]:g}; take reduction="sum", or return Loss.mean(mean, weight)'
             )
-            raise UnitError("loss", "error", message, trace=Trace(message, lines[-1]))
+            raise UnitError("loss", "error", message, trace=Trace(message, _place(task)))
+
+
+def _place(task: TrainTask) -> str:
+    """Return the place of a task's loss: its file, its first line and its name."""
+    code = getattr(inspect.unwrap(task.loss), "__code__", None)
+    if code is None:
+        return f"{type(task).__name__}.loss"
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"

@@ -1,15 +1,11 @@
-"""Kinds of failures, out-of-memory errors above all, and peak memory."""
+"""Kinds of failures, out-of-memory errors above all."""
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import resource
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 
@@ -156,31 +152,3 @@ def expandable_segments() -> dict[str, str]:
     if any(name in os.environ for name in _ALLOCATOR):
         return {}
     return dict.fromkeys(_ALLOCATOR, "expandable_segments:True")
-
-
-def gpu_peak_bytes(device: torch.device) -> int | None:
-    """Return the peak GPU memory that this process reserved; None on a CPU."""
-    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-
-
-def forget_peaks(device: torch.device) -> None:
-    """Reset the peak-memory counters: the process may have run another training before."""
-    gc.collect()
-    if device.type == "cuda" and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # what torch keeps reserved would count as this training's
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError, AttributeError):  # Linux only; elsewhere the peak is the process's
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def host_peak_bytes() -> int:
-    """Return the peak resident memory of this process since ``forget_peaks``.
-
-    Linux's ``ru_maxrss`` is at least that of the process that started this one.
-    """
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

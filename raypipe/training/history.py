@@ -1,4 +1,4 @@
-"""History of a training: throughput, logged steps, and the best evaluation so far.
+"""History of a training: throughput and logged steps.
 
 The values of a logged step are copied from the device while the training continues. They become a
 row at the next logged step, checkpoint or evaluation, so logging does not stall the device. Time is
@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.store import tables as results
-from raypipe.store.tables import Column
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.parallel import HostCopy
-from raypipe.training.settings import MonitorSettings
 
 Row = dict[str, Any]
 #: number of consecutive non-finite logged losses that end an fp16 training
@@ -42,14 +40,13 @@ class Interval:
     samples: int = 0
     waited_s: float = 0.0
     pieces: list[tuple[_Mark, _Mark]] = field(default_factory=list)
-    measured_s: float = 0.0
 
-    @property
+    @cached_property
     def seconds(self) -> float:
-        """Duration of the interval; on a GPU this waits for its end."""
-        self.measured_s += sum(_seconds(begin, end) for begin, end in self.pieces)
+        """Duration of the ended interval; on a GPU this waits for its end."""
+        seconds = sum(_seconds(begin, end) for begin, end in self.pieces)
         self.pieces.clear()
-        return self.measured_s
+        return seconds
 
 
 class Throughput:
@@ -107,17 +104,16 @@ class Throughput:
                 the share of its steps.
 
         """
-        counted = self.intervals[1:] or self.intervals
-        seconds = sum(interval.seconds for interval in counted)
+        counted = intervals = self.intervals[1:] or self.intervals
         if not any(interval.steps for interval in counted):
             return dict.fromkeys(("samples_per_s", "step_time_s", "loader_wait_share"))
-        intervals, duration = counted, seconds
+        duration = seconds = sum(interval.seconds for interval in counted)
         if typical:
-            intervals, duration = self.intervals, 0.0
-            for phase in {each.phase for each in intervals if each.steps}:
-                own = [each for each in intervals if each.phase == phase and each.steps]
-                each_s = median(each.seconds / each.steps for each in own[1:] or own)
-                duration += each_s * sum(each.steps for each in own)
+            intervals, duration = [each for each in self.intervals if each.steps], 0.0
+            for phase in {each.phase for each in intervals}:
+                own = [each for each in intervals if each.phase == phase]
+                step_s = median(each.seconds / each.steps for each in own[1:] or own)
+                duration += step_s * sum(each.steps for each in own)
         return {
             "samples_per_s": sum(interval.samples for interval in intervals) / duration,
             "step_time_s": duration / sum(interval.steps for interval in intervals),
@@ -200,82 +196,6 @@ class History:
         """Read the stored rows up to and including a step."""
         stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
-
-    def best(
-        self, monitor: MonitorSettings, judged: Callable[[int], bool]
-    ) -> BestEvaluation | None:
-        """Return the best evaluation of the steps that are judged; None without one."""
-        rows = [row for row in self.rows if judged(row["step"])]
-        return best_of(rows, monitor, self._job.steps_table.columns)
-
-
-@dataclass(frozen=True)
-class BestEvaluation:
-    """The best evaluation, at ``step``; the number of evaluations since, and the last one's step.
-
-    ``metric`` is the column of the metric, such as ``eval_loss``.
-    """
-
-    metric: str
-    step: int
-    since: int
-    last: int
-
-    def is_over(self, patience: float | None, steps: int) -> bool:
-        """Whether a training of ``steps`` steps has waited long enough for a better one."""
-        if patience is None:
-            return False
-        if patience < 1:
-            return self.last - self.step >= patience * steps
-        return self.since >= patience
-
-
-def best_of(
-    rows: Iterable[Row], monitor: MonitorSettings, declared: Sequence[Column]
-) -> BestEvaluation | None:
-    """Return the best of the evaluated rows; None if none has a finite metric.
-
-    Raises:
-        ValueError: the rows do not have the metric.
-
-    """
-    measured = [row for row in rows if _names(row)]
-    if not measured:
-        return None
-    metric, sign = _metric(measured[-1], monitor, declared)
-    step, best, since = None, math.inf, 0
-    for row in measured:
-        cost = sign * (math.nan if row.get(metric) is None else row[metric])
-        if math.isfinite(cost) and (step is None or cost < best):
-            step, best, since = row["step"], cost, 0
-        else:
-            since += 1
-    return None if step is None else BestEvaluation(metric, step, since, measured[-1]["step"])
-
-
-def _metric(row: Row, monitor: MonitorSettings, declared: Sequence[Column]) -> tuple[str, int]:
-    """Return the monitored column of a row, and 1 if less of it is better, else -1."""
-    names = _names(row)
-    if monitor.metric is None:
-        known = {each.name for each in declared}
-        own = [name for name in names if name in known] or [f"{PREFIX}loss"]
-        column = held_out_columns(own, declared)[0]
-    else:
-        name = f"{PREFIX}{monitor.metric}"
-        if name not in names:
-            found = ", ".join(sorted(each.removeprefix(PREFIX) for each in names))
-            raise ValueError(
-                f"training.monitor.metric = {monitor.metric}: the evaluation of this task has "
-                f"{found or 'no measures'}"
-            )
-        (column,) = held_out_columns([name], declared)
-    mode = monitor.mode or ("max" if column.better == "higher" else "min")
-    return column.name, -1 if mode == "max" else 1
-
-
-def _names(row: Row) -> list[str]:
-    """Return the held-out columns of a row that was evaluated; of others, none."""
-    return [name for name in row if name.startswith(PREFIX) and row[name] is not None]
 
 
 def _seconds(begin: _Mark, end: _Mark) -> float:

@@ -10,7 +10,7 @@ them.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, cast
 
@@ -24,9 +24,9 @@ from raypipe.training import (
     evaluation,
     failure_kinds,
     loader,
+    model,
     parallel,
     precision,
-    replica,
     telemetry,
 )
 from raypipe.training.batching import BatchPlan, micro_batches
@@ -40,16 +40,16 @@ from raypipe.training.checkpoint import (
     on_cpu,
 )
 from raypipe.training.data_sheets import peak_flops
-from raypipe.training.ending import Agreement, Ending
+from raypipe.training.early_stopping import Monitor
+from raypipe.training.ending import LAG, Agreement, Ending
 from raypipe.training.evaluation import refuse_means
-from raypipe.training.history import BestEvaluation, History, Throughput
+from raypipe.training.history import History, Throughput
 from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Phase, check_phases, stable_end, steps
-from raypipe.training.settings import MonitorSettings
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
@@ -57,6 +57,10 @@ from raypipe.training.weights import write_weights
 
 #: seconds of work that a restart may lose, unless ``checkpoint_every`` is given
 SAVE_S = 10.0
+#: bytes per second of a checkpoint that was not measured yet
+_SAVED_PER_S = 200e6
+#: of the longest step so far, from step to step
+_DECAY = 0.99
 
 
 def train(
@@ -100,7 +104,7 @@ class _Loop:
         self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry, ending: Ending
     ) -> None:
         self.job, self.worker, self.sampler = job, worker, sampler
-        self.ending = Agreement(ending, worker)
+        self.ending, self.agreement = ending, Agreement(ending, worker)
         self.settings = job.settings
         self.report = report if worker.rank == 0 else _ignore
         self.task, self.training = cast("TrainTask", job.task), job.settings.training
@@ -113,21 +117,21 @@ class _Loop:
         self.recompute = self.training.gradient_checkpointing
         check_phases(self.phases, self.plan)
         self.trace = ScheduleTrace(job, self.phases)
-        self.model, self.module, self.loss = replica.build(job, worker, self.report)
+        self.model, self.module, self.loss = model.build(job, worker, self.report)
         optimizer = self.task.optimizer(self.model, self.training)
         self.update = Update(self.model, optimizer, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
-        self.monitor = self._monitor()
+        self.monitor = Monitor(job, has_held_out=self.held_out is not None)
         keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
         self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
-        self.saver = Saver()
+        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        self.saver = Saver(3 * size / _SAVED_PER_S)  # weights and two moments
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
-        self.ending.expect_save(self.model)
-        self.has_data = False
         self.saved_at = time.monotonic()
+        self.step_s = self.evaluation_s = 0.0
 
     def run(self) -> dict[str, Any]:
         total = self.job.steps
@@ -138,21 +142,32 @@ class _Loop:
         # the state after the last step of the whole training is only for further ones
         keeps = self.training.keep_state or total < self.job.whole
         self.module.train()
-        with closing(self._batches()) as batches:
-            self.has_data = True
+        data = loader.batches(
+            self.task,
+            self.phases,
+            self.settings,
+            self.plan,
+            self.worker,
+            self.start,
+            measured=self.job.measured,
+        )
+        with closing(data) as batches:
             for number, phase, phase_step in steps(self.phases, self.start):
                 if over or ends or number == total:
                     break
                 step = number + 1
-                last = step == total
-                evaluate = last or self._is_evaluated(step)
+                last, begun = step == total, time.monotonic()
+                evaluate = last or self.monitor.is_evaluated(step)
                 log = evaluate or step % self.training.log_every == 0
                 # phases differ in speed: no measured interval has steps of two
                 log |= self.job.measured and phase_step + 1 == phase.steps
                 self.throughput.start()
                 rate = self.task.learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
-                ends = self.ending.reached(sums)
+                ends = self.agreement.reached(sums)
+                self.step_s = max(time.monotonic() - begun, _DECAY * self.step_s)
+                steps_s = (1 + LAG) * self.step_s
+                self.ending.seconds = steps_s + self.evaluation_s + self.saver.longest_s
                 self.throughput.count(phase.samples)
                 if log:
                     self._log(step, phase, rate, sums)
@@ -180,7 +195,6 @@ class _Loop:
         seed_all((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
         context = StepContext(step, phase, self.training.seed)
         sums: dict[str, Tensor] = {}
-        add = evaluation.add if log else evaluation.add_weight
         batch: Any = None
         for number, part in enumerate(parts, start=1):
             counted, size = bool(part), max(1, len(part))
@@ -192,13 +206,13 @@ class _Loop:
                 self.faults.at_step(step, size, rank, self.job.attempt)
                 exchange = number == len(parts)
                 loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)
-            add(sums, loss, self.worker.device, counted=counted)
+            evaluation.add(sums, loss, self.worker.device, counted=counted, weight_only=not log)
             if step == self.start and number == 1 and not (self.sharded or self.job.measured):
                 self.throughput.pause()
                 device = self.worker.device
                 refuse_means(self.task, self.training, device, self.module, batch, size, context)
                 self.throughput.start()
-        self.ending.ask(sums)
+        self.agreement.ask(sums)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
         norm = self.update.step(rate, phase.samples / sums["weight"], norm=log)
@@ -239,61 +253,25 @@ class _Loop:
                 self.task, self.settings, self.worker, call, self.held_out, size, context
             )
         self.history.settle(measures)
-        self.ending.took(evaluation_s=time.monotonic() - begun)
-        if self.monitor is None:
-            return False
-        best = parallel.from_rank_0(self._best(), self.worker)
+        self.evaluation_s = time.monotonic() - begun
+        rows = self.history.rows
+        best = parallel.from_rank_0(self.monitor.best(rows), self.worker)
         if best is None:
             return False
         if best.step == step:
             weights = model_state(self.model, self.worker)
             if self.worker.rank == 0:
                 self.saver.wait()  # the list of checkpoints is complete
-                kept = [self._best(until) for until in (*self.store.steps, step)]
+                kept = [self.monitor.best(rows, until) for until in (*self.store.steps, step)]
                 keep = [each.step for each in kept if each is not None]
                 self.saver.start(self.store.save_best, weights, step, keep)
         if over := self._is_over():
             self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
         return over
 
-    def _monitor(self) -> MonitorSettings | None:
-        """Return how the best model is chosen; None if it is that of the last step.
-
-        By default only held-out data chooses it. A measured run does not evaluate.
-        """
-        monitor = self.training.monitor
-        if monitor is None or self.job.measured:
-            return None
-        return monitor if self.held_out is not None or monitor.metric is not None else None
-
-    def _is_evaluated(self, step: int) -> bool:
-        """Whether a step is evaluated in any training that goes beyond it.
-
-        These steps alone are compared, and the last one at the end: one that goes on is then the
-        beginning of a longer one.
-        """
-        every = self.training.eval_every
-        return (self.monitor is not None or every is not None) and is_scheduled(step, every)
-
-    def _best(self, until: int | None = None) -> BestEvaluation | None:
-        """Return the best evaluation, also of the last step; else of the steps up to ``until``."""
-        if self.monitor is None:
-            return None
-
-        def judged(step: int) -> bool:
-            if until is None and step == self.job.whole:
-                return True
-            return self._is_evaluated(step) and (until is None or step <= until)
-
-        return self.history.best(self.monitor, judged)
-
     def _is_over(self) -> bool:
         """Whether the training stops early, or a resumed one had already stopped."""
-        if self.monitor is None:
-            return False
-        best, whole = self._best(), self.job.whole
-        over = best is not None and best.last < whole and best.is_over(self.monitor.patience, whole)
-        return bool(parallel.from_rank_0(over, self.worker))
+        return bool(parallel.from_rank_0(self.monitor.is_over(self.history.rows), self.worker))
 
     def _saves(self, last: bool) -> bool:
         """Whether to save now: by default only if a restart would lose seconds of work."""
@@ -302,7 +280,6 @@ class _Loop:
         return bool(parallel.from_rank_0(time.monotonic() > self.saved_at + SAVE_S, self.worker))
 
     def _save(self, step: int) -> None:
-        begun = time.monotonic()
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
         self.store_rows()  # before the checkpoint, so that a resumed run has them
@@ -313,7 +290,6 @@ class _Loop:
             checkpoint = Checkpoint(step, *contents, scaler, self.trace.after(step))
             self.saver.start(self.store.save, checkpoint)
         self.saved_at = time.monotonic()
-        self.ending.took(save_s=self.saver.expected_s(self.saved_at - begun))
 
     def _resume(self) -> int:
         if self.job.measured:
@@ -336,18 +312,6 @@ class _Loop:
         self.report(f"continues from step {step} of {self.job.steps} (checkpoint)")
         return int(step)
 
-    def _batches(self) -> Generator[Any, None, None]:
-        """Return the micro-batches of this worker from the first step on."""
-        return loader.batches(
-            self.task,
-            self.phases,
-            self.settings,
-            self.plan,
-            self.worker,
-            self.start,
-            measured=self.job.measured,
-        )
-
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         self.saver.wait()
         self.throughput.pause()
@@ -356,7 +320,7 @@ class _Loop:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         kept, chosen = last, dict[str, Any]()
-        if (best := self._best()) is not None:
+        if (best := self.monitor.best(self.history.rows)) is not None:
             kept = next(row for row in self.history.rows if row["step"] == best.step)
             stopped = not early and step < self.job.steps
             chosen = {"best_step": best.step, "stopped_early": stopped}
@@ -376,7 +340,7 @@ class _Loop:
     def _store_model(self) -> None:
         weights = model_state(self.model, self.worker)
         if self.worker.rank == 0:
-            best = self._best()
+            best = self.monitor.best(self.history.rows)
             if best is not None and best.step != self.history.rows[-1]["step"]:
                 weights = self.store.best(best.step)
             path = self.job.run_dir.model(self.job.trial_id)
@@ -397,23 +361,12 @@ class _Loop:
         return {**summary, "flops_per_s": achieved, "mfu": mfu}
 
     def store_rows(self) -> None:
-        """Write the logged steps and, if the training had data, the telemetry of this worker."""
+        """Write the logged steps, and the telemetry of this worker."""
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
-        if self.has_data and (rows := self.sampler.rows()):
+        if rows := self.sampler.rows():
             results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
-
-
-def is_scheduled(step: int, every: int | None) -> bool:
-    """Whether a step is evaluated: every ``every``-th one.
-
-    By default these are 1 to 8, 10, 12, 14, 16, 20, ...: four for each doubling. They do not depend
-    on the length of the training, so that more steps can continue it.
-    """
-    if every is None:
-        every = max(1, 2 ** (step - 1).bit_length() // 8)
-    return step % every == 0
 
 
 def _ignore(event: dict[str, Any] | str) -> None:

@@ -6,14 +6,17 @@ training.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+import resource
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -21,7 +24,6 @@ import pynvml
 import torch
 
 from raypipe.provenance import now
-from raypipe.training import failure_kinds as memory
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +52,9 @@ class Telemetry:
     """Context manager that samples the GPU of a worker, its process and its child processes.
 
     A daemon thread takes a sample every half second. Peaks and energy include all samples. When the
-    rows exceed their limit, every other row is dropped and the time between rows doubles; means are
-    those of the rows. For another program, the peak memory of the GPU is what was in
-    use on the whole card.
+    rows exceed their limit, every other one is dropped, and from then on every other sample; means
+    are those of the rows. For another program, the peak memory of the GPU is what was in use on the
+    whole card.
     """
 
     def __init__(
@@ -64,13 +66,10 @@ class Telemetry:
         attempt: int = 1,
         program: Program | None = None,
     ) -> None:
-        self._program = program
+        self._program, self._device = program, device
         self._fixed = {"trial_id": trial_id, "rank": rank, "attempt": attempt}
-        self._device = device
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        self._warmup = True
         self._failed = False
         self._rows: list[dict[str, Any]] = []
         self._samples, self._stride = 0, 1
@@ -83,18 +82,13 @@ class Telemetry:
         self._gpu = self._open_gpu()
         self._tree = _ProcessTree(None if self._program is None else self._program.pid)
         if self._program is None:
-            memory.forget_peaks(self._device)
+            forget_peaks(self._device)
         self._at = perf_counter()
         self._started_j = self._energy_j = self._counter_j()
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._sample()
@@ -105,7 +99,6 @@ class Telemetry:
         """End the warm-up: later samples count toward the means."""
         self._sample()
         with self._lock:
-            self._warmup = False
             self._steady = self._at, self._energy_j
 
     def rows(self) -> list[dict[str, Any]]:
@@ -124,38 +117,35 @@ class Telemetry:
 
         Means exclude the warm-up unless there are no other samples. ``energy_j`` is that of the
         whole card since the context was entered, and ``steady_power_w`` its mean power after the
-        warm-up.
+        warm-up, unless that is too short a time.
         """
         if not self._stop.is_set():
             self._sample()
         with self._lock:
-            own = self._program is None
+            gpu_peak, host_peak = self._gpu_used_peak, self._rss_peak
+            if self._program is None:
+                on_gpu = self._device.type == "cuda"
+                gpu_peak = torch.cuda.max_memory_reserved(self._device) if on_gpu else None
+                host_peak = max(host_peak, host_peak_bytes())
+            began, before = self._steady or (self._at, None)
+            seconds, joules = self._at - began, _difference(self._energy_j, before)
+            enough = joules is not None and seconds >= _SHORTEST_S
             return {
                 "device": "cpu" if self._gpu is None else self._gpu.name,
                 "gpu_uuid": None if self._gpu is None else self._gpu.uuid,
                 "gpu_util_mean": self._mean_of("util"),
                 "gpu_memory_used_peak_bytes": self._gpu_used_peak,
-                "gpu_peak_bytes": memory.gpu_peak_bytes(self._device)
-                if own
-                else self._gpu_used_peak,
+                "gpu_peak_bytes": gpu_peak,
                 "energy_j": _difference(self._energy_j, self._started_j),
-                "steady_power_w": self._steady_power(),
+                "steady_power_w": joules / seconds if joules is not None and enough else None,
                 "cpu_util_mean": self._mean_of("cpu_util"),
-                "host_peak_bytes": max(self._rss_peak, memory.host_peak_bytes() if own else 0),
+                "host_peak_bytes": host_peak,
             }
 
     def _mean_of(self, column: str) -> float | None:
         """Return the mean of a column after the warm-up; if that has no value, of all rows."""
         steady = _mean(row[column] for row in self._rows if not row["warmup"])
         return _mean(row[column] for row in self._rows) if steady is None else steady
-
-    def _steady_power(self) -> float | None:
-        """Return the mean power since the warm-up; None if that is too short a time."""
-        if self._steady is None:
-            return None
-        began, before = self._steady
-        seconds, joules = self._at - began, _difference(self._energy_j, before)
-        return joules / seconds if joules is not None and seconds >= _SHORTEST_S else None
 
     def _open_gpu(self) -> NvmlGpu | None:
         if self._program is not None:
@@ -192,11 +182,8 @@ class Telemetry:
         self._rss_peak = max(self._rss_peak, rss)
         self._gpu_used_peak = _largest([self._gpu_used_peak, gpu["memory_bytes"]])
         if self._samples % self._stride == 0:
-            own = {
-                "warmup": self._warmup,
-                "cpu_util": 100 * cpu_seconds / elapsed if elapsed >= _SHORTEST_S else None,
-                "rss_bytes": rss,
-            }
+            busy = 100 * cpu_seconds / elapsed if elapsed >= _SHORTEST_S else None
+            own = {"warmup": self._steady is None, "cpu_util": busy, "rss_bytes": rss}
             self._rows.append({**self._fixed, "at": now(), **gpu, **own})
             if len(self._rows) > _MOST_ROWS:
                 del self._rows[1::2]
@@ -212,32 +199,31 @@ def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None)
     sample is the mean power over the samples per second, both without the warm-up: the start of a
     training, its compilation and its end count in ``energy_j`` alone.
     """
-    by_gpu: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    gpus: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for summary in summaries:
         if summary["gpu_uuid"] is not None:
-            by_gpu[summary["gpu_uuid"]].append(summary)
+            gpus[summary["gpu_uuid"]].append(summary)
 
     def of(column: str) -> list[Any]:
         return [summary[column] for summary in summaries]
 
     def total(column: str) -> float | None:
         # workers on one GPU each measured all of its energy, over slightly different periods
-        values = [_largest(one[column] for one in gpu) for gpu in by_gpu.values()]
-        known = [value for value in values if value is not None]
+        largest = [_largest(worker[column] for worker in gpu) for gpu in gpus.values()]
+        known = [value for value in largest if value is not None]
         return sum(known) if known else None
 
     power = total("steady_power_w")
+    peaks = ("gpu_memory_used_peak_bytes", "gpu_peak_bytes", "host_peak_bytes")
     return {
         "device": ", ".join(sorted(set(of("device")))) or None,
         "gpu_util_mean": _mean(
-            _mean(one["gpu_util_mean"] for one in gpu) for gpu in by_gpu.values()
+            _mean(worker["gpu_util_mean"] for worker in gpu) for gpu in gpus.values()
         ),
-        "gpu_memory_used_peak_bytes": _largest(of("gpu_memory_used_peak_bytes")),
-        "gpu_peak_bytes": _largest(of("gpu_peak_bytes")),
+        **{column: _largest(of(column)) for column in peaks},
         "energy_j": total("energy_j"),
         "energy_j_per_sample": power / samples_per_s if power and samples_per_s else None,
         "cpu_util_mean": _mean(of("cpu_util_mean")),
-        "host_peak_bytes": _largest(of("host_peak_bytes")),
     }
 
 
@@ -301,8 +287,7 @@ class _ProcessTree:
     def __init__(self, pid: int | None) -> None:
         self._root = psutil.Process(pid)
         self._children: list[psutil.Process] = []
-        self._next_search = 0.0
-        self._seconds = 0.0
+        self._next_search = self._seconds = 0.0
         self.measure()
 
     def measure(self) -> tuple[float, int]:
@@ -315,16 +300,33 @@ class _ProcessTree:
             self._next_search = ended + (ended - started) / _SEARCH_SHARE
         seconds, resident = 0.0, 0
         for process in [*self._children, self._root]:
-            try:
-                with process.oneshot():
-                    times, rss = process.cpu_times(), process.memory_info().rss
-            except psutil.Error:  # the process has ended
-                continue
-            # CPU time of an ended child remains in its parent's time for children
-            seconds += times.user + times.system + times.children_user + times.children_system
-            resident += rss
+            with suppress(psutil.Error), process.oneshot():  # unless the process has ended
+                # CPU time of an ended child remains in its parent's time for children
+                seconds += sum(process.cpu_times()[:4])
+                resident += process.memory_info().rss
         used, self._seconds = max(0.0, seconds - self._seconds), seconds
         return used, resident
+
+
+def forget_peaks(device: torch.device) -> None:
+    """Reset the peak-memory counters: the process may have run another training before."""
+    gc.collect()
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what torch keeps reserved would count as this training's
+        torch.cuda.reset_peak_memory_stats(device)
+    ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):  # a container may lack the file
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def host_peak_bytes() -> int:
+    """Return the peak resident memory of this process since ``forget_peaks``.
+
+    Linux's ``ru_maxrss`` is at least that of the process that started this one.
+    """
+    status = Path("/proc/self/status").read_text().splitlines()
+    peaks = [int(line.split()[1]) for line in status if line.startswith("VmHWM:")]
+    return 1024 * (peaks[0] if peaks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def _difference(value: float | None, before: float | None) -> float | None:

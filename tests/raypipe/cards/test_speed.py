@@ -9,10 +9,13 @@ from raypipe.cards.speed import Factors, StepTime, fused, step_time, watts
 from raypipe.hardware import Precision
 from raypipe.training.data_sheets import Card
 
-CARD = Card(
-    "Card", "card", 2**34, 1e12, {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13},
-    1e11, 200.0, 8.0, "",
-)  # fmt: skip
+CARD = Card.model_validate(
+    {
+        **{"name": "Card", "reports": "card", "memory_mib": 2**14, "bandwidth": 1000, "link": 100},
+        **{"tflops": {"fp32": 10, "tf32": 20, "bf16": 40, "fp16": 40}},
+        **{"power_w": 200.0, "capability": 8.0, "source": ""},
+    }
+)
 WHOLE = Factors(1.0, 0.5, 1.0, 1.0, 1e-6)
 PRODUCT = Kernel("mm", flops=4e10, reads=((1, 8),), writes=((2, 8),), dtype="bfloat16")
 SUM = Kernel("add", reads=((2, 10**9), (3, 10**9)), writes=((4, 10**9),))

@@ -73,9 +73,20 @@ MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", MEANS)
 def test_a_mean_is_refused(name: str, precision: str, samples: int) -> None:
+    """Also of a model with dropout and batch normalization, and with parts that are no tensors."""
     part = r"metrics\['shape'\]" if name == "a metric" else "total"
-    with pytest.raises(UnitError, match=rf"loss: Loss\.{part} is a mean, but must be a sum"):
-        check(MEANS[name], samples=samples, precision=precision)
+    message = rf"loss: Loss\.{part} is a mean, but must be a sum"
+    for network in (None, model()):
+        with pytest.raises(UnitError, match=message):
+            check(MEANS[name], network, samples, changed=with_text, precision=precision)
+
+
+def with_text(batch: Batch) -> Batch:
+    return batch | {"from": "a", "mask": None}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
 def test_the_message_has_the_values_and_what_to_write() -> None:
@@ -125,7 +136,8 @@ PASSES: dict[str, Callable[[Any, Batch], Loss]] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", PASSES)
 def test_other_losses_pass(name: str, precision: str, samples: int) -> None:
-    check(PASSES[name], samples=samples, precision=precision)
+    for network in (None, model()):
+        check(PASSES[name], network, samples, precision=precision)
 
 
 def test_a_random_loss_passes_for_any_draw() -> None:
@@ -146,21 +158,6 @@ def test_a_random_loss_passes_for_any_draw() -> None:
 )
 def test_a_batch_that_cannot_be_taken_apart_is_not_judged(changed: Any) -> None:
     check(MEANS["samples"], changed=changed)
-
-
-def test_texts_and_missing_parts_of_a_batch_stay() -> None:
-    with pytest.raises(UnitError, match="is a mean"):
-        check(MEANS["samples"], changed=lambda batch: batch | {"from": "a", "mask": None})
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
-def test_dropout_and_batch_normalization_are_in_eval_mode() -> None:
-    check(PASSES["a sum"], model())
-    with pytest.raises(UnitError, match="is a mean"):
-        check(MEANS["samples"], model())
 
 
 def test_random_numbers_buffers_and_mode_stay() -> None:
@@ -223,6 +220,7 @@ class Mean(Regression):
 def test_a_training_refuses_a_mean_at_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(UnitError, match=r"Mean\.loss: Loss\.total is a mean"):
         train(job(Mean(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
+    train(replace(job(Mean(), tmp_path), measured=True), Worker(0, CPU))  # not a benchmark
 
 
 def test_an_error_of_the_loss_is_that_of_the_step(tmp_path: Path) -> None:
@@ -244,7 +242,3 @@ def test_the_end_of_the_debugger_is_not_an_error_of_the_loss() -> None:
 
     with pytest.raises(BdbQuit):
         check(loss)
-
-
-def test_a_benchmark_is_not_checked(tmp_path: Path) -> None:
-    train(replace(job(Mean(), tmp_path), measured=True), Worker(0, CPU))

@@ -10,7 +10,7 @@ from example_tasks import Regression, job
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from raypipe.training import replica
+from raypipe.training import model
 from raypipe.training.failure_kinds import failure_kind, unit_error
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
@@ -65,10 +65,10 @@ def test_equal_blocks_are_compiled_once(
     batch = torch.utils.data.default_collate([points[i] for i in range(8)])
     for compile in (False, True):
         asked = job(task, tmp_path, compile=compile, gradient_checkpointing=recompute)
-        made = replica.build(asked, Worker(0, torch.device("cpu")), print)
-        loss = made.module(made.loss, batch, context)
+        built, module, function = model.build(asked, Worker(0, torch.device("cpu")), print)
+        loss = module(function, batch, context)
         loss.total.backward()
-        results.append([loss.total, *(each.grad for each in made.model.parameters())])
+        results.append([loss.total, *(each.grad for each in built.parameters())])
     assert all(map(torch.equal, *results))
     code = [graph.code for graph in graphs.graphs]
     # of the first block, whose input has no gradient, and of the three others

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from example_tasks import HeldOut, Regression, job
+from example_tasks import HeldOut, Regression, in_group, job
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.utils.data import default_collate
 
 from raypipe.store import tables as results
 from raypipe.training.checkpoint import CheckpointStore
+from raypipe.training.early_stopping import Monitor
 from raypipe.training.job import TrainingJob
-from raypipe.training.loop import is_scheduled, train
+from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import MonitorSettings
@@ -123,7 +121,7 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int
     whole = overfitting("whole")
     outcome = train(whole, Worker(0, CPU))
     rows = results.read_table(whole.run_dir, "steps")
-    scheduled = [step for step in range(1, 81) if is_scheduled(step, None)]
+    scheduled = [s for s in range(1, 81) if Monitor(whole, has_held_out=True).is_evaluated(s)]
     assert scheduled[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
     assert list(rows["step"]) == [step for step in scheduled if step <= outcome["steps"]]
     best = rows.loc[rows["eval_loss"].idxmin()]
@@ -145,13 +143,8 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int
 
 
 def _member(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for strategy in ("ddp", "fsdp"):
         train(held_out(folder / strategy, 2, strategy), Worker(rank, CPU, 2))
-    dist.barrier()
-    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
 
 
 def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
@@ -178,7 +171,7 @@ def test_the_evaluation_set_is_measured_once_whoever_measures_it(tmp_path: Path)
     assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
     assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
     assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
-    spawn(_member, (tmp_path,), nprocs=2)
+    in_group(_member, 2, tmp_path)
     for strategy in ("ddp", "fsdp"):
         found = results.read_table(held_out(tmp_path / strategy, 2).run_dir, "steps")
         again = found.dropna(subset=["eval_loss"])

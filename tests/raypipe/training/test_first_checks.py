@@ -40,14 +40,10 @@ class Task(TrainTask):
     def loss(self, model, batch, context):
         x, y = batch
         error = (model(x) - y).square()
-        shares = {"small": (error < 1).float().mean()}
         if self.kind == "mean":
-            return Loss(error.mean(), len(x))  # the mean
-        if self.kind == "metric":
-            shares = {"small": (error < 1).float().mean()}
-            return Loss(error.sum(), len(x), shares)
+            return Loss(error.mean(), len(x))
         if self.kind == "given":
-            return Loss.mean(error.mean(), len(x), shares)
+            return Loss.mean(error.mean(), len(x), {"small": (error < 1).float().mean()})
         return Loss(error.sum(), len(x), {"small": (error < 1).sum()})
 
 class Own(Settings):
@@ -84,9 +80,9 @@ def raypipe(*words: str, launcher: InlineLauncher | None = None) -> command.Ende
 @pytest.mark.parametrize(
     ("words", "message", "line"),
     [
-        (("loss=mean",), "c.yaml: train: Task.loss: Loss.total is a mean", "# the mean"),
-        (("loss=mean", "stream=endless"), "Loss.total is a mean", "# the mean"),
-        (("loss=mean", "matrix.train.training.seed=[1,2]"), "Loss.total is a mean", "# the mean"),
+        (("loss=mean",), "c.yaml: train: Task.loss: Loss.total is a mean", "def loss"),
+        (("loss=mean", "stream=endless"), "Loss.total is a mean", "def loss"),
+        (("loss=mean", "matrix.train.training.seed=[1,2]"), "Loss.total is a mean", "def loss"),
         (("stream=endless", *EPOCHS), "c.yaml: train.training.epochs: the dataset is a stream", ""),
     ],
 )

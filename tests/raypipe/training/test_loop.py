@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,19 +17,18 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training import telemetry
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
-from raypipe.training.failure_kinds import forget_peaks, host_peak_bytes
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, learning_rate, stable_end
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -74,30 +72,6 @@ def test_phases_have_batches_and_learning_rates_of_their_own(tmp_path: Path) -> 
     steps = results.read_table(asked.run_dir, "steps")
     assert list(steps["phase"]) == ["first"] * 4 + ["second"] * 3
     assert outcome["steps"] == 7
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])  # fp16: after its scale is taken out
-@pytest.mark.parametrize("clip", [None, 0.05, 1e6])
-def test_clipping_is_torchs(
-    tmp_path: Path, clip: float | None, precision: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    norms: list[float] = []
-    real = torch.optim.AdamW.step
-
-    def step(self: torch.optim.AdamW, *arguments: Any) -> Any:
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
-        norms.append(float(nn.utils.get_total_norm(gradients)))
-        return real(self, *arguments)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    task = Regression(dtype=torch.float32)
-    run(job(task, tmp_path, (4, 4, 16, 1), clip_norm=clip, precision=precision))
-    assert len(norms) == 7
-    if clip == 0.05:
-        assert norms == pytest.approx([0.05] * 7, rel=1e-4)  # torch divides by norm + 1e-6
-    else:
-        assert min(norms) > 0.05
-        assert max(norms) < 5
 
 
 class Own(Regression):
@@ -209,10 +183,8 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> Non
 
 
 def test_a_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
-    asked = job(Regression(), tmp_path)
-    expected, trained, outcome = run(asked)
-    never = job(Regression(fail_at=0), tmp_path)
-    found, stored, again = run(never)
+    expected, trained, outcome = run(job(Regression(), tmp_path))
+    found, stored, again = run(job(Regression(fail_at=0), tmp_path))
     assert found == expected
     assert_equal(stored, trained)
     assert (again["loss_final"], again["steps"]) == (outcome["loss_final"], 7)
@@ -273,87 +245,63 @@ def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -
     assert min(rates) > floor * 0.2
     short = [learning_rate(training, Phase("p", 2, 1, 1.0), step) for step in range(2)]
     assert short == [0.5, 1.0]
+    share = TrainingSettings(schedule=schedule, decay_steps=0.25)
+    if schedule == "warmup-stable-decay":
+        ends = [learning_rate(share, Phase("p", 8, 1, 1.0), step) for step in (6, 7)]
+        assert ends == [1.0, pytest.approx(1 - math.sqrt(0.5))]
 
 
-def test_a_decay_is_a_fraction_of_the_steps() -> None:
-    training = TrainingSettings(schedule="warmup-stable-decay", decay_steps=0.25)
-    phase = Phase("p", 8, 1, 1.0)
-    rates = [learning_rate(training, phase, step) for step in range(8)]
-    assert rates[:7] == [1.0] * 7
-    assert rates[7] == pytest.approx(1 - math.sqrt(0.5))
+class Counted(Regression):
+    counts = "tokens"
+
+    def flops_per_sample(self, model: nn.Module) -> float:
+        return 1e3
 
 
-def test_the_rates_reach_the_optimiser_and_the_table(tmp_path: Path) -> None:
-    asked = job(Regression(), tmp_path, schedule="linear", warmup_steps=2, log_every=3)
-    train(asked, Worker(0, CPU))
-    steps = results.read_table(asked.run_dir, "steps")
-    assert list(steps["step"]) == [3, 6, 7]  # every third, and the last
-    assert list(steps["lr"]) == pytest.approx([1e-2, 4e-3, 2e-3])
-    assert (steps["samples_per_s"] > 0).all()
-    assert set(steps["trial_id"]) == {"fit"}
-    assert set(steps["run_id"]) == {"run-1"}
-    assert list(steps["eval_mse"].isna()) == [True, True, False]
-
-
-def test_what_is_reported_and_returned(tmp_path: Path) -> None:
+def test_a_training_reports_and_stores_what_it_did(tmp_path: Path) -> None:
+    """Two steps are logged at a time, and those that are evaluated: steps 3 and 6, and the last."""
     rows: list[dict[str, Any]] = []
-    asked = job(Regression(), tmp_path, log_every=2, eval_every=3)
-    outcome = train(asked, Worker(0, CPU), rows.append)
+    given: dict[str, Any] = {"schedule": "linear", "warmup_steps": 2, "checkpoint_every": 2}
+    asked = job(Counted(by_token=True, fail_at=5), tmp_path, (4, 4, 16, 1), **given)
+    with pytest.raises(ConnectionError):
+        train(asked, Worker(0, CPU))
+    given |= {"log_every": 2, "eval_every": 3, "epochs": 2, "steps": None}
+    whole = job(Counted(by_token=True), tmp_path / "whole", (4, 4, 16, 1), **given)
+    outcome = train(replace(whole, attempt=2), Worker(0, CPU), rows.append)
     assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
     assert [("eval_mse" in row) for row in rows] == [False, True, False, True, True]
+    steps = results.read_table(whole.run_dir, "steps")
+    assert list(steps["step"]) == [2, 3, 4, 6, 7]
+    assert list(steps["lr"]) == pytest.approx([1e-2, 1e-2, 8e-3, 4e-3, 2e-3])
+    assert (set(steps["trial_id"]), set(steps["run_id"])) == ({"fit"}, {"run-1"})
+    orders = [[sample_at(16 * s + i, whole.task, 0) for i in range(16)] for s in range(7)]
+    tokens = [sum(i % 7 + 1 for i in order) for order in orders]
+    spans = [tokens[:2], tokens[2:3], tokens[3:4], tokens[4:6], tokens[6:]]
+    rates = steps["tokens_per_s"] / steps["samples_per_s"]
+    assert list(rates) == pytest.approx([sum(span) / (16 * len(span)) for span in spans])
+    assert outcome["steps"] == 7 == math.ceil(2 * 50 / 16)
     assert outcome["loss_final"] == rows[-1]["loss"]
     assert outcome["eval_mse"] == rows[-1]["eval_mse"]
     assert outcome["parameters"] == 2 * (25 + 5) + 6
-    assert outcome["gpu_peak_bytes"] is None
-    assert outcome["gpu_util_mean"] is outcome["energy_j"] is None
-    assert outcome["samples_per_s"] > 0
+    assert outcome["gpu_peak_bytes"] is outcome["gpu_util_mean"] is outcome["energy_j"] is None
     assert outcome["step_time_s"] > 0
     assert 0 < outcome["loader_wait_share"] < 1
-
-
-class Meter:
-    """GPU of 100 W, after a set-up that took 1 MJ."""
-
-    name, uuid = "fake", "GPU-1"
-
-    def __init__(self) -> None:
-        self.set_up_j = 0.0
-
-    def energy_j(self) -> float:
-        return self.set_up_j + 100 * time.perf_counter()
-
-    def values(self) -> dict[str, Any]:
-        return {"gpu_uuid": self.uuid, "util": 50.0, "memory_bytes": 1, "power_w": 100.0}
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_trials_energy_per_sample_is_without_set_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    meter = Meter()
-
-    class SetUp(Regression):
-        def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
-            if context.step == 1:
-                meter.set_up_j = 1e6
-            time.sleep(0.03)
-            return super().loss(model, batch, context)
-
-    monkeypatch.setattr(telemetry.Telemetry, "_open_gpu", lambda self: meter)
-    asked = replace(job(SetUp(), tmp_path, (16, 1, 16, 1), log_every=2), measured=True)
-    outcome = train(asked, Worker(0, CPU))
-    assert outcome["energy_j"] > 1e6
-    # but for the moments between the last step and the last sample
-    assert outcome["energy_j_per_sample"] < 2 * 100 / outcome["samples_per_s"]
+    assert outcome["flops_per_s"] == pytest.approx(1e3 * outcome["samples_per_s"])
+    assert outcome["mfu"] is None  # a CPU has no published peak
+    for folder, attempt in ((asked.run_dir, 1), (whole.run_dir, 2)):
+        samples = results.read_table(folder, "gpu_samples")
+        assert set(samples["attempt"]) == {attempt}
+        assert samples["gpu_uuid"].isna().all()
+        assert (samples["rss_bytes"] > 2**26).all()
+    assert samples["warmup"].any()  # that ends with the first logged steps
 
 
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-6), ("bf16", 0.05), ("fp16", 0.02)])
 def test_precisions_train_alike(tmp_path: Path, precision: Any, rel: float) -> None:
-    exact, _, _ = run(job(Regression(), tmp_path / "exact"))
-    task = Regression(dtype=torch.float32)
-    found, stored, _ = run(job(task, tmp_path / "low", (4, 4, 16, 1), precision=precision))
+    """Also clipped, which fp16 does after its scale is taken out."""
+    exact, _, _ = run(job(Regression(), tmp_path / "exact", clip_norm=0.05))
+    task, given = Regression(dtype=torch.float32), {"precision": precision, "clip_norm": 0.05}
+    found, stored, _ = run(job(task, tmp_path / "low", (4, 4, 16, 1), **given))
     assert found == pytest.approx(exact, rel=rel)
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert (found == exact) is False
@@ -438,32 +386,11 @@ def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-class SlowToBuild(Regression):
-    """Takes long enough for a sample of the telemetry."""
-
-    def build_eval_dataset(self) -> Dataset[Any] | None:
-        time.sleep(0.3)
-        return super().build_eval_dataset()
-
-
-def test_a_training_without_data_leaves_no_telemetry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telemetry, "_PERIOD_S", 0.01)
-    with pytest.raises(ValueError, match="no samples"):
-        run(job(SlowToBuild(samples=0), tmp_path))
-    assert not (tmp_path / "results").exists()
-
-
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 3; lower"):
-        run(job(Regression(nan_at=2), tmp_path))
-
-
-def test_a_loss_that_is_no_number_is_found_before_a_checkpoint_keeps_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{}, {"log_every": 3, "checkpoint_every": 4}])
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, given: dict[str, int]) -> None:
     """Logged steps are read late: step 3 is when step 4 is saved."""
-    asked = job(Regression(nan_at=2), tmp_path, log_every=3, checkpoint_every=4)
-    with pytest.raises(FloatingPointError, match="at step 3"):
+    asked = job(Regression(nan_at=2), tmp_path, **given)
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 3; lower"):
         run(asked)
     assert CheckpointStore(asked.run_dir, "fit").newest() is None
 
@@ -519,44 +446,6 @@ def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> N
     expected = float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))
     assert norms == pytest.approx([expected] * 2, rel=1e-10)
     assert expected > 0.1
-
-
-def test_tokens_a_second_and_model_flops(tmp_path: Path) -> None:
-    class Counted(Regression):
-        counts = "tokens"
-
-        def flops_per_sample(self, model: nn.Module) -> float:
-            return 1e3
-
-    asked = job(Counted(by_token=True), tmp_path, (4, 4, 16, 1), log_every=2)
-    _, _, outcome = run(asked, losses_too=False)
-    steps = results.read_table(asked.run_dir, "steps")
-    tokens = [sum(i % 7 + 1 for i in order) for order in _orders(Regression(), 7, 16)]
-    rates = steps["tokens_per_s"] / steps["samples_per_s"]
-    spans = [tokens[:2], tokens[2:4], tokens[4:6], tokens[6:]]
-    assert list(rates) == pytest.approx([sum(span) / (16 * len(span)) for span in spans])
-    assert outcome["flops_per_s"] == pytest.approx(1e3 * outcome["samples_per_s"])
-    assert outcome["mfu"] is None  # a CPU has no published peak
-
-
-def _orders(task: Regression, steps: int, batch: int) -> list[list[int]]:
-    return [[sample_at(s * batch + i, task, 0) for i in range(batch)] for s in range(steps)]
-
-
-def test_samples_of_each_worker_and_attempt_are_kept(tmp_path: Path) -> None:
-    asked = job(Regression(fail_at=5), tmp_path, checkpoint_every=2)
-    with pytest.raises(ConnectionError):
-        run(asked)
-    run(replace(job(Regression(), tmp_path, checkpoint_every=2), attempt=2))
-    samples = results.read_table(asked.run_dir, "gpu_samples")
-    assert set(samples["attempt"]) == {1, 2}
-    assert samples["gpu_uuid"].isna().all()
-    assert (samples["rss_bytes"] > 2**26).all()
-
-
-def test_steps_from_epochs(tmp_path: Path) -> None:
-    found, _, outcome = run(job(Regression(), tmp_path, steps=None, epochs=3))
-    assert outcome["steps"] == len(found) == math.ceil(3 * 50 / 16)
 
 
 def _worker(rank: int, folder: Path) -> None:

@@ -24,37 +24,26 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(64, 32), block, attention, nn.Linear(32, 64))
 
 
-def test_layers_of_blocks_are_chosen_whose_sides_tensor_cores_take(
+def test_layers_of_blocks_are_chosen_and_freed_once_they_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    network, chosen = model(), []
-
-    def convert(whole: nn.Module, *, module_filter_fn: Any, config: Any) -> None:
-        assert config.pad_inner_dim
-        chosen.extend(n for n, layer in whole.named_modules() if module_filter_fn(layer, n))
-
-    made = SimpleNamespace(Float8LinearConfig=SimpleNamespace, convert_to_float8_training=convert)
-    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=made))
-    monkeypatch.setitem(sys.modules, "torchao.float8", made)
-    precision.to_float8(network, network[1:3])
-    assert chosen == ["1.0"]
-
-
-def test_replaced_layers_are_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FSDP would move the whole weights of layers that live on to the device."""
-    network, kept = model(), []
+    """Those whose sides tensor cores take. FSDP would move layers that live on to the device."""
+    network, chosen, kept = model(), [], []
     block = network[1]
     assert isinstance(block, nn.Sequential)
     replaced = weakref.ref(block[0])
 
-    def convert(_: nn.Module, *, module_filter_fn: Any, config: Any) -> None:
+    def convert(whole: nn.Module, *, module_filter_fn: Any, config: Any) -> None:
+        assert config.pad_inner_dim
+        chosen.extend(n for n, layer in whole.named_modules() if module_filter_fn(layer, n))
         kept.append((module_filter_fn, config))  # as torchao does, in a cycle of references
         block[0] = nn.Identity()
 
     made = SimpleNamespace(Float8LinearConfig=SimpleNamespace, convert_to_float8_training=convert)
     monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=made))
     monkeypatch.setitem(sys.modules, "torchao.float8", made)
-    precision.to_float8(network, [block])
+    precision.to_float8(network, network[1:3])
+    assert chosen == ["1.0"]
     assert replaced() is None
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings
-from raypipe.training.replica import recompute_blocks
+from raypipe.training.model import recompute_blocks
 
 SETTINGS = LmSettings(
     vocabulary=20, width=32, heads=2, layers=2, feed_forward=48, context=16, dropout=0.1

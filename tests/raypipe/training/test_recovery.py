@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from raypipe.training.failure_kinds import (
     LOADER_DIED,
     expandable_segments,
     failure_kind,
-    gpu_peak_bytes,
-    host_peak_bytes,
     unit_error,
 )
 from raypipe.training.job import TrainingJob
@@ -82,47 +80,69 @@ def test_what_is_tried_again(
     assert halved in ([], ["again with micro-batch 4 x accumulation 4"])
 
 
-@dataclass
-class Tight:
-    """A device on which micro-batches above ``most`` do not fit; a smaller phase takes 5."""
+class Long(Regression):
+    """Samples of 64 that can be of 32 and 16."""
 
-    most: int
-    fits_with: str = "nothing"
-    tried: list[str] = field(default_factory=list)
+    length = 64
 
-    def launch(self, job: TrainingJob) -> dict[str, Any]:
-        training, plan = job.settings.training, job.plan
-        size = min(plan.micro_batch, 5)
+    def shortened(self) -> tuple[TrainTask, str] | None:
+        shorter = Long()
+        shorter.length = self.length // 2
+        return (shorter, f"samples of at most {shorter.length}") if self.length > 16 else None
+
+
+@pytest.mark.parametrize(
+    ("plan", "on_oom", "tried"),
+    [
+        # a phase that takes 5 samples a step: 16 and 8 would fail just the same
+        ((32, 1, 32, 1), (), ["32", "4"]),
+        ((2, 1, 2, 1), ("gradient_checkpointing", "bf16"),
+         ["2", "1", "1 recomputed", "1 recomputed bf16"]),
+        ((1, 1, 1, 1), ("shorten", "bf16"),
+         ["1", "1 length 32", "1 length 16", "1 length 16 bf16"]),
+        ((1, 1, 1, 2), ("fsdp",), ["1", "1 fsdp"]),
+    ],
+)  # fmt: skip
+def test_a_step_that_does_not_fit_is_made_smaller(
+    plan: tuple[int, int, int, int], on_oom: Any, tried: list[str]
+) -> None:
+    """Each attempt fails until the last expected one fits; one more ends the training."""
+    asked = job(Long(), Path("no"), plan)
+    asked = replace(asked, settings=asked.settings.model_copy(update={"on_oom": on_oom}))
+    attempts: list[str] = []
+    told: list[str] = []
+
+    def launch(job: TrainingJob) -> dict[str, Any]:
+        training, task = job.settings.training, job.task
+        assert isinstance(task, Long)
         state = {
-            "gradient_checkpointing": training.gradient_checkpointing,
-            "bf16": training.precision == "bf16",
+            "recomputed": training.gradient_checkpointing,
+            f"length {task.length}": task.length < 64,
             "fsdp": job.settings.scaling.strategy == "fsdp",
+            "bf16": training.precision == "bf16",
         }
-        self.tried.append(f"{plan.micro_batch} {'+'.join(k for k, on in state.items() if on)}")
-        if size > self.most and not state.get(self.fits_with):
-            limit = BatchLimit("training", size)
+        words = [str(job.plan.micro_batch), *(name for name, on in state.items() if on)]
+        attempts.append(" ".join(words))
+        if len(attempts) < len(tried) or (job.plan.micro_batch == 1 and fails):
+            limit = BatchLimit("training", min(job.plan.micro_batch, 5))
             raise UnitError(job.trial_id, "out_of_memory", "full", limit)
         return {}
 
+    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+        told.append(outcome)
 
-def test_halving_goes_below_the_size_that_did_not_fit() -> None:
-    """The phase that fails takes 5 samples: 32 -> 16 -> 8 would fail just the same."""
-    tight = Tight(4)
-    done, _ = train_to_the_end(job(Regression(), Path("no"), (32, 1, 32, 1)), tight.launch, ignore)
-    assert tight.tried == ["32 ", "4 "]
-    assert (done.plan.accumulation, done.attempt) == (8, 2)
-
-
-def test_further_steps_follow_at_micro_batch_one_in_their_order() -> None:
-    asked = job(Regression(), Path("no"), (2, 1, 2, 1))
-    steps = ("gradient_checkpointing", "bf16")
-    settings = asked.settings.model_copy(update={"on_oom": steps})
-    tight = Tight(0, fits_with="bf16")
-    done, _ = train_to_the_end(replace(asked, settings=settings), tight.launch, ignore)
-    assert tight.tried == ["2 ", "1 ", "1 gradient_checkpointing", "1 gradient_checkpointing+bf16"]
-    assert done.settings.training.precision == "bf16"
-    with pytest.raises(UnitError):
-        train_to_the_end(replace(asked, settings=settings), Tight(0).launch, ignore)
+    fails = False
+    done, _ = train_to_the_end(asked, launch, on_failure)
+    assert attempts == tried
+    assert (done.attempt, done.plan.effective_batch) == (len(tried), plan[2])
+    assert all(text.startswith("again with ") for text in told)
+    attempts.clear()
+    fails = True
+    if on_oom:
+        with pytest.raises(UnitError):
+            train_to_the_end(asked, launch, on_failure)
+        assert attempts == tried
+        assert told[-1] == "gave up"
 
 
 def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
@@ -132,44 +152,7 @@ def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
     assert script.told == [(1, "compile_error", "again without training.compile")]
     assert not done.settings.training.compile
     with pytest.raises(UnitError):  # the task itself compiles something
-        train_to_the_end(done, Script("compile_error").launch, ignore)
-
-
-class Long(Regression):
-    """Samples of 64 that can be of 32 and 16."""
-
-    length = 64
-
-    def shortened(self) -> tuple[TrainTask, str] | None:
-        if self.length == 16:
-            return None
-        shorter = Long()
-        shorter.length = self.length // 2
-        return shorter, f"samples of at most {shorter.length}"
-
-
-def test_samples_are_shortened_as_often_as_they_can_be_before_the_next_step() -> None:
-    asked = job(Long(), Path("no"), (2, 1, 2, 1))
-    settings = asked.settings.model_copy(update={"on_oom": ("shorten", "bf16")})
-    script = Script(*["out_of_memory"] * 4)
-    told, tried = [], []
-
-    def launch(job: TrainingJob) -> dict[str, Any]:
-        assert isinstance(job.task, Long)
-        tried.append((job.plan.micro_batch, job.task.length, job.settings.training.precision))
-        if script.kinds:
-            raise UnitError(job.trial_id, script.kinds.pop(0), "full")
-        return {}
-
-    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-        told.append(outcome)
-
-    train_to_the_end(replace(asked, settings=settings), launch, on_failure)
-    assert tried == [(2, 64, "fp32"), (1, 64, "fp32"), (1, 32, "fp32"), (1, 16, "fp32"),
-                     (1, 16, "bf16")]  # fmt: skip
-    assert told[1:] == [
-        "again with samples of at most 32", "again with samples of at most 16", "again with bf16"
-    ]  # fmt: skip
+        train_to_the_end(done, Script("compile_error").launch, script.on_failure)
 
 
 def launch(job: TrainingJob) -> dict[str, Any]:
@@ -177,10 +160,6 @@ def launch(job: TrainingJob) -> dict[str, Any]:
         return train(job, Worker(0, torch.device("cpu")))
     except Exception as error:
         raise unit_error(job.trial_id, error) from error
-
-
-def ignore(job: TrainingJob, error: UnitError, outcome: str) -> None:
-    pass
 
 
 def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
@@ -192,62 +171,57 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().loss(model, batch, context)
 
-    told: list[str] = []
-
-    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-        told.append(outcome)
-
+    script = Script()
     plain = launch(job(HeldOut(), tmp_path / "plain", (8, 2, 16, 1)))
     asked = job(Narrow(), tmp_path / "narrow", (8, 2, 16, 1))
-    done, outcome = train_to_the_end(asked, launch, on_failure)
+    done, outcome = train_to_the_end(asked, launch, script.on_failure)
+    told = [text for _, _, text in script.told]
     assert told == ["again with evaluation batch 4", "again with evaluation batch 2"]
     assert done.plan == asked.plan
     assert outcome["loss_final"] == plain["loss_final"]
     assert outcome["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (torch.OutOfMemoryError("x"), "out_of_memory"),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "out_of_memory"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
-        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
-                      "Cuda failure 2 'out of memory'"), "out_of_memory"),
-        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
-        (RuntimeError("CUDA driver error: out of memory"), "out_of_memory"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-         "out_of_memory"),
-        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling"),
-         "out_of_memory"),
-        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
-                      "Failed to CUDA malloc 4 bytes"), "out_of_memory"),
-        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
-                      "Failed to CUDA host alloc 4 bytes"), "host_out_of_memory"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
-         "host_out_of_memory"),
-        (RuntimeError("Caught AcceleratorError in pin memory thread for device 0.\n"
-                      "torch.AcceleratorError: CUDA error: out of memory"), "host_out_of_memory"),
-        (RuntimeError("Caught AcceleratorError in pin memory thread for device 0.\n"
-                      "torch.AcceleratorError: CUDA error: device-side assert"), "error"),
-        (RuntimeError("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, "
-                      "OpType=ALLREDUCE) ran for 600012 milliseconds before timing out."),
-         "worker_hung"),
-        (RuntimeError("[x.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
-         "worker_hung"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"), "error"),
-        (MemoryError(), "host_out_of_memory"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-         "host_out_of_memory"),
-        (RuntimeError(LOADER_DIED), "worker_died"),
-        (FloatingPointError("the loss is nan"), "invalid_value"),
-        (RuntimeError("device-side assert"), "error"),
-        (ValueError("bad"), "error"),
+PINNING = "Caught AcceleratorError in pin memory thread for device 0.\ntorch.AcceleratorError: "
+NCCL = "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
+KINDS: dict[FailureKind, list[str | Exception]] = {
+    "out_of_memory": [
+        torch.OutOfMemoryError("x"),
+        "CUDA error: out of memory\nCUDA kernel errors",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        f"{NCCL}Cuda failure 2 'out of memory'",
+        f"{NCCL}Failed to CUDA malloc 4 bytes",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA driver error: out of memory",
     ],
-)  # fmt: skip
-def test_kinds_of_failure(error: Exception, kind: FailureKind) -> None:
-    assert failure_kind(error) == kind
+    "host_out_of_memory": [
+        MemoryError(),
+        f"{NCCL}Failed to CUDA host alloc 4 bytes",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+        f"{PINNING}CUDA error: out of memory",
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+    ],
+    "worker_hung": [
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 6 ms",
+        "[x.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+    ],
+    "worker_died": [LOADER_DIED],
+    "invalid_value": [FloatingPointError("the loss is nan")],
+    "error": [
+        f"{PINNING}CUDA error: device-side assert",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling",
+        "device-side assert",
+        ValueError("bad"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(kind, error) for kind, errors in KINDS.items() for error in errors]
+)
+def test_kinds_of_failure(kind: FailureKind, error: str | Exception) -> None:
+    assert failure_kind(RuntimeError(error) if isinstance(error, str) else error) == kind
 
 
 @pytest.mark.parametrize(
@@ -278,11 +252,6 @@ def test_page_locked_memory_is_the_hosts() -> None:
     with pytest.raises(RuntimeError) as caught:
         pin_memory()
     assert failure_kind(caught.value) == "host_out_of_memory"
-
-
-def test_peaks_of_memory() -> None:
-    assert gpu_peak_bytes(torch.device("cpu")) is None
-    assert host_peak_bytes() > 2**26  # Python with torch; in bytes, not kilobytes
 
 
 def test_a_rehearsed_out_of_memory_ends_with_the_same_losses(

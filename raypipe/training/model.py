@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from raypipe.training import parallel, precision
-from raypipe.training.batching import BatchPlan
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
@@ -49,19 +48,13 @@ _SYNC_BUFFERS = next(
 )
 
 
-class Replica(NamedTuple):
-    """A model; the module that computes with it, on its device; and the loss that the module takes.
+def build(
+    job: TrainingJob, worker: Worker, report: Report
+) -> tuple[nn.Module, parallel.ModelCall | DistributedDataParallel, Callable[..., Loss]]:
+    """Return the model of a job; the module that computes with its weights; and the loss it takes.
 
-    ``model`` shares its weights with ``module``.
-    """
-
-    model: nn.Module
-    module: parallel.ModelCall | DistributedDataParallel
-    loss: Callable[..., Loss]
-
-
-def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
-    """Return the model of a job on this worker, with the same initial weights on all workers.
+    All workers draw the same initial weights. They receive those of rank 0 all the same, in case
+    that a task draws others: from DDP, or here if the model is sharded.
 
     Raises:
         ValueError: a setting needs blocks and the task defines none, or unsuitable ones.
@@ -69,19 +62,27 @@ def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
 
     """
     task, training = cast("TrainTask", job.task), job.settings.training
-    sharded = parallel.is_sharded(job.settings, worker)
-    model = _initialized(task, training.seed, worker, sharded=sharded)
+    torch.manual_seed(training.seed)
+    model = task.build_model()
+    for parameter in model.parameters() if parallel.is_sharded(job.settings, worker) else ():
+        whole = parameter.detach().to(worker.device)
+        dist.broadcast(whole, src=0)
+        parameter.data.copy_(whole)
     if job.initial is not None:
         job.initial.load_into(model)
     precision.store(model, training.weights)
     if training.precision == "fp8":
         precision.to_float8(model, task.blocks(model))
-    if warning := _batch_norm_warning(model, job.plan.for_workers(worker.workers)):
-        report(f"WARNING: {warning}")
-    loss = task.loss
-    if training.compile and task.compile_loss:
-        loss = torch.compile(task.loss)
-    return Replica(model, wrap(model, task, job.settings, worker), loss)
+    plan = job.plan.for_workers(worker.workers)
+    names = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
+    if names and (plan.accumulation > 1 or plan.workers > 1):
+        report(
+            f"WARNING: {names[0]} is a batch normalization: its statistics are those of a "
+            f"micro-batch of {plan.micro_batch} on one worker, so the result depends on "
+            "training.micro_batch and scaling.workers; use layer or group normalization"
+        )
+    loss = torch.compile(task.loss) if training.compile and task.compile_loss else task.loss
+    return model, wrap(model, task, job.settings, worker), loss
 
 
 def wrap(
@@ -104,8 +105,10 @@ def wrap(
         raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
     if recompute:
         recompute_blocks(blocks, training.recompute)
-    if training.compile:
-        compile_blocks(blocks or [model])
+    for block in (blocks or [model]) if training.compile else ():
+        # by itself, so that equal blocks share one graph: the model as one graph takes several
+        # times as long to compile, and is hardly faster
+        block.forward = _boundary(torch.compile(block.forward))
     call = parallel.ModelCall(model)
     if not sharded:
         call.to(worker.device)
@@ -119,9 +122,8 @@ def wrap(
             fully_shard(block, mesh=mesh, mp_policy=own)
         fully_shard(call, mesh=mesh)
         return call
-    options: dict[str, Any] = {
-        _SYNC_BUFFERS: False
-    }  # each worker keeps its own buffers; rank 0's are saved
+    # each worker keeps its own buffers; rank 0's are saved
+    options: dict[str, Any] = {_SYNC_BUFFERS: False}
     if not task.unused_parameters:
         # DDP makes these views of its buckets, and they stay: no pass needs a second copy
         for parameter in call.parameters():
@@ -142,33 +144,6 @@ def _is_single_precision(block: nn.Module) -> bool:
     )
 
 
-def _batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
-    """Return a warning if a step is split and the model normalizes over the batch, else None."""
-    names = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
-    if not names or (plan.accumulation == 1 and plan.workers == 1):
-        return None
-    return (
-        f"{names[0]} is a batch normalization: its statistics are those of a micro-batch of "
-        f"{plan.micro_batch} on one worker, so the result depends on training.micro_batch and "
-        "scaling.workers; use layer or group normalization"
-    )
-
-
-def _initialized(task: TrainTask, seed: int, worker: Worker, *, sharded: bool) -> nn.Module:
-    """Return the newly initialized model on the CPU.
-
-    All workers draw the same weights. They receive those of rank 0 all the same, in case that a
-    task draws others: from DDP, or here if the model is sharded.
-    """
-    torch.manual_seed(seed)
-    model = task.build_model()
-    for parameter in model.parameters() if sharded else ():
-        whole = parameter.detach().to(worker.device)
-        dist.broadcast(whole, src=0)
-        parameter.data.copy_(whole)
-    return model
-
-
 def recompute_blocks(blocks: Iterable[nn.Module], what: Literal["all", "cheap"]) -> None:
     """Let blocks recompute their activations in the backward pass (Chen et al. 2016).
 
@@ -181,15 +156,6 @@ def recompute_blocks(blocks: Iterable[nn.Module], what: Literal["all", "cheap"])
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _KEPT_OPERATIONS)
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
-
-
-def compile_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Compile each block by itself: equal blocks share one graph.
-
-    The model as one graph takes several times as long to compile, and is hardly faster.
-    """
-    for block in blocks:
-        block.forward = _boundary(torch.compile(block.forward))
 
 
 def _boundary(compiled: Callable[..., Any]) -> Callable[..., Any]:
