@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -77,3 +79,25 @@ def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[
             cli.main()
     signal.signal(signal.SIGTERM, handler)
     return Ended(int(ended.value.code or 0), output.getvalue())
+
+
+def until(
+    condition: Callable[[], object],
+    what: str,
+    within_s: float = 60.0,
+    process: subprocess.Popen[str] | None = None,
+    detail: Callable[[], object] = str,
+) -> None:
+    """Wait until something holds; a process that is given has to run as long."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"not in {within_s:g} s: {what}\n{detail()}"
+        time.sleep(0.1)
+
+
+def listens(address: str, port: int) -> bool:
+    """Whether a process takes connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((address, port)) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.topics import protocol
 from benchmarks.topics.leaderboard import against_control, leaderboard, medians
-from benchmarks.topics.protocol import BUDGET, STARTS, Corpus, start_of, study
+from benchmarks.topics.protocol import BUDGET, Corpus, start_of, study
 from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.space import Point, Space
 
@@ -70,16 +70,6 @@ def test_measures_of_a_study_equal_a_plain_loop(corpus: Corpus) -> None:
 
 def test_regret_is_that_of_the_mean_over_seeds(corpus: Corpus) -> None:
     assert corpus.expected(20) - corpus.lowest == pytest.approx(0.1 * math.log(2))
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_starts_are_distinct_inside_the_range_and_repeat(name: str) -> None:
-    space = Space(2, 500)
-    for run in range(20):
-        start = start_of(name, space, run)
-        assert len(set(start)) == len(start) >= 4
-        assert all(2 <= T <= 500 for T in start)
-        assert start == start_of(name, space, run)
 
 
 def test_starts_of_low_and_high_are_apart() -> None:

@@ -227,13 +227,3 @@ def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(
     assert "perplexity" in (run / "report" / "index.html").read_text()
     repeated = command(installed, elsewhere, "run", run / "config.yaml", "--run-dir", run)
     assert "nothing to do" in repeated.stdout
-
-
-@pytest.mark.slow
-def test_the_quickstart_runs_by_its_name(installed: Path, empty: Path) -> None:
-    given = ["sweep=null", "lda.runs=1", "lda.evaluations=8"]
-    given += ["train_small.training.steps=10", "train_large.training.steps=10"]
-    given += ["evaluate_small.functions=6", "evaluate_large.functions=6"]
-    command(installed, empty, "run", "quickstart", *given, "--run-dir", "out")
-    stages = read_table(RunDirectory.at(empty / "out"), "stages")
-    assert set(stages["status"]) == {"succeeded"}

@@ -8,7 +8,6 @@ where the format has checksums, as it was written.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import logging
@@ -16,9 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -28,17 +29,16 @@ import pyarrow.parquet as pq
 import yaml
 from scipy import sparse
 
-from experiments.common.corpora import docstrings
 from experiments.common.corpora.bow import load_bow, load_uci
-from experiments.common.corpora.corpus import make_corpus
+from experiments.common.corpora.corpus import Corpus, make_corpus
 from experiments.common.corpora.files import table_of
 from experiments.common.corpora.text import Tokenization, load_table, load_text
 from experiments.teleclass.corpus import read_annotations
-from experiments.teleclass.documents import read_documents
-from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
+from experiments.teleclass.documents import Documents, read_documents
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy, read_taxonomy
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.store import artifacts, lock
+from raypipe.store import artifacts
 from raypipe.store import cache as caches
 from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
@@ -57,13 +57,7 @@ TEXTS = ["an apple a day", "tools, and more tools", 'a "quoted" apple']
 EVERY_WORD = Tokenization(min_df=1, max_df=1.0, stop_words=None)
 
 
-@dataclass(frozen=True)
-class Reader:
-    seeds: tuple[bytes, ...]
-    check: Callable[[bytes, Path], bool]
-
-
-def named(path: Path | str, read: Callable[[], object]) -> object:
+def named(path: Path | str, read: Callable[[], Any]) -> Any:
     """What is read; its ConfigError names the file and is not as long as it."""
     try:
         return read()
@@ -74,189 +68,153 @@ def named(path: Path | str, read: Callable[[], object]) -> object:
         raise
 
 
-def stored(folder: Path, name: str, content: bytes) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
+@dataclass(frozen=True)
+class Reader:
+    """A reader of one file.
+
+    Args:
+        seeds: valid files.
+        name: of the file.
+        read: reads the file in a folder.
+        verify: of what was read and the content: an AssertionError where they differ.
+        beside: files next to it.
+
+    """
+
+    seeds: tuple[bytes, ...]
+    name: str
+    read: Callable[[Path], Any]
+    verify: Callable[[Any, bytes], object]
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+    def check(self, content: bytes, folder: Path) -> bool:
+        for name, other in {**self.beside, self.name: content}.items():
+            (folder / name).write_bytes(other)
+        self.verify(named(folder, lambda: self.read(folder)), content)
+        return True
+
+
+@dataclass(frozen=True)
+class Own:
+    """A reader with a check of its own, which returns whether a result came of the bytes."""
+
+    seeds: tuple[bytes, ...]
+    check: Callable[[bytes, Path], bool]
 
 
 # configuration
 
 
-def _configuration(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "my.yaml", content)
-    document = named(path, lambda: config.read(path))
-    found = named(path, lambda: config.resolve(document, (), "cpu", []))
+def _own(document: config.Document, _: object, where: str = "my.yaml", *overrides: str) -> None:
+    found = named(where, lambda: config.resolve(document, overrides, "cpu", []))
     again = config.parse(yaml.safe_dump(found.resolved()), "config.yaml")
     assert config.resolve(again, (), "cpu", []).settings == found.settings
-    return True
 
 
 def _override(content: bytes, folder: Path) -> bool:
     document = config.parse("experiment: example_experiment", "my.yaml")
     # as the operating system hands over arguments
     text = content.replace(b"\0", b"").decode("utf-8", "surrogateescape")
-    found = named("command line", lambda: config.resolve(document, [text], "cpu", []))
-    again = config.parse(yaml.safe_dump(found.resolved()), "config.yaml")
-    assert config.resolve(again, (), "cpu", []).settings == found.settings
+    _own(document, None, "command line", text)
     return True
 
 
-# corpora
+# corpora and taxonomies, read in the plainest way
 
 
-def _uci_slowly(content: bytes) -> dict[tuple[int, int], float]:
-    """The entries, read in the plainest way."""
-    lines = [line.split() for line in content.decode("utf-8-sig").split("\n") if line.strip()]
-    triples = [tuple(map(float, line)) for line in lines[3:]]
-    assert len(triples) == int(lines[2][0]), "fewer or more entries than declared"
-    counted = [(int(d) - 1, int(w) - 1, c) for d, w, c in triples if c]
-    found = {(d, w): c for d, w, c in counted}
-    assert len(found) == len(counted), "an entry twice"
-    return found
+def _plain(content: bytes) -> str:
+    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode("utf-8-sig")
 
 
-def _uci(content: bytes, folder: Path, *, gz: bool = False) -> bool:
-    suffix = ".gz" if gz else ""
-    stored(folder, f"vocab.x.txt{suffix}", gzip.compress(WORDS) if gz else WORDS)
-    path = stored(folder, f"docword.x.txt{suffix}", content)
-    corpus = named(path, lambda: load_uci(folder, "x"))
-    plain = gzip.decompress(content) if gz else content
-    plain = plain.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    matrix = corpus.counts.tocoo()
-    cells = zip(matrix.row.tolist(), matrix.col.tolist(), matrix.data.tolist(), strict=True)
-    assert {(d, w): c for d, w, c in cells} == _uci_slowly(plain)
-    return True
-
-
-def _vocabulary(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "vocab.x.txt", content)
-    stored(folder, "docword.x.txt", UCI)
-    corpus = named("vocab.x.txt", lambda: load_uci(folder, "x"))
-    lines = path.read_text("utf-8-sig").strip("\n").split("\n")
-    assert list(corpus.vocabulary) == [line.strip() for line in lines]
-    return True
-
-
-def _bow(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "X_x_val_bow.npz", content)
-    corpus = named(path, lambda: load_bow(folder, "x"))
-    assert corpus.fingerprint == make_corpus("x", COUNTS, source="").fingerprint
-    return True
-
-
-def _cached_docstrings(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "docstrings.json.gz", content)
-    assert named(path, lambda: docstrings.read_cached(path)) == RECORDS
-    return True
-
-
-def _lines(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "x.txt", content)
-    corpus = named(path, lambda: load_text(folder, "x", EVERY_WORD))
-    lines = path.read_text("utf-8-sig").split("\n")
-    documents = len(lines) - (not lines[-1])
-    assert corpus.documents + corpus.dropped_documents == documents
-    return True
-
-
-def _column(content: bytes, folder: Path, *, form: str) -> bool:
-    path = stored(folder, f"x.{form}", content)
-    corpus = named(path, lambda: load_table(folder, "x", form, tokenization=EVERY_WORD))
-    if form == "jsonl":
-        lines = [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
-        assert corpus.documents + corpus.dropped_documents == len(lines)
-    elif form == "parquet":
-        rows = pq.read_metadata(path).num_rows
-        assert corpus.documents + corpus.dropped_documents == rows
-    return True
-
-
-def _rows(content: bytes, folder: Path, *, suffix: str) -> bool:
-    path = stored(folder, f"x{suffix}", content)
-    table = named(path, lambda: table_of(path))
-    assert len(table)
-    table.validate(full=True)
-    return True
-
-
-# taxonomy
+def _filled(content: bytes) -> list[str]:
+    return [line for line in _plain(content).split("\n") if line.strip()]
 
 
 def _pairs(content: bytes) -> list[tuple[str, str]]:
-    text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode("utf-8-sig")
-    rows = [line.split("\t") for line in text.split("\n") if line.strip()]
+    rows = [line.split("\t") for line in _filled(content)]
     assert all(len(row) == 2 for row in rows)
     return [(left.strip(), right.strip()) for left, right in rows]
 
 
-def _labels(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "labels.txt", content)
-    edges = stored(folder, "edges.txt", EDGES)
-    taxonomy = named(folder, lambda: read_taxonomy(path, edges))
+def _uci(corpus: Corpus, content: bytes) -> None:
+    lines = [line.split() for line in _filled(content)]
+    triples = [tuple(map(float, line)) for line in lines[3:]]
+    assert len(triples) == int(lines[2][0]), "fewer or more entries than declared"
+    counted = [(int(d) - 1, int(w) - 1, c) for d, w, c in triples if c]
+    expected = {(d, w): c for d, w, c in counted}
+    assert len(expected) == len(counted), "an entry twice"
+    matrix = corpus.counts.tocoo()
+    cells = zip(matrix.row.tolist(), matrix.col.tolist(), matrix.data.tolist(), strict=True)
+    assert {(d, w): c for d, w, c in cells} == expected
+
+
+def _vocabulary(corpus: Corpus, content: bytes) -> None:
+    lines = _plain(content).strip("\n").split("\n")
+    assert list(corpus.vocabulary) == [line.strip() for line in lines]
+
+
+def _bow(corpus: Corpus, content: bytes) -> None:
+    assert corpus.fingerprint == make_corpus("x", COUNTS, source="").fingerprint
+
+
+def _lines(corpus: Corpus, content: bytes) -> None:
+    lines = _plain(content).split("\n")
+    assert corpus.documents + corpus.dropped_documents == len(lines) - (not lines[-1])
+
+
+def _column(corpus: Corpus, content: bytes, *, form: str) -> None:
+    if form != "csv":
+        is_table = form == "parquet"
+        rows = pq.read_metadata(io.BytesIO(content)).num_rows if is_table else len(_filled(content))
+        assert corpus.documents + corpus.dropped_documents == rows
+
+
+def _rows(table: pa.Table, content: bytes) -> None:
+    assert len(table)
+    table.validate(full=True)
+
+
+def _labels(taxonomy: Taxonomy, content: bytes) -> None:
     assert list(zip(taxonomy.ids, taxonomy.names, strict=True)) == _pairs(content)
-    return True
 
 
-def _hierarchy(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "edges.txt", content)
-    labels = stored(folder, "labels.txt", LABELS)
-    taxonomy = named(path, lambda: read_taxonomy(labels, path))
+def _hierarchy(taxonomy: Taxonomy, content: bytes) -> None:
     found = [(taxonomy.ids[p], taxonomy.ids[c]) for p, c in taxonomy.edges]
     assert sorted(found) == sorted(set(_pairs(content)))
     assert taxonomy.depth.max() <= len(taxonomy)
-    return True
 
 
-def _keywords(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "terms.txt", content)
-    labels = stored(folder, "labels.txt", LABELS)
-    edges = stored(folder, "edges.txt", EDGES)
-    taxonomy = named(path, lambda: read_taxonomy(labels, edges, path))
-    text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode("utf-8-sig")
-    for line in filter(str.strip, text.split("\n")):
+def _keywords(taxonomy: Taxonomy, content: bytes) -> None:
+    for line in _filled(content):
         name, _, terms = (part.strip() for part in line.rpartition(":"))
         if name in taxonomy.names:
             have = taxonomy.keywords[taxonomy.names.index(name)]
             assert {t.strip() for t in terms.split(",")} - {""} <= set(have)
-    return True
 
 
 @cache
-def _taxonomy() -> object:
+def _taxonomy() -> Taxonomy:
     rows = [Row("here", *pair) for pair in _pairs(LABELS)]
     return make_taxonomy(rows, [Row("here", *pair) for pair in _pairs(EDGES)], source="here")
 
 
-def _annotations(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "answers.json", content)
-    found = named(path, lambda: read_annotations(path, _taxonomy()))
+def _annotations(found: Mapping[str, Any], content: bytes) -> None:
     assert set(found) == set(json.loads(content))
-    return True
 
 
-def _documents(content: bytes, folder: Path, *, suffix: str) -> bool:
-    path = stored(folder, f"x{suffix}", content)
-    documents = named(path, lambda: read_documents(path, _taxonomy()))
+def _documents(documents: Documents, content: bytes, *, form: str) -> None:
     total = len(documents) + documents.dropped.get("empty documents", 0)
-    if suffix in (".jsonl", ".txt"):
-        text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode("utf-8-sig")
-        assert total == sum(bool(line.strip()) for line in text.split("\n"))
+    if form in ("jsonl", "txt"):
+        assert total == len(_filled(content))
     documents.texts.validate(full=True)
     assert documents.fingerprint
-    return True
 
 
-def _gold(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "gold.txt", content)
-    texts = stored(folder, "x.txt", b"a\tsome text\nb\tmore text\n")
-    documents = named(path, lambda: read_documents(texts, _taxonomy(), labels=path))
+def _gold(documents: Documents, content: bytes) -> None:
     gold = dict(_pairs(content))
     for row, name in enumerate(documents.ids.to_pylist()):
         wanted = {_taxonomy().ids.index(c) for c in gold.get(name, "").replace(",", " ").split()}
         assert wanted <= set(documents.gold[row].indices.tolist())
-    return True
 
 
 # what raypipe itself has written
@@ -272,23 +230,22 @@ def _checkpoint() -> tuple[object, Mapping[str, bytes]]:
 
     from raypipe.training.checkpoint import Checkpoint, CheckpointStore
 
-    written: dict[str, bytes] = {}
-    run = RunDirectory("memory")
-    run.__dict__["_opened"] = (None, "memory")
-
-    @contextmanager
-    def writing(path: str, **_: bool) -> Iterator[io.BytesIO]:
-        stream = io.BytesIO()
-        yield stream
-        written[path] = stream.getvalue()
-
-    run.__dict__["writing"] = writing
-    run.__dict__["list"] = lambda folder: []
     state = {"state": {0: {"step": 5, "mean": torch.arange(4.0)}}, "groups": [{"lr": 0.1}]}
     model = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
     checkpoint = Checkpoint(5, model, state, {"scale": 2.0})
-    CheckpointStore(run, "t").save(checkpoint)
-    return checkpoint, {path.rpartition("/")[2]: content for path, content in written.items()}
+    files = written(lambda folder: CheckpointStore(RunDirectory.at(folder), "t").save(checkpoint))
+    return checkpoint, files
+
+
+def written(write: Callable[[Path], object]) -> dict[str, bytes]:
+    """The files that a function writes to a folder, by their names."""
+    with TemporaryDirectory() as folder:
+        write(Path(folder))
+        return {p.name: p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def _lists(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = False) -> bool:
@@ -314,9 +271,7 @@ def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = 
         return False
     assert found.step == 5
     if not forged:
-        assert {n: t.tolist() for n, t in found.model.items()} == {
-            n: t.tolist() for n, t in checkpoint.model.items()
-        }
+        assert _lists(found.model) == _lists(checkpoint.model)
         assert torch.equal(found.optimizer["state"][0]["mean"], torch.arange(4.0))
         assert found.scaler == checkpoint.scaler
     return True
@@ -329,11 +284,8 @@ def _weights(content: bytes, folder: Path) -> bool:
     path = run.model("t")
     run.write(path, content)
     found, metadata = named(path, lambda: read_weights(run, path))
-    checkpoint, _ = _checkpoint()
     assert metadata["model"] == "{}"
-    assert {n: t.tolist() for n, t in found.items()} == {
-        n: t.tolist() for n, t in checkpoint.model.items()
-    }
+    assert _lists(found) == _lists(_checkpoint()[0].model)
     return True
 
 
@@ -341,11 +293,12 @@ def _weights(content: bytes, folder: Path) -> bool:
 def _weights_file() -> bytes:
     from raypipe.training.weights import write_weights
 
-    written: list[bytes] = []
-    run = RunDirectory("memory")
-    run.__dict__["write"] = lambda path, content: written.append(content)
-    write_weights(run, "t", _checkpoint()[0].model, {"model": "{}"})
-    return written[0]
+    def write(folder: Path) -> None:
+        run = RunDirectory.at(folder)
+        write_weights(run, run.model("t"), _checkpoint()[0].model, {"model": "{}"})
+
+    (content,) = written(write).values()
+    return content
 
 
 ROWS = {"a": {"x": 1.5}, "b": {"x": [1, None, "ü"]}, "c": {"x": {"y": True}}}
@@ -402,14 +355,6 @@ def _table(content: bytes, folder: Path) -> bool:
     return True
 
 
-def _artifact(content: bytes, folder: Path) -> bool:
-    run = _run(folder)
-    path = run.artifact("stage", "x.parquet")
-    run.write(path, content)
-    _same(named(path, lambda: artifacts.read_parquet(run, path)).to_pydict())
-    return True
-
-
 def _same(found: Mapping[str, list[object]]) -> None:
     """Values are under checksums of pages; names and types of columns are not."""
     assert all(len(values) == 50 for values in found.values())
@@ -427,7 +372,7 @@ def _cache_at(folder: Path) -> Iterator[None]:
 
 
 def _cache(content: bytes, folder: Path) -> bool:
-    stored(folder, "x.sqlite", content)
+    (folder / "x.sqlite").write_bytes(content)
     for name in ("x.sqlite-wal", "x.sqlite-journal", "x.sqlite-shm"):
         (folder / name).unlink(missing_ok=True)
     with _cache_at(folder), caches.Cache("x") as kept:
@@ -439,20 +384,11 @@ def _cache(content: bytes, folder: Path) -> bool:
 
 @cache
 def _cache_file() -> bytes:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        with _cache_at(Path(folder)), caches.Cache("x") as kept:
+    def write(folder: Path) -> None:
+        with _cache_at(folder), caches.Cache("x") as kept:
             kept.put(ROWS)
-        return (Path(folder) / "x.sqlite").read_bytes()
 
-
-def _lease(content: bytes, folder: Path) -> bool:
-    return bool(lock.parsed(content))
-
-
-def _gz(content: bytes) -> bytes:
-    return gzip.compress(content, mtime=0)
+    return written(write)["x.sqlite"]
 
 
 def _npz(**arrays: object) -> bytes:
@@ -467,26 +403,11 @@ def _npz_matrix(matrix: object) -> bytes:
     return stream.getvalue()
 
 
-RECORDS = tuple(
-    docstrings.DocstringRecord("m", f"f{i}", "function", t) for i, t in enumerate(TEXTS)
+JSONL = b"".join(
+    json.dumps({"id": i, "text": t, "labels": ["1"]}).encode() + b"\n" for i, t in enumerate(TEXTS)
 )
-
-
-@cache
-def _cached_docstrings_file() -> bytes:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "c.gz"
-        docstrings.write_cached(path, RECORDS)
-        return path.read_bytes()
-
-
-JSONL = "".join(
-    json.dumps({"id": i, "text": t, "labels": ["1"]}) + "\n" for i, t in enumerate(TEXTS)
-)
-CSV = pd.DataFrame({"id": range(3), "text": TEXTS, "labels": "1 2"}).to_csv(index=False)
-TXT = "".join(f"d{i}\t{text}\n" for i, text in enumerate(TEXTS))
+CSV = pd.DataFrame({"id": range(3), "text": TEXTS, "labels": "1 2"}).to_csv(index=False).encode()
+TXT = "".join(f"d{i}\t{text}\n" for i, text in enumerate(TEXTS)).encode()
 PARQUET = artifacts.to_bytes(
     pa.table({"id": [0, 1, 2], "text": TEXTS, "labels": [["1"], [], None]})
 )
@@ -497,39 +418,69 @@ profiles: {cpu: {study: {runs: 3}}, gpu: {min_gpu_memory_gb: 10}}
 """
 
 
-def readers() -> dict[str, Reader]:
+def readers() -> dict[str, Reader | Own]:
     """Every reader by name."""
-    found = {
-        "configuration": Reader((MY_YAML,), _configuration),
-        "override": Reader((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
-        "uci": Reader((UCI,), _uci),
-        "uci.gz": Reader((_gz(UCI),), partial(_uci, gz=True)),
-        "vocabulary": Reader((WORDS,), _vocabulary),
-        "bow": Reader((_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo())), _bow),
-        "docstrings": Reader((_cached_docstrings_file(),), _cached_docstrings),
-        "lines": Reader((TXT.encode(),), _lines),
-        "labels": Reader((LABELS,), _labels),
-        "hierarchy": Reader((EDGES,), _hierarchy),
-        "keywords": Reader((TERMS,), _keywords),
-        "annotations": Reader((b'{"a": "1", "b": {"labels": ["2", 3]}}',), _annotations),
-        "gold": Reader((b"a\t1,2\nb\t0 3\n",), _gold),
-        "weights": Reader((_weights_file(),), _weights),
-        "ledger": Reader((LEDGER,), _ledger),
-        "table": Reader((artifacts.to_bytes(pa.table(TABLE)),), _table),
-        "artifact": Reader((artifacts.to_bytes(pa.table(TABLE)),), _artifact),
-        "cache": Reader((_cache_file(),), _cache),
-        "lease": Reader((b'{"owner": "a", "host": "h", "pid": 3, "beat": 2}',), _lease),
-    }
-    for form, content in (("jsonl", JSONL.encode()), ("csv", CSV.encode()), ("parquet", PARQUET)):
-        found[f"column.{form}"] = Reader((content,), partial(_column, form=form))
-        found[f"documents.{form}"] = Reader((content,), partial(_documents, suffix=f".{form}"))
-        found[f"rows.{form}"] = Reader((content,), partial(_rows, suffix=f".{form}"))
-    found["documents.txt"] = Reader((TXT.encode(),), partial(_documents, suffix=".txt"))
+    bows = (_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo()))
+    answers = b'{"a": "1", "b": {"labels": ["2", 3]}}'
     arrays = _npz(x=np.arange(6.0).reshape(3, 2), y=np.arange(3))
-    found["rows.npz"] = Reader((arrays,), partial(_rows, suffix=".npz"))
+    classes = {"labels.txt": LABELS, "edges.txt": EDGES}
+    texts = {"x.txt": b"a\tsome text\nb\tmore text\n"}
+
+    def configuration(at: Path) -> config.Document:
+        return config.read(at / "my.yaml")
+
+    def taxonomy(at: Path, *more: Path) -> Taxonomy:
+        return read_taxonomy(at / "labels.txt", at / "edges.txt", *more)
+
+    def gold(at: Path) -> Documents:
+        return read_documents(at / "x.txt", _taxonomy(), labels=at / "gold.txt")
+
+    def uci(at: Path) -> Corpus:
+        return load_uci(at, "x")
+
+    def answered(at: Path) -> Mapping[str, Any]:
+        return read_annotations(at / "answers.json", _taxonomy())
+
+    found: dict[str, Reader | Own] = {
+        "configuration": Reader(
+            (MY_YAML,), "my.yaml", lambda at: config.read(at / "my.yaml"), _own
+        ),
+        "override": Own((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
+        "uci": Reader((UCI,), "docword.x.txt", uci, _uci, {"vocab.x.txt": WORDS}),
+        "vocabulary": Reader((WORDS,), "vocab.x.txt", uci, _vocabulary, {"docword.x.txt": UCI}),
+        "bow": Reader(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
+        "lines": Reader((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),
+        "labels": Reader((LABELS,), "labels.txt", taxonomy, _labels, classes),
+        "hierarchy": Reader((EDGES,), "edges.txt", taxonomy, _hierarchy, classes),
+        "keywords": Reader(
+            (TERMS,), "terms.txt", lambda at: taxonomy(at, at / "terms.txt"), _keywords, classes
+        ),
+        "annotations": Reader((answers,), "answers.json", answered, _annotations),
+        "gold": Reader((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
+        "rows.npz": Reader((arrays,), "x.npz", lambda at: table_of(at / "x.npz"), _rows),
+        "weights": Own((_weights_file(),), _weights),
+        "ledger": Own((LEDGER,), _ledger),
+        "table": Own((artifacts.to_bytes(pa.table(TABLE)),), _table),
+        "cache": Own((_cache_file(),), _cache),
+    }
+    for form, content in {"jsonl": JSONL, "csv": CSV, "parquet": PARQUET, "txt": TXT}.items():
+        name = f"x.{form}"
+        read, verify = partial(_read_documents, name), partial(_documents, form=form)
+        found[f"documents.{form}"] = Reader((content,), name, read, verify)
+        if form != "txt":
+            load, verify = partial(_load_column, form), partial(_column, form=form)
+            found[f"column.{form}"] = Reader((content,), name, load, verify)
     for name, content in _checkpoint()[1].items():
-        found[f"checkpoint/{name}"] = Reader((content,), partial(_checkpoint_file, name=name))
+        found[f"checkpoint/{name}"] = Own((content,), partial(_checkpoint_file, name=name))
         if name != "manifest.json":
             forged = partial(_checkpoint_file, name=name, forged=True)
-            found[f"forged/{name}"] = Reader((content,), forged)
+            found[f"forged/{name}"] = Own((content,), forged)
     return found
+
+
+def _read_documents(name: str, at: Path) -> Documents:
+    return read_documents(at / name, _taxonomy())
+
+
+def _load_column(form: str, at: Path) -> Corpus:
+    return load_table(at, "x", form, tokenization=EVERY_WORD)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from raypipe.errors import ConfigError
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import Reader, readers
+from tests.fuzz.readers import Own, Reader, readers
 
 READERS = readers()
 #: of a reader; `make fuzz` has many more, drawn anew each time
@@ -30,7 +30,7 @@ def test_a_damaged_file_is_read_whole_or_refused(name: str, tmp_path: Path) -> N
     fuzz(READERS[name], tmp_path, EXAMPLES)
 
 
-def fuzz(reader: Reader, folder: Path, examples: int) -> None:
+def fuzz(reader: Reader | Own, folder: Path, examples: int) -> None:
     @settings(
         max_examples=examples,
         derandomize=examples <= 100,

@@ -17,7 +17,7 @@ from raypipe.cli import main
 results = {}
 for name, (machine, command) in json.loads(os.environ["COMMANDS"]).items():
     os.environ.update(machine)
-    output, sys.argv = io.StringIO(), ["raypipe", *command]
+    output, sys.argv = io.StringIO(), ["raypipe", *command.split()]
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             main()
@@ -29,78 +29,22 @@ print(json.dumps(results))
 """
 V100 = {"RIG_NAME": "Tesla V100-SXM2-16GB", "RIG_CAPABILITY": "7.0", "RIG_MEMORY": "16900000000"}
 OLD_DRIVER = {"RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"}
-SLICE = "MIG-22222222-2222-2222-2222-222222220100"
-DOCTOR, RUN = ["doctor"], ["run", "quickstart"]
-
-#: by machine: its variables, the command, the exit status, and lines or parts of lines
-CASES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
-    "H100": (
-        {},
-        DOCTOR,
-        0,
-        ["GPU 0: NVIDIA H100 80GB HBM3, 79.2 GiB, compute capability 9.0, GPU-11111111"],
-    ),
-    "two cards": ({"RIG_CARDS": "2"}, DOCTOR, 0, ["GPU 0: ", "GPU 1: "]),
-    "none visible": ({"CUDA_VISIBLE_DEVICES": ""}, DOCTOR, 0, ["no GPU (no visible GPU)"]),
-    "a UUID": ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, DOCTOR, 0, ["GPU 0: "]),
-    "an unknown UUID": (
-        {"CUDA_VISIBLE_DEVICES": "GPU-22"},
-        DOCTOR,
-        2,
-        ["no GPU (no usable GPU)", "not used: CUDA_VISIBLE_DEVICES=GPU-22"],
-    ),
-    "MIG": ({"RIG_SLICES": "2"}, DOCTOR, 0, ["MIG 1g, 9.9 GiB", SLICE]),
-    "one slice": (
-        {"RIG_SLICES": "2", "CUDA_VISIBLE_DEVICES": SLICE},
-        DOCTOR,
-        0,
-        [f"MIG 1g, 9.9 GiB, compute capability 9.0, {SLICE}"],
-    ),
-    "a lost card": (
-        {"RIG_CARDS": "2", "RIG_LOST": "1;0"},
-        DOCTOR,
-        0,
-        ["GPU 1: ", "not used: GPU 0: GPU is lost"],
-    ),
-    "all cards lost": ({"RIG_LOST": "1"}, DOCTOR, 2, ["not used: GPU 0: GPU is lost"]),
-    "GB10": (
-        {"RIG_NAME": "NVIDIA GB10", "RIG_CAPABILITY": "12.1", "RIG_NO_MEMORY": "1"},
-        DOCTOR,
-        0,
-        ["GPU 0: NVIDIA GB10, ", "compute capability 12.1"],
-    ),
-    "an old driver": (
-        OLD_DRIVER,
-        DOCTOR,
-        2,
-        ["driver 550.54.14 supports CUDA 12.4 at most", "https://download.pytorch.org/whl/cu126"],
-    ),
-    "V100": (
-        V100,
-        DOCTOR,
-        2,
-        ["has no kernels for compute capability 7.0", "https://download.pytorch.org/whl/cu126"],
-    ),
-    "mixed cards": (
-        {"RIG_CARDS": "2", "RIG_NAME": "Tesla V100;NVIDIA A100", "RIG_CAPABILITY": "7.0;8.0"},
-        DOCTOR,
-        0,
-        ["GPU 1: NVIDIA A100", "not used: Tesla V100: "],
-    ),
-    "run with an old driver": (
-        OLD_DRIVER,
-        RUN,
-        2,
-        ["no GPU can be used", "driver to 580 or newer", "CUDA_VISIBLE_DEVICES"],
-    ),
-    "run on a V100": (V100, RUN, 2, ["no GPU can be used", "no kernels for compute capability"]),
-    "fit on a V100": (V100, ["fit", "quickstart"], 2, ["no GPU can be used"]),
-    "run on an unknown slice": (
-        {"RIG_SLICES": "2", "CUDA_VISIBLE_DEVICES": "MIG-33"},
-        RUN,
-        2,
-        ["no GPU can be used", "MIG-33 is not one GPU"],
-    ),
+MIXED = {"RIG_CARDS": "2", "RIG_NAME": "Tesla V100;NVIDIA A100", "RIG_CAPABILITY": "7.0;8.0"}
+UNKNOWN = {"CUDA_VISIBLE_DEVICES": "GPU-22"}
+CARD = "GPU 0: NVIDIA H100 80GB HBM3, 79.2 GiB, compute capability 9.0, GPU-11111111"
+KERNELS = "has no kernels for compute capability 7.0"
+OTHER_BUILD = "https://download.pytorch.org/whl/cu126"
+#: by machine: its variables, the command, the exit status, and lines or parts of lines; which GPUs
+#: are found is in test_machines.py
+CASES: dict[str, tuple[dict[str, str], str, int, list[str]]] = {
+    "H100": ({}, "doctor", 0, [CARD]),
+    "unknown UUID": (UNKNOWN, "doctor", 2, ["no usable GPU", "CUDA_VISIBLE_DEVICES=GPU-22"]),
+    "old driver": (OLD_DRIVER, "doctor", 2, ["supports CUDA 12.4 at most", OTHER_BUILD]),
+    "V100": (V100, "doctor", 2, [KERNELS, OTHER_BUILD]),
+    "mixed cards": (MIXED, "doctor", 0, ["GPU 1: NVIDIA A100", "not used: Tesla V100: "]),
+    "run with an old driver": (OLD_DRIVER, "run quickstart", 2, ["driver to 580 or newer"]),
+    "run on a V100": (V100, "run quickstart", 2, ["no GPU can be used", KERNELS]),
+    "fit on a V100": (V100, "fit quickstart", 2, ["no GPU can be used"]),
 }
 
 

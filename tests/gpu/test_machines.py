@@ -32,6 +32,8 @@ TWO = {"RIG_CARDS": "2"}
 MIXED = {"RIG_CARDS": "2", "RIG_NAME": f"{A100};{H100}", "RIG_CAPABILITY": "8.0;9.0"}
 UUIDS = [f"GPU-11111111-1111-1111-1111-11111111110{card}" for card in range(3)]
 SLICES = [f"MIG-22222222-2222-2222-2222-22222222{n:02x}00" for n in range(3)]
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+GB10 = {"RIG_NAME": "NVIDIA GB10", "RIG_CAPABILITY": "12.1"}
 V100 = {"RIG_NAME": "Tesla V100-SXM2-16GB", "RIG_CAPABILITY": "7.0"}
 WHEEL = "--index-url https://download.pytorch.org/whl/"
 
@@ -40,23 +42,15 @@ MACHINES: dict[str, tuple[dict[str, str], list[str], list[list[str]]]] = {
     "two cards": (TWO, UUIDS[:2], []),
     "none visible": ({**TWO, "CUDA_VISIBLE_DEVICES": ""}, [], []),
     "hidden by a number": ({**TWO, "CUDA_VISIBLE_DEVICES": "1"}, UUIDS[1:2], []),
-    "named by UUIDs": (
-        {**TWO, "CUDA_VISIBLE_DEVICES": f"{UUIDS[1]},{UUIDS[0]}"},
-        [UUIDS[1], UUIDS[0]],
-        [],
-    ),
+    "named by UUIDs": ({**TWO, VISIBLE: f"{UUIDS[1]},{UUIDS[0]}"}, UUIDS[1::-1], []),
     "an unknown UUID": (
         {**TWO, "CUDA_VISIBLE_DEVICES": "GPU-22"},
         [],
         [["CUDA_VISIBLE_DEVICES=GPU-22", "GPU-22 is not one GPU", UUIDS[0]]],
     ),
     "MIG": ({"RIG_SLICES": "3"}, SLICES, []),
-    "MIG, one slice named": (
-        {"RIG_SLICES": "3", "CUDA_VISIBLE_DEVICES": SLICES[1]},
-        [SLICES[1]],
-        [],
-    ),
-    "MIG, the card named": ({"RIG_SLICES": "3", "CUDA_VISIBLE_DEVICES": "0"}, SLICES[:1], []),
+    "MIG, one slice named": ({"RIG_SLICES": "3", VISIBLE: SLICES[1]}, SLICES[1:2], []),
+    "MIG, the card named": ({"RIG_SLICES": "3", VISIBLE: "0"}, SLICES[:1], []),
     "MIG without slices": (
         {**TWO, "RIG_SLICES": "0;-1"},
         UUIDS[1:2],
@@ -67,21 +61,9 @@ MACHINES: dict[str, tuple[dict[str, str], list[str], list[list[str]]]] = {
         UUIDS[1:2],
         [["GPU 0: GPU is lost", "nvidia-smi --gpu-reset -i 0"]],
     ),
-    "a lost card that is hidden": (
-        {**TWO, "RIG_LOST": "1;0", "CUDA_VISIBLE_DEVICES": "1"},
-        UUIDS[1:2],
-        [],
-    ),
-    "GB10": (
-        {"RIG_NAME": "NVIDIA GB10", "RIG_CAPABILITY": "12.1", "RIG_NO_MEMORY": "1"},
-        UUIDS[:1],
-        [],
-    ),
-    "GB10 that reports no bytes": (
-        {"RIG_NAME": "NVIDIA GB10", "RIG_CAPABILITY": "12.1", "RIG_MEMORY": "0"},
-        UUIDS[:1],
-        [],
-    ),
+    "a lost card that is hidden": ({**TWO, "RIG_LOST": "1;0", VISIBLE: "1"}, UUIDS[1:2], []),
+    "GB10": ({**GB10, "RIG_NO_MEMORY": "1"}, UUIDS[:1], []),
+    "GB10 that reports no bytes": ({**GB10, "RIG_MEMORY": "0"}, UUIDS[:1], []),
     "an old driver": (
         {**TWO, "RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"},
         [],
@@ -98,11 +80,6 @@ MACHINES: dict[str, tuple[dict[str, str], list[str], list[list[str]]]] = {
         {**MIXED, "CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"},
         [],
         [["CUDA_DEVICE_ORDER=FASTEST_FIRST", "unset it"]],
-    ),
-    "mixed cards in CUDA's order by UUID": (
-        {**MIXED, "CUDA_VISIBLE_DEVICES": UUIDS[1], "CUDA_DEVICE_ORDER": "FASTEST_FIRST"},
-        UUIDS[1:2],
-        [],
     ),
     "a card without kernels next to one with": (
         {"RIG_CARDS": "2", "RIG_NAME": f"Tesla V100;{H100}", "RIG_CAPABILITY": "7.0;9.0"},

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.gpu.conftest import Rig
@@ -62,56 +59,6 @@ def test_memory_ends_at_the_capacity(rig: Rig, segments: str) -> None:
     assert found["free"] == [8 * 2**30 - 520 * 2**20, 8 * 2**30]
 
 
-ENUMERATE = """
-import ctypes, json, os
-library = ctypes.CDLL(os.environ["RIG_LIBRARY"])
-found = []
-for machine in json.loads(os.environ["MACHINES"]):
-    os.environ.update(machine)
-    number, about, names = ctypes.c_int(), ctypes.create_string_buffer(4096), []
-    library.cudaGetDeviceCount(ctypes.byref(number))
-    for index in range(number.value):
-        library.cudaGetDeviceProperties(about, index)
-        names.append(about.value.decode())
-    found.append(names)
-    for variable in machine:
-        del os.environ[variable]
-print(json.dumps({"found": found}))
-"""
-MACHINES: list[tuple[dict[str, str], list[str]]] = [
-    ({}, ["H100", "A100", "V100"]),  # the fastest first
-    ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["A100", "H100", "V100"]),
-    ({"CUDA_VISIBLE_DEVICES": "1"}, ["A100"]),
-    ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, ["A100"]),
-    ({"CUDA_VISIBLE_DEVICES": "GPU-11111111-1111-1111-1111-111111111102"}, ["V100"]),
-    ({"CUDA_VISIBLE_DEVICES": ""}, []),
-    ({"RIG_SLICES": "-1;2;-1"}, ["H100 MIG 1g"]),
-    ({"RIG_SLICES": "-1;0;-1"}, ["A100", "V100"]),
-    (
-        {
-            "RIG_SLICES": "-1;2;-1",
-            "CUDA_VISIBLE_DEVICES": "MIG-22222222-2222-2222-2222-222222220101",
-        },
-        ["H100 MIG 1g"],
-    ),
-    ({"RIG_LOST": "0;1;0"}, []),
-    ({"RIG_LOST": "0;1;0", "CUDA_VISIBLE_DEVICES": "1"}, ["A100"]),
-    ({"RIG_CUDA": "12080"}, []),
-]
-
-
-def test_cuda_enumerates_what_it_would(rig: Rig) -> None:
-    machines = json.dumps([machine for machine, _ in MACHINES])
-    found = rig.run(
-        ENUMERATE,
-        cards=3,
-        name="A100;H100;V100",
-        capability="8.0;9.0;7.0",
-        env={"MACHINES": machines},
-    )
-    assert found["found"] == [expected for _, expected in MACHINES]
-
-
 FIRST_KERNEL = """
 import json, torch
 error = ""
@@ -157,55 +104,3 @@ def test_one_rank_of_two_exchanges_its_gradients(rig: Rig) -> None:
     size = 512 * 512 * 4
     assert found["ddp"] == [0, 0, size]
     assert found["fsdp"] == [size // 2, size // 2, 0]
-
-
-COMPILE = """
-import json, torch
-from tests.gpu.rig.counters import counters
-def loss(x):
-    return (x * 2 + 1).relu().sum()
-def launches(function):
-    x = torch.ones(64, 64, device="cuda", requires_grad=True)
-    function(x).backward()
-    before = counters["launches"]
-    function(x).backward()
-    return counters["launches"] - before
-print(json.dumps({"eager": launches(loss), "compiled": launches(torch.compile(loss))}))
-"""
-
-
-def test_inductor_compiles_kernels_for_the_card(rig: Rig, tmp_path: Path) -> None:
-    env = {"TRITON_CACHE_DIR": f"{tmp_path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch"}
-    found = rig.run(COMPILE, env=env)
-    assert 0 < found["compiled"] < found["eager"]
-
-
-GRAPH = """
-import json, torch
-from tests.gpu.rig.counters import counters
-def loss(x):
-    return (x * 2 + 1).relu().sum()
-x = torch.ones(64, 64, device="cuda")
-loss(x)
-graph, before = torch.cuda.CUDAGraph(), counters["launches"]
-loss(x)
-eager = counters["launches"] - before
-with torch.cuda.graph(graph):
-    y = loss(x)
-before = counters["launches"]
-graph.replay()
-replay = counters["launches"] - before
-function = torch.compile(loss, mode="reduce-overhead")
-for _ in range(4):
-    before = counters["launches"]
-    function(x)
-print(json.dumps({"eager": eager, "replay": replay, "compiled": counters["launches"] - before}))
-"""
-
-
-def test_a_graph_is_one_launch(rig: Rig, tmp_path: Path) -> None:
-    env = {"TRITON_CACHE_DIR": f"{tmp_path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch"}
-    found = rig.run(GRAPH, env=env)
-    assert found["eager"] >= 3
-    assert found["replay"] == 1
-    assert found["compiled"] <= 2  # the input may be copied to the graph's

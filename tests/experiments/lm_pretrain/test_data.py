@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.lm_pretrain.data import divide, read_texts, text_content
-from experiments.lm_pretrain.settings import LmDataSettings, PretrainingSettings
+from experiments.lm_pretrain.settings import LmDataSettings
 from experiments.lm_pretrain.tokenizer import (
     END_OF_TEXT,
     Kind,
@@ -121,28 +121,6 @@ def test_the_builtin_text_is_every_docstring_once() -> None:
     assert any("Return a list of" in text for text in found.held_out)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.csv", b"a,b", "a.csv: unknown suffix .*; allowed are .txt and .jsonl"),
-        ("a.txt", None, "a.txt: there is no such file"),
-        ("a.txt", b"\xff\xfe\xfa", "a.txt: cannot be read as UTF-8 text"),
-        ("a.txt.gz", b"no gzip", "a.txt.gz: cannot be read as UTF-8 text"),
-        ("a.txt", b"", "cannot be divided"),
-        ("a.jsonl", b'{"text": 3}\n', "line 1: column 'text' holds int, not text"),
-        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: half of a surrogate pair"),
-    ],
-)
-def test_files_without_text_are_refused(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    settings = LmDataSettings(source="text", files=(tmp_path / name,))
-    with pytest.raises(CorpusError, match=message):
-        text_content(settings), read_texts(settings)
-
-
 def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
     paths = tmp_path / "a.txt", tmp_path / "b.txt"
     for path, text in zip(paths, ("text", ""), strict=True):
@@ -150,24 +128,3 @@ def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
     settings = LmDataSettings(source="text", files=paths[:1], held_out_files=paths[1:])
     with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
         read_texts(settings)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"data": {"source": "text"}}, "source = text with 0 files"),
-        ({"data": {"files": ["a.txt"]}}, "source = builtin with 1 files"),
-        ({"data": {"source": "random", "held_out_files": ["a"]}}, "1 held_out_files"),
-        ({"data": {"held_out_share": 0}}, "greater than 0"),
-        (
-            {"model": {"vocabulary": 256}},
-            "model.vocabulary = 256: a byte-level BPE has 257 tokens or more",
-        ),
-        ({"sample": {"temperature": -1}}, "greater than or equal to 0"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    given: dict[str, dict[str, object]], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        PretrainingSettings.model_validate(given)

@@ -197,15 +197,6 @@ STUDIES = st.dictionaries(
 
 
 @settings(max_examples=8, deadline=None)
-@given(STUDIES, st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
-    rows = history(values)
-    shuffled = list(rows)
-    random.shuffle(shuffled)
-    assert json.dumps(aggregate(shuffled)) == json.dumps(aggregate(rows))
-
-
-@settings(max_examples=8, deadline=None)
 @given(STUDIES)
 def test_targets_and_curves_are_consistent(values: Values) -> None:
     studies = progress(history(values))

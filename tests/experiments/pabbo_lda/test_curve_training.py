@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import pickle
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from experiments.pabbo_lda.experiment import stages
-from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.optimizers import Optimizer, make_optimizer
 from experiments.pabbo_lda.optimizers.pabbo import model_scorer
 from experiments.pabbo_lda.pabbo.curve_training import (
@@ -23,16 +18,10 @@ from experiments.pabbo_lda.pabbo.curve_training import (
     studies,
 )
 from experiments.pabbo_lda.pabbo.curves import CurveSettings, sample_curves
-from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
-from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings, load_model
-from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
+from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
+from experiments.pabbo_lda.settings import MainSettings
 from experiments.pabbo_lda.space import Point, Space
 from experiments.pabbo_lda.study.study import Study
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
-from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 
@@ -50,24 +39,6 @@ def tiny_model(seed: int = 0) -> PabboModel:
 
 def pabbo(scorer, t_max: int = 1000, seed: int = 0) -> Optimizer:
     return make_optimizer("pabbo_curves", space=Space(2, t_max), seed=seed, scorer=scorer)
-
-
-def test_any_split_into_micro_batches_has_the_same_gradient():
-    task, samples = CurvePolicyTask(TINY), torch.arange(8)
-
-    def gradient(parts: list[Tensor]) -> Tensor:
-        model, weight = tiny_model().double(), 0.0
-        for part in parts:
-            loss = task.loss(model, part, StepContext(0, PHASE, 7))
-            loss.total.backward()
-            weight += float(loss.weight)
-        used = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        return torch.cat(used) / weight
-
-    whole = gradient([samples])
-    assert whole.norm() > 0
-    for size in (4, 1):
-        torch.testing.assert_close(gradient(list(samples.split(size))), whole, rtol=0, atol=1e-10)
 
 
 def test_the_distance_is_to_the_nearest_t_within_the_tolerance():
@@ -130,29 +101,6 @@ def test_a_study_in_training_is_a_study_in_use():
     assert compared >= 10
 
 
-def test_training_learns_the_distances():
-    task, model = CurvePolicyTask(TINY), tiny_model()
-
-    def error() -> float:
-        with torch.no_grad():
-            loss = task.loss(model, HELD_OUT + torch.arange(200), StepContext(0, PHASE, 0))
-        return loss.total.item() / loss.weight
-
-    before = error()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for step in range(60):
-        ids = torch.arange(step * 16, (step + 1) * 16)
-        loss = task.loss(model, ids, StepContext(step, PHASE, 0))
-        optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
-        optimizer.step()
-    assert error() < before / 3
-    measures = task.evaluate(model, torch.device("cpu"), 8)
-    assert set(measures) == {"evaluations", "within_5"}
-    assert 1 <= measures["evaluations"] <= TINY.steps + 1
-    assert pickle.loads(pickle.dumps(task)).settings == TINY
-
-
 def test_the_stage_is_there_only_where_the_studies_use_it():
     options = {"max_documents": 300, "max_features": 200, "min_df": 2}
     plain = {"data": {"options": options}, "lda": {"t_max": 60, "start": [9, 30]}}
@@ -167,52 +115,3 @@ def test_the_stage_is_there_only_where_the_studies_use_it():
     assert small.literals["lda"]["policy"]["exploration"] == 0.3
     assert ours.needs == ("train_curves",)
     assert small.needs == ("train_small",)
-
-
-def test_settings_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="points = 300"):
-        CurvePolicySettings(points=300)
-    with pytest.raises(ValueError, match="steps = 49"):
-        CurvePolicySettings(steps=49)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_default_recipe_is_close_after_five_evaluations_of_the_published_values(
-    seed: int, data_dir: Path, tmp_path: Path
-):
-    """Within 1 % of the best recorded value: the median over the runs, on each corpus.
-
-    After 82 evaluations the mean of the corpus is within 1 % of the best recorded in its runs.
-    """
-    objective = TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
-    scorer = model_scorer(trained(CurveStageSettings(), seed, tmp_path))
-    needed: dict[str, list[float]] = {}
-    reached: dict[str, list[tuple[float, float]]] = {}
-    for dataset, run in objective.runs:
-        study = Study(pabbo(scorer, seed=run), [Point(T) for T in START], 82)
-        while not study.done:
-            for point in study.request():
-                study.supply(point, objective.value(dataset, run, point.T))
-        best = objective.best(dataset, run)[1]
-        close = [e.evaluation for e in study.history if e.value <= 1.01 * best]
-        needed.setdefault(dataset, []).append(close[0] - len(START) if close else math.inf)
-        reached.setdefault(dataset, []).append((study.history[-1].best_value, best))
-    assert len(needed) == 4
-    assert all(np.median(counts) <= 5 for counts in needed.values()), needed
-    for pairs in reached.values():
-        ours, recorded = np.mean(pairs, axis=0)
-        assert ours <= 1.01 * recorded
-
-
-def trained(settings: CurveStageSettings, seed: int, folder: Path) -> PabboModel:
-    """The model that the stage ``train_curves`` would leave."""
-    training = settings.training.model_copy(update={"seed": seed, "checkpoint_every": 10**6})
-    settings = settings.model_copy(update={"training": training})
-    batch = training.effective_batch or 1
-    run = RunDirectory.at(folder)
-    task = CurvePolicyTask(settings.pabbo)
-    plan = BatchPlan(batch, 1, batch, workers=1)
-    job = TrainingJob("train_curves", "test", task, settings, plan, run)
-    train(job, Worker(0, torch.device("cpu")), lambda row: None)
-    return load_model(folder / run.model("train_curves"))

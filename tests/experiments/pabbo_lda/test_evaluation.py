@@ -13,7 +13,6 @@ from experiments.pabbo_lda.pabbo.evaluation import (
     Searches,
     by_function,
     duels_to,
-    evaluate_model,
     held_out_functions,
     measure_rows,
     policy_scorer,
@@ -94,15 +93,6 @@ def test_curve_and_band_are_over_functions() -> None:
         assert [row["mean"], row["low"], row["high"]] == pytest.approx(expected)
         assert (row["method"], row["step"]) == ("pabbo", step)
     assert rows[3]["low"] == rows[3]["high"], "one function has no band"
-
-
-def test_the_measures_name_ours_and_random_search() -> None:
-    measures = evaluate_model(PabboModel(SMALL), SETTINGS, FUNCTIONS, "cpu")
-    assert set(measures) == {
-        "simple_regret", "simple_regret_all_steps",
-        "random_simple_regret", "random_simple_regret_all_steps",
-    }  # fmt: skip
-    assert measures["simple_regret"] <= measures["simple_regret_all_steps"]
 
 
 #: three functions of range 10, two starts, two duels after the first one

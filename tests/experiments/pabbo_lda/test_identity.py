@@ -105,14 +105,8 @@ def test_only_optimizers_with_a_model_depend_on_its_training(folder):
 @pytest.mark.parametrize(
     "lda",
     [
-        {"seed": 43},
-        {"t_min": 3},
-        {"t_max": 40},
-        {"start": [9, 31]},
-        {"iterations": 5},
-        {"max_iter": 5},
-        {"batch_size": 64},
-        {"precision": "float32"},
+        *({"seed": 43}, {"t_min": 3}, {"t_max": 40}, {"start": [9, 31]}, {"iterations": 5}),
+        *({"max_iter": 5}, {"batch_size": 64}, {"precision": "float32"}),
         {"objective": "coherence"},
     ],
 )
@@ -120,28 +114,19 @@ def test_every_other_setting_decides_a_study(folder, lda):
     assert changed(folder, lda=lda) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", ["alpha", "eta"])
-def test_the_ranges_of_priors_decide_a_study(folder, name):
-    before = units(folder, lda={"optimizers": ["ga"]})
-    after = units(folder, lda={"optimizers": ["ga"], name: [0.1, 1.0]})
+def test_the_ranges_of_priors_and_the_release_of_a_library_decide_a_study(folder, monkeypatch):
+    before = units(folder, lda={"optimizers": ["ga", "tpe"]})
+    after = units(folder, lda={"optimizers": ["ga", "tpe"], "alpha": [0.1, 1.0], "eta": [0.2, 1.0]})
     first, second = (found["lda/one/ga/0"].identity for found in (before, after))
-    assert first is not None
-    assert second is not None
     assert second.differences(first.record(), dict(first.shared)) == {
-        f"lda.{name}": (None, [0.1, 1.0])
+        "lda.alpha": (None, [0.1, 1.0]),
+        "lda.eta": (None, [0.2, 1.0]),
     }
-
-
-def test_the_release_of_a_library_that_decides_a_search_is_part_of_its_identity(
-    folder, monkeypatch
-):
-    before = units(folder)
     assert before["lda/one/tpe/0"].literals["libraries"].keys() == {"optuna"}
     monkeypatch.setattr(optimizers, "release", {"optuna": "4.8"}.get)
-    after = units(folder)
+    after = units(folder, lda={"optimizers": ["ga", "tpe"]})
     altered = {key for key in before if before[key].fingerprint != after[key].fingerprint}
     assert altered == {"lda/one/tpe/0", "lda/one/tpe/1"}
-    assert after["lda/one/tpe/0"].literals["libraries"] == {"optuna": "4.8"}
 
 
 def test_workers_of_lda_do_not_load_torch_nor_the_optimizers():

@@ -14,7 +14,6 @@ from experiments.pabbo_lda.pabbo.model import (
     PabboModelSettings,
     attend,
     load_model,
-    score_pairs,
 )
 from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 
@@ -113,18 +112,6 @@ def test_parameter_counts_are_those_of_the_published_code() -> None:
     layer = 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64 + 4 * 64
     heads = 64 * 128 + 128 + 2 * 128 + 2 + 129 * 128 + 128 + 128 * 128 + 128 + 128 + 1
     assert sum(p.numel() for p in PabboModel(LARGE).parameters()) == embeddings + 6 * layer + heads
-
-
-def test_score_pairs_takes_any_number_of_duels() -> None:
-    model = _model().float()
-    points = torch.linspace(-1, 1, 9)
-    pairs = torch.combinations(torch.arange(9))
-    for duels in (torch.empty(0, 2), torch.rand(4, 2)):
-        preferred = torch.zeros(len(duels))
-        scores = score_pairs(model, duels, preferred, points, pairs, 0.5)
-        assert scores.shape == (36,)
-        assert scores.isfinite().all()
-        assert not scores.requires_grad
 
 
 def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:

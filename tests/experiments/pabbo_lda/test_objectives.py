@@ -104,45 +104,18 @@ def test_recorded_values_are_looked_up(folder):
 
 def test_the_key_holds_what_decides_a_value_and_nothing_else(folder):
     plain = objective(folder)
-    assert plain.key(Point(5), 42) == fingerprint(
-        {
-            "objective": "perplexity",
-            "corpus": plain.data_fingerprints["corpus"],
-            "seed": 42,
-            "T": 5,
-            "max_iter": PASSES,
-            "batch_size": BATCH,
-            "precision": "float64",
-        }
-    )
+    decisive = {"T": 5, "max_iter": PASSES, "batch_size": BATCH, "precision": "float64", "seed": 42}
+    about = {"objective": "perplexity", "corpus": plain.data_fingerprints["corpus"]}
+    key = plain.key(Point(5), 42)
+    assert key == fingerprint({**about, **decisive})
     same = objective(folder, cpus=0.5, runs=3, evaluations=5, cache=False, time_limit_s=9)
-    assert same.key(Point(5), 42) == plain.key(Point(5), 42)
-    others = [
-        plain.key(Point(6), 42),
-        plain.key(Point(5), 43),
-        plain.key(Point(5, 0.1), 42),
-        plain.key(Point(5, None, 0.1), 42),
-        *(
-            objective(folder, **{key: other}).key(Point(5), 42)
-            for key, other in {
-                "max_iter": 4,
-                "batch_size": 16,
-                "precision": "float32",
-                "objective": "heldout_perplexity",
-            }.items()
-        ),
-        objective(folder, objective="coherence").key(Point(5), 42),
-    ]
-    assert len({plain.key(Point(5), 42), *others}) == len(others) + 1
-
-
-def test_long_evaluations_have_a_whole_cpu_and_short_ones_less(folder):
-    short = objective(folder)
-    assert short.cpus(Point(2)) == 0.25
-    shares = [objective(folder, max_iter=passes).cpus(Point(30)) for passes in (6, 60, 600)]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1
-    assert {4 * share for share in shares} <= {1, 2, 3, 4}
+    assert same.key(Point(5), 42) == key
+    points = [(Point(6), 42), (Point(5), 43), (Point(5, 0.1), 42), (Point(5, None, 0.1), 42)]
+    others = [{"max_iter": 4}, {"batch_size": 16}, {"precision": "float32"}]
+    others += [{"objective": "heldout_perplexity"}, {"objective": "coherence"}]
+    found = {plain.key(*point) for point in points}
+    found |= {objective(folder, **other).key(Point(5), 42) for other in others}
+    assert len(found | {key}) == len(points) + len(others) + 1
 
 
 @pytest.mark.parametrize(
@@ -162,14 +135,6 @@ def test_what_cannot_be_evaluated_is_refused(folder, changed, message, monkeypat
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=message):
         objective(folder, **changed)
-
-
-@pytest.mark.parametrize(
-    "changed", [{"objective": "tabular"}, {"table": "table.csv"}, {"attempts": 0}]
-)
-def test_settings_that_contradict_are_refused(changed):
-    with pytest.raises(ValueError, match=r"table|attempts"):
-        settings(**changed)
 
 
 TABLE = pd.DataFrame(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -37,18 +36,6 @@ NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 FIXED = ("golden_section", "bisect", "gp_ei", "pfn_ei")
 #: optimizers that use values, not only their order
 MODELS = ("gp_ei", "pfn_ei", "pabbo_curves")
-#: digests of the batches that were asked for when T was all that could be searched: stored studies
-#: replay on them
-RECORDED: dict[OptimizerName, str] = {
-    "ga": "9dc2a0b37f5cef7b",
-    "es": "1a8257ca42800d3c",
-    "pabbo_small": "c53d56e368934c2c",
-    "pabbo_large": "c53d56e368934c2c",
-    "sabbo": "26c654fe5cb826ae",
-    "random": "31096c7c2ceb0158",
-    "tpe": "5a7bd7b969d20f1e",
-    "golden_section": "4d02d9bbfe97fd64",
-}
 WIDE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 
 
@@ -92,11 +79,6 @@ def finish(study: Study, value) -> Study:
 
 def bowl(T: int) -> float:
     return math.log(T / 31) ** 2 + 1
-
-
-def rough(T: int) -> float:
-    """The bowl with steps, and without a value here and there."""
-    return math.nan if T % 13 == 0 or T % 29 == 0 else round(bowl(T), 1)
 
 
 class Within:
@@ -199,17 +181,6 @@ def test_a_study_depends_on_its_case_alone(
 
     longer = replace(case, budget=case.budget + cut)
     assert case.finish(longer.study(name))[: len(whole)] == whole
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_search_of_t_alone_stays_what_it_was(name: OptimizerName):
-    batches = [
-        asked(make(name, seed, *ends), value, [T for T in START if ends[0] <= T <= ends[1]])
-        for ends in ((2, 1000), (2, 30), (7, 300))
-        for value in (bowl, rough)
-        for seed in range(2)
-    ]
-    assert hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:16] == RECORDED[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -453,13 +424,6 @@ def test_pabbo_explores_at_its_rate_and_finishes_when_all_candidates_are_known()
     assert len(calls) == pytest.approx(105, abs=20)
     batches = asked(make("pabbo_small", t_max=20), bowl, [3, 4], batches=100)
     assert sorted([3, 4, *(T for batch in batches for T in batch)]) == list(range(2, 21))
-
-
-def test_pabbo_refuses_scores_that_mean_nothing():
-    optimizer = pabbo(lambda *args: np.full(len(args[3]), np.nan), exploration=0.0)
-    optimizer.tell(points(5, 9), [1.0, 2.0])
-    with pytest.raises(ValueError, match="finite score"):
-        optimizer.ask()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -166,9 +166,3 @@ def test_several_objectives_are_refused():
     study = study_of(directions=["minimize", "maximize"])
     with pytest.raises(ValueError, match="one objective, and the study has 2; take NSGAII"):
         study.optimize(lambda trial: (trial.suggest_float("x", 0, 1), 0), n_trials=1)
-
-
-def test_the_surrogate_that_ships_is_the_default():
-    study = study_of(PabboSampler(seed=0))
-    study.optimize(smooth, n_trials=7)
-    assert len(set(points(study))) == 7

@@ -37,13 +37,6 @@ def _regret(acquisition: Acquisition) -> Tensor:
 
 
 @needs_botorch
-@pytest.mark.parametrize("acquisition", ["improvement", "best_option"])
-def test_the_process_repeats_by_seed(acquisition: Acquisition) -> None:
-    whole = _regret(acquisition)
-    assert torch.equal(whole, _regret(acquisition))
-
-
-@needs_botorch
 def test_the_process_is_ahead_of_random_search_on_smooth_functions() -> None:
     smooth = SyntheticFunctionSettings(length_scale=(1.0, 2.0), sharp_probability=0)
     settings = SETTINGS.model_copy(update={"functions": 12, "starts": 1})
@@ -51,18 +44,6 @@ def test_the_process_is_ahead_of_random_search_on_smooth_functions() -> None:
     ours = simple_regret(preferential_gp_scorer(), held_out, settings)
     random = simple_regret(random_scorer(0, held_out), held_out, settings)
     assert ours[..., 1:].mean() < random[..., 1:].mean()
-
-
-@needs_botorch
-def test_the_posterior_agrees_with_clear_duels() -> None:
-    points = torch.linspace(-1, 1, 21, dtype=torch.float64)
-    duels = torch.tensor([[-0.8, 0.2], [0.2, 0.9], [0.3, -0.5]], dtype=torch.float64)
-    preferred = torch.tensor([1, 0, 0])
-    mean, covariance = preferential_gp._posterior(
-        duels, preferred, points, preferential_gp._kernel(), True
-    )
-    assert points[mean.argmax()].item() == pytest.approx(0.2, abs=0.21)
-    assert torch.linalg.eigvalsh(covariance).min() > -1e-4
 
 
 def test_the_acquisitions_equal_means_of_draws(monkeypatch) -> None:

@@ -117,20 +117,6 @@ def test_curves_are_medians_with_quartiles_and_carry_the_best_of_an_ended_study(
     assert not axes.patches, "a start that is not shared is not shaded"
 
 
-def test_the_curve_by_time_is_the_median_of_the_runs_at_each_moment() -> None:
-    tables = drawn_tables(["corpus"], ["ga"], 3)
-    axes = named(tables)["best_by_time-corpus"].figure.axes[0]
-    table = tables["study_history"]
-    scale = 60 if table["cpu_s"].max() >= 120 else 1
-    first = table[table["evaluation"] == 1]["cpu_s"].max()
-    moments = np.linspace(first, table["cpu_s"].max(), 50)
-    expected = [
-        np.median(table[table["cpu_s"] <= moment].groupby("run")["best_value"].min())
-        for moment in moments
-    ]
-    assert_allclose(at(line_of(axes, "ga"), moments / scale + 1e-9), expected)
-
-
 def test_bars_show_mean_and_deviation_from_zero_also_below_it() -> None:
     tables = drawn_tables(["corpus"], ["ga", "es", "random"], 4)
     axes = named(tables)["final_bars-corpus"].figure.axes[0]
@@ -177,13 +163,6 @@ def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:
     best = shown[shown["run"] != 1].pivot(index="evaluation", columns="run", values="best_value")
     expected = best.median(axis=1)[2:]
     assert_allclose(at(line_of(axes, "unknown_one"), np.arange(3, 13)), expected)
-
-
-def test_missing_and_empty_tables_leave_figures_out() -> None:
-    tables = drawn_tables(["corpus"], ["ga"], 1)
-    assert figures({}) == []
-    assert figures({name: table.iloc[:0] for name, table in tables.items()}) == []
-    assert [f.name for f in figures({"summary": tables["summary"]})] == ["final_bars-corpus"]
 
 
 def small_tables(text: str = "20news") -> Tables:
@@ -365,18 +344,6 @@ def test_the_optimum_and_its_equals_are_said() -> None:
     assert "are within the noise of it (standard deviation over LDA seeds: 0.1633)." in text
     edge = tables_of(studies(3, bisect=2, random=7), fits({2: [1.0, 1.1], 9: [3.0, 3.1]}))
     assert "at T = 2, at the end of the range from 2 to 9" in verdicts(edge)[1]
-
-
-def test_each_of_several_corpora_is_named() -> None:
-    parts = [tables_of(studies(3, bisect=2, random=7), [], name) for name in ("first", "second")]
-    tables = {name: pd.concat([each[name] for each in parts]) for name in parts[0]}
-    expected = ["Winner by paired tests with Holm's correction: none on first and second."]
-    assert verdicts(tables) == expected
-    summary = drawn_tables(["first", "second"], ["bisect", "random"], 3)["summary"]
-    words = page_of({**tables, "summary": summary}).words
-    for name in ("first", "second"):
-        assert f"{name}: No winner: bisect has the lowest average rank by" in words
-    assert verdicts({}) == []
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

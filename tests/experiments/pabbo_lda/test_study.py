@@ -109,13 +109,3 @@ def test_a_recorded_history_must_be_proposed_again():
         other.supply(Point(2), 2.0)
     with pytest.raises(HistoryMismatchError, match="proposed T=2, stored T=7 at evaluation 1"):
         Study(Script(batches), points(2, 7), budget=9, recorded=recorded)
-
-
-def test_a_study_that_ends_before_its_recorded_history_is_refused():
-    recorded = points(7, 5, 9)
-    study = Study(Script([[5]]), points(7), budget=9, recorded=recorded)
-    study.supply(Point(7), 7.0)
-    with pytest.raises(HistoryMismatchError, match="proposed nothing, stored T=9 at evaluation 3"):
-        study.supply(Point(5), 5.0)
-    cut = Study(Script([[5]]), points(7), budget=2, recorded=recorded)
-    assert len(finish(cut, float)) == 2

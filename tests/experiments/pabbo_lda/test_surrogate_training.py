@@ -42,16 +42,6 @@ def test_searches_are_finite_and_lie_in_the_space_of_their_function():
     assert {1.0, 2.0, 3.0} == set(s.used.sum(1).tolist())
 
 
-def test_a_split_batch_has_the_same_loss():
-    task = PriorFittingTask(SETTINGS)
-    torch.manual_seed(0)
-    model = task.build_model()
-    whole = task.loss(model, torch.arange(8), context(4))
-    parts = [task.loss(model, part, context(4)) for part in torch.arange(8).split((3, 5))]
-    assert sum(part.total for part in parts).item() == pytest.approx(whole.total.item(), rel=1e-4)
-    assert sum(part.weight for part in parts) == whole.weight == 8
-
-
 def test_training_lowers_the_surprise_of_held_out_functions():
     task = PriorFittingTask(SETTINGS)
     torch.manual_seed(0)

@@ -16,7 +16,6 @@ from experiments.pabbo_lda.pabbo.training import (
     reinforce,
 )
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
 
 TINY = PabboSettings(
@@ -25,37 +24,11 @@ TINY = PabboSettings(
     prediction_duels=10, prediction_splits=3, max_context=4,
 )  # fmt: skip
 BURN_IN = Phase("burn_in", 1, 8, 1e-3)
-POLICY = Phase("policy", 1, 8, 1e-3)
 
 
 def _model(settings: PabboSettings = TINY) -> PabboModel:
     torch.manual_seed(0)
     return PabboTask(settings).build_model().double()
-
-
-def _gradient(task: PabboTask, phase: Phase, parts: list[Tensor]) -> Tensor:
-    model = _model(task.settings)
-    weight = 0.0
-    for part in parts:
-        loss = task.loss(model, part, StepContext(0, phase, 7))
-        loss.total.backward()
-        weight += float(loss.weight)
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-    return torch.cat([g.flatten() for g in gradients]) / weight
-
-
-@pytest.mark.parametrize("phase", [BURN_IN, POLICY])
-@pytest.mark.parametrize("policy_gradient", ["published", "expected_improvement"])
-def test_any_split_into_micro_batches_has_the_same_gradient(
-    phase: Phase, policy_gradient: str
-) -> None:
-    task = PabboTask(TINY.model_copy(update={"policy_gradient": policy_gradient}))
-    samples = torch.arange(8)
-    whole = _gradient(task, phase, [samples])
-    assert whole.norm() > 0
-    for size in (4, 2, 1):
-        split = _gradient(task, phase, list(samples.split(size)))
-        torch.testing.assert_close(split, whole, rtol=0, atol=1e-10)
 
 
 def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out() -> None:
@@ -178,47 +151,3 @@ def test_expected_improvement_sums_over_all_candidates() -> None:
                     expected[b] -= log_probs[b, r, t, p].exp() * gain * lasts / 4
     expected /= utility.std(1) + 1e-3
     torch.testing.assert_close(expected_improvement(log_probs, utility, best, 0.9), expected)
-
-
-def test_phases() -> None:
-    training = TrainingSettings(steps=2000, effective_batch=16)
-    burn_in, policy = PabboTask(
-        PabboSettings(burn_in=0.4, policy_batch=8, policy_learning_rate=1e-4)
-    ).phases(training, 16)
-    assert (burn_in.name, burn_in.steps, burn_in.samples) == ("burn_in", 800, 16)
-    assert (policy.name, policy.steps, policy.samples) == ("policy", 1200, 8)
-    assert (burn_in.learning_rate, policy.learning_rate) == (1e-3, 1e-4)
-    (only,) = PabboTask(PabboSettings(burn_in=1.0)).phases(training, 16)
-    assert (only.name, only.steps) == ("burn_in", 2000)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"candidate_pairs": 37}, "form fewer pairs"),
-        ({"prediction_duels": 29}, "form fewer pairs"),
-        ({"horizon": 13}, "exceeds candidate_pairs"),
-        ({"max_context": 10}, "leaves none"),
-    ],
-)
-def test_contradicting_settings_are_refused(changes: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PabboSettings(**{**TINY.model_dump(), **changes})
-
-
-def test_a_short_burn_in_learns_to_predict_winners() -> None:
-    task = PabboTask(PabboSettings(prediction_splits=2))
-    torch.manual_seed(0)
-    model = task.build_model()
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    losses = []
-    for step in range(120):
-        loss = task.loss(
-            model, torch.arange(16 * step, 16 * step + 16), StepContext(step, BURN_IN, 0)
-        )
-        optimizer.zero_grad()
-        (loss.total / loss.weight).backward()
-        optimizer.step()
-        losses.append(loss.total.item() / float(loss.weight))
-    assert sum(losses[-20:]) / 20 < 0.64
-    assert sum(losses[:5]) / 5 > 0.68

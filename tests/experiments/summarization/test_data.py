@@ -110,34 +110,6 @@ def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path: Path
     )
 
 
-@pytest.mark.parametrize(
-    ("rows", "given", "message"),
-    [
-        (ROWS, {"document": "body"}, "no column 'body'; there are: document, summary"),
-        (ROWS, {"summary": ["gist", "tldr"]}, "no column 'gist'"),
-        ([{"document": 3, "summary": "a"}], {}, "column 'document' is int64; data.document must"),
-        ([*ROWS[:2], {"document": " ", "summary": "a"}], {}, "'document' in row 2, .* is empty"),
-        ([ROWS[0], {"document": "a", "summary": None}], {}, "'summary' in row 1, .* is empty"),
-        ([{"document": "a", "summary": []}, {"document": "a", "summary": ["b"]}], {}, "row 0"),
-        (ROWS[:1], {}, "1 rows [01] are held out; .* data.held_out_share"),
-        ([], {}, "a.jsonl"),
-    ],
-)
-def test_rows_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
-    with pytest.raises(CorpusError, match=message) as error:
-        of_files(write(tmp_path / "a.jsonl", rows), **given)
-    assert "a.jsonl" in str(error.value)
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no-one.csv"):
-        of_files(tmp_path / "no-one.csv")
-    with pytest.raises(ValueError, match="only source = files reads files"):
-        SummarizationDataSettings(files=(tmp_path / "a.txt",))
-    with pytest.raises(ValueError, match="source = files with 0 files"):
-        SummarizationDataSettings(source="files")
-
-
 def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> None:
     body = "It has five words here"
     texts = [
@@ -167,23 +139,3 @@ def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both
     assert all(
         len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "sizes"),
-    [
-        ("dialogsum", "dialogue", (601, 500, 1500)),
-        ("scitldr", "source", (1990, 618, 1967)),
-    ],  # two are in both files
-)
-def test_real_corpora_are_read_as_they_are(data_dir: Path, name, column, sizes) -> None:
-    folder = data_dir / name
-    data = of_files(
-        folder / "train.jsonl.gz",
-        held_out_files=[folder / "test.jsonl.gz"],
-        document=column,
-        summary="summaries",
-    )
-    references = sum(len(each) for each in data.held_out.summaries)
-    assert len(data.validation) >= 20
-    assert (len(data.train) + len(data.validation), len(data.held_out), references) == sizes

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from experiments.summarization.model import (
     END,
@@ -75,30 +73,6 @@ def test_the_loss_is_the_cross_entropy_of_the_tokens_of_each_target(smoothing: f
     if smoothing:
         plain = task().loss(network, pad(PAIRS), CONTEXT)
         torch.testing.assert_close(loss.metrics["cross_entropy"], plain.total.detach())
-
-
-def sums(parts: Sequence[Sequence[int]]) -> Tensor:
-    """Total, weight and gradient over micro-batches of these pairs."""
-    network, values = model(), torch.zeros(2, dtype=torch.float64)
-    for part in parts:
-        loss = task(0.1).loss(network, pad([PAIRS[i] for i in part]), CONTEXT)
-        loss.total.backward()
-        values += torch.stack((loss.total.detach(), torch.as_tensor(loss.weight)))
-    gradients = [p.grad.flatten() for p in network.parameters() if p.grad is not None]
-    assert len(gradients) == len(list(network.parameters()))
-    return torch.cat([values, *gradients])
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [[0], [1], [2], [3], [4], [5], [6], [7]],
-        [[0, 1, 2], [3, 4, 5], [6, 7]],
-        [[7, 3], [0, 5, 2, 1, 6], [4]],  # other padding
-    ],
-)
-def test_any_cut_of_a_step_has_the_same_loss_and_gradient(parts: Sequence[Sequence[int]]) -> None:
-    torch.testing.assert_close(sums(parts), sums([range(8)]), rtol=1e-9, atol=1e-9)
 
 
 def test_texts_become_tokens_that_end_and_are_cut() -> None:

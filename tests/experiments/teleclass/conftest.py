@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import fs as arrow_fs
 from scipy import sparse
 
@@ -95,25 +94,3 @@ def labeled(context: StageContext) -> Callable[[int], Labeled]:
         return LabeledCorpus(taxonomy, documents, None), expected + [(t, every) for t in new]
 
     return prepare
-
-
-@pytest.fixture(scope="session")
-def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The directory of a BERT of random weights with its tokenizer."""
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=600,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(97 + i) for i in range(26))]
-    transformers.BertTokenizerFast(
-        vocab={word: i for i, word in enumerate(words)}, model_max_length=40
-    ).save_pretrained(folder)
-    return str(folder)

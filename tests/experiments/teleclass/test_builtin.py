@@ -36,26 +36,6 @@ def test_classes_follow_the_dotted_names(corpus):
     assert sizes.min() >= 12
 
 
-def test_documents_are_docstrings_under_their_deepest_class(corpus, records):
-    taxonomy, train, test = corpus
-    known = {(f"{r.module}:{r.qualname}", r.text) for r in records if r.kind != "module"}
-    texts = []
-    for documents in (train, test):
-        assert (taxonomy.closure(documents.gold) != documents.gold).nnz == 0
-        for row, (name, text) in enumerate(
-            zip(documents.ids.to_pylist(), documents.texts.to_pylist(), strict=True)
-        ):
-            assert (name, text) in known
-            module = f"{name.partition(':')[0]}."
-            expected = {id_ for id_ in taxonomy.ids if module.startswith(f"{id_}.")}
-            assert expected
-            assert {taxonomy.ids[c] for c in documents.gold[row].indices} == expected
-            texts.append(text)
-    assert len(texts) == len(set(texts))
-    dropped = sum(train.dropped.values())
-    assert len(texts) + dropped == sum(r.kind != "module" for r in records)
-
-
 def test_split_and_samples_hang_on_names_only(corpus):
     taxonomy, train, test = corpus
     assert len(test) / (len(train) + len(test)) == pytest.approx(0.3, abs=0.03)

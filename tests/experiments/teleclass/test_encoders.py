@@ -72,15 +72,6 @@ def test_the_sentence_encoder_is_that_of_the_library(minilm):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_what_decides_the_vectors_decides_the_fingerprint(minilm):
-    usual = EncodeSettings(model=minilm)
-    first = sentence_encoder(usual).fingerprint
-    for same in ({"batch_size": 2}, {"workers": 3}, {"block": 5}):
-        assert sentence_encoder(usual.model_copy(update=same)).fingerprint == first
-    for other in ({"max_tokens": 9}, {"precision": "bf16"}, {"model": "a-name"}):
-        assert sentence_encoder(usual.model_copy(update=other)).fingerprint != first
-
-
 def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
     for missing in (str(tmp_path / "none"), "./none"):
         with pytest.raises(ConfigError, match=r"key = .*none: there is no such directory"):

@@ -7,12 +7,10 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy, read_taxonomy
 
 LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
@@ -137,51 +135,6 @@ def test_the_fingerprint_is_that_of_the_content(tmp_path):
     assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("labels", "edges", "terms", "message"),
-    [
-        ("", "", "", r"labels.txt: there are no classes; give a line"),
-        ("\n \n", "", "", r"there are no classes"),
-        (LABELS + "s\tagain\n", "", "", r"line 5: class id 's' is repeated.*labels.txt, line 1;"),
-        ("science\n", "", "", r"labels.txt, line 1: expected id<TAB>name, got 'science'"),
-        ("0\ta\tb\n", "", "", r"line 1: expected id<TAB>name, got '0 a b'"),
-        ("0\t \n", "", "", r"line 1: class '0' has no name"),
-        ("\tname\n", "", "", r"line 1: '' cannot be the id of a class"),
-        ("a b\tname\n", "", "", r"line 1: 'a b' cannot be the id.*use one word"),
-        ("a,b\tname\n", "", "", r"line 1: 'a,b' cannot be the id.*without commas"),
-        (b"0\t\xff\n", "", "", r"labels.txt: cannot be read as UTF-8 text"),
-        (LABELS, "s\n", "", r"hierarchy.txt, line 1: expected parent id<TAB>child id"),
-        (LABELS, "s\tp\n\ns\tpp\n", "", r"line 3: there is no class 'pp'; the nearest .* is 'p'"),
-        (LABELS, "x\tp\n", "", r"line 1: there is no class 'x'"),
-        (LABELS, "s\ts\n", "", r"hierarchy.txt, line 1: class 's' is its own parent; remove"),
-        (
-            LABELS,
-            EDGES + "q\ts\n",
-            "",
-            r"hierarchy.txt, line 5: this edge closes a cycle.*s \(science\).*remove one",
-        ),
-        (LABELS, b"\x80", "", r"hierarchy.txt: cannot be read"),
-        (LABELS, "", "science\n", r"keywords.txt, line 1: expected name:term,term"),
-        (LABELS, "", ":a,b\n", r"keywords.txt, line 1: expected name:term,term"),
-        (LABELS, "", b"\x80:a\n", r"keywords.txt: cannot be read"),
-    ],
-)
-def test_refusals_say_where_and_what_to_do(tmp_path, labels, edges, terms, message):
-    with pytest.raises(CorpusError, match=message):
-        read_taxonomy(*write(tmp_path, labels, edges, terms))
-
-
-def test_missing_and_damaged_files_are_refused(tmp_path):
-    paths = write(tmp_path)
-    for i in range(3):
-        missing = [tmp_path / "none.txt" if i == j else path for j, path in enumerate(paths)]
-        with pytest.raises(CorpusError, match=r"none.txt: there is no such file"):
-            read_taxonomy(*missing)
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(LABELS.encode())[:-9])
-    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it again"):
-        read_taxonomy(tmp_path / "cut.gz", paths[1])
-
-
 def test_amazon_531(data_dir):
     folder = data_dir / "teleclass_amazon531"
     read = [
@@ -197,18 +150,3 @@ def test_amazon_531(data_dir):
     assert all(read[0].keywords)
     assert sum(not terms for terms in read[1].keywords) == 60 + 18  # without a line, without terms
     assert read[0].descriptions()[2].startswith("jerky: beef, turkey, chicken")
-
-
-@pytest.mark.parametrize(
-    ("folder", "prefix", "classes", "edges", "roots"),
-    [
-        ("newsgroups20", "", 28, 22, 6),
-        ("clinc150", "", 160, 150, 10),
-        ("hier_samples", "amazon392_", 322, 317, 5),
-        ("hier_samples", "wos33_", 40, 33, 7),
-    ],
-)
-def test_other_taxonomies(data_dir, folder, prefix, classes, edges, roots):
-    names = [f"{prefix}labels.txt", f"{prefix}label_hierarchy.txt"]
-    taxonomy = read_taxonomy(*(data_dir / folder / name for name in names))
-    assert (len(taxonomy), len(taxonomy.edges), len(taxonomy.roots)) == (classes, edges, roots)

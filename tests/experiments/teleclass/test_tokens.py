@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from experiments.common.tokenizer import token_lists, tokenizer_path
 from experiments.teleclass import training_set
+from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
 from experiments.teleclass.encode import embeddings_of, run_encode
 from experiments.teleclass.encoders import LsaEncoder
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
@@ -17,6 +19,7 @@ from experiments.teleclass.training_set import (
     run_tokenize,
 )
 from raypipe.errors import ConfigError
+from raypipe.store.artifacts import read_parquet, write_parquet
 from tests.experiments.teleclass.sections import tokens_of, train_with, with_sections
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=12)
@@ -83,3 +86,13 @@ def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
     assert [len(each) for each in found] == [5, 6, 2]
     with pytest.raises(ConfigError, match=r"length = 41: .* reads at most 40 tokens"):
         make_tokenizer([], settings.pretrained, settings.vocabulary, 41)
+
+
+def test_without_any_label_there_is_nothing_to_train_on(context, labeled):
+    corpus, _ = labeled(0)
+    path = pseudo_labels_path(context.run_dir)
+    none = label_lists(sparse.csr_matrix((10, 4), dtype=bool))
+    table = read_parquet(context.run_dir, path).set_column(1, "labels", none)
+    write_parquet(context.run_dir, path, table)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        run_hierarchy(corpus, context)

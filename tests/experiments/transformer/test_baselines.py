@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 
-from experiments.transformer import baselines
 from experiments.transformer.baselines import methods, predict
 from experiments.transformer.data import PredictionTarget, Rows, Splits, load
 from experiments.transformer.settings import TransformerDataSettings
@@ -87,17 +86,3 @@ def test_texts_without_words_are_left_out_with_the_reason() -> None:
     found = predict(Splits(*parts, data.target, VALIDATION, {}), "tfidf, linear svm")
     assert isinstance(found, str)
     assert "empty vocabulary" in found
-
-
-def test_more_rows_than_needed_are_a_random_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second row has the same class: a fixed stride would see one class."""
-    monkeypatch.setattr(baselines, "_MOST_ROWS", 40)
-    labels = np.arange(120) % 2
-    words = [f"{['red', 'green'][label]} thing" for label in labels]
-    parts = [
-        Rows(pa.table({"text": words[rows]}), labels[rows])
-        for rows in (slice(0, 80), slice(80, 120))
-    ]
-    data = Splits(*parts, PredictionTarget("classification", ("a", "b")), VALIDATION, {})
-    for method in methods(data):
-        np.testing.assert_array_equal(predict(data, method), data.held_out.target)

@@ -168,26 +168,6 @@ def test_a_text_is_several_columns(tmp_path: Path) -> None:
         texts(lines(tmp_path / "a.jsonl", rows), text=["title", "body"])
 
 
-@pytest.mark.parametrize(
-    ("rows", "given", "message"),
-    [
-        ([{"text": "a", "label": 1}, {"text": " ", "label": 0}], {}, "row 1.* is empty"),
-        ([{"text": "a", "label": 1}, {"label": 0}], {}, "row 1.* is empty"),
-        ([{"text": "a", "label": 1}] * 2, {"text": ["words"]}, "no column 'words'"),
-        ([{"text": "a", "label": 1}] * 2, {"label": "class"}, "no column 'class'"),
-        ([{"text": 5, "label": 1}] * 2, {}, "holds int64, not text"),
-        ([{"text": "a", "label": 1}, {"text": "b"}], {}, "missing in row"),
-        ([{"text": "a", "label": [1]}, {"text": "b", "label": None}], {}, "label in row 1"),
-        ([{"text": "a", "label": [1]}], {"label_index": 1}, "no element data.label_index"),
-        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "only one class"),
-    ],
-)
-def test_texts_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
-    path = lines(tmp_path / "a.jsonl", rows)
-    with pytest.raises(CorpusError, match=message):
-        texts(path, **({"test_file": path} | given))
-
-
 def tokens(folder: Path, ids: object, target: object = (0, 1)) -> Path:
     path = folder / "a.npz"
     np.savez(path, tokens=np.array(ids), target=np.array(target))
@@ -199,24 +179,6 @@ def test_token_ids_have_no_padding_left(tmp_path: Path) -> None:
     data = texts(path, test_file=path)
     assert data.train.inputs["tokens"].to_pylist() == [[3, 9], [1]]
     assert data.sizes()["vocabulary"] == 10
-
-
-@pytest.mark.parametrize(
-    ("ids", "target", "message"),
-    [
-        ([[0, 0], [1, 2]], (0, 1), "row 0 has only padding"),
-        ([[1, 2], [0, 2]], (0, 1), "row 1 has padding .* before a token"),
-        ([[-1, 2], [1, 2]], (0, 1), "from -1"),
-        ([[0.5, 2], [1, 2]], (0, 1), "expected whole numbers"),
-        ([1, 2], (0, 1), "expected whole numbers"),
-        ([[1, 2]], (0, 1), "equally many"),
-        ([[1, 2], [1, 2]], (np.nan, 1.0), "missing in row 0"),
-    ],
-)
-def test_token_ids_that_cannot_be_used_are_refused(tmp_path: Path, ids, target, message) -> None:
-    path = tokens(tmp_path, ids, target)
-    with pytest.raises(CorpusError, match=message):
-        texts(path, test_file=path)
 
 
 def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from experiments.transformer.model import Transformer
@@ -94,16 +93,3 @@ def test_the_branch_is_a_linear_model_of_the_weights() -> None:
     torch.testing.assert_close(linear, expected)
     expected = 0.25 * encoded + 0.75 * linear
     torch.testing.assert_close(model(ids, ngrams, weights), expected)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"bytes": (5, 3)}, "shortest and the longest"),
-        ({"bytes": (3, 8)}, "from 1 to 7"),
-        ({"words": 0, "bytes": None}, "leave no n-grams"),
-    ],
-)
-def test_what_names_no_ngrams_is_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        NgramSettings.model_validate(given)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from experiments.transformer.model import Transformer
@@ -34,11 +33,6 @@ def _name(settings: TransformerSettings) -> str:
     return f"{source}-{settings.kind}"
 
 
-def _task(settings: TransformerSettings, samples: int = 100, seed: int = 0) -> TransformerTask:
-    data = RandomSamples(settings, samples, seed)
-    return TransformerTask(settings, data, RandomSamples(settings, 400, seed, first=samples))
-
-
 def _model(settings: TransformerSettings) -> Transformer:
     torch.manual_seed(0)
     return Transformer(settings).double()
@@ -51,9 +45,8 @@ def _batch(settings: TransformerSettings, indices: Sequence[int]) -> Sample:
 @pytest.mark.parametrize("settings", KINDS, ids=_name)
 def test_the_loss_is_pytorch_s_on_the_whole_batch(settings: TransformerSettings) -> None:
     model, (*inputs, target) = _model(settings).eval(), _batch(settings, range(8))
-    loss = TransformerTask(settings, RandomSamples(settings, 8)).loss(
-        model, (*inputs, target), CONTEXT
-    )
+    task = TransformerTask(settings, RandomSamples(settings, 8))
+    loss = task.loss(model, (*inputs, target), CONTEXT)
     outputs = model(*inputs)
     assert loss.weight == 8
     if settings.kind == "regression":
@@ -68,31 +61,11 @@ def test_the_loss_is_pytorch_s_on_the_whole_batch(settings: TransformerSettings)
 
 def test_the_loss_in_training_is_the_mean_of_the_branches() -> None:
     model, (*inputs, target) = _model(NGRAMS), _batch(NGRAMS, range(8))
-    loss = _task(NGRAMS).loss(model, (*inputs, target), CONTEXT)
+    task = TransformerTask(NGRAMS, RandomSamples(NGRAMS, 8))
+    loss = task.loss(model, (*inputs, target), CONTEXT)
     encoded, linear = (
         F.cross_entropy(part, target, reduction="sum") for part in model.branches(*inputs)
     )
     torch.testing.assert_close(loss.total, (encoded + linear) / 2)
     hits = (model(*inputs).argmax(1) == target).sum()
     torch.testing.assert_close(loss.metrics["accuracy"], hits)
-
-
-@pytest.mark.parametrize("settings", KINDS, ids=_name)
-def test_any_split_into_micro_batches_has_the_same_sums_and_gradient(
-    settings: TransformerSettings,
-) -> None:
-    def sums(size: int) -> Tensor:
-        model, values = _model(settings), torch.zeros(3, dtype=torch.float64)
-        for part in torch.arange(8).split(size):
-            batch = _batch(settings, part.tolist())
-            loss = _task(settings).loss(model, batch, CONTEXT)
-            loss.total.backward()
-            hits = loss.metrics.get("accuracy", torch.tensor(0.0))
-            values += torch.tensor([float(loss.total.detach()), float(loss.weight), float(hits)])
-        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        assert len(gradients) == len(list(model.parameters()))
-        return torch.cat([values, *gradients])
-
-    whole = sums(8)
-    for size in (4, 3, 1):
-        torch.testing.assert_close(sums(size), whole, rtol=1e-6, atol=1e-10)

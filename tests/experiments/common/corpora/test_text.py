@@ -112,28 +112,6 @@ def test_missing_values_are_empty_documents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": ', "line 2: not JSON"),
-        ("[1]", "line 2: expected an object, got list"),
-        ('{"body": "x"}', "line 2: there is no column 'text'; there are: body"),
-        ('{"text": 3}', "line 2: column 'text' holds int, not text"),
-        ("[" * 100_000, "m.jsonl"),
-    ],
-)
-def test_jsonl_mistakes_are_named(tmp_path, line, message):
-    (tmp_path / "m.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    with pytest.raises(CorpusError, match=message):
-        load_corpus("jsonl", "m", tmp_path, **KEEP)
-
-
-def test_parquet_column_must_be_text(tmp_path):
-    write(tmp_path, "parquet")
-    with pytest.raises(CorpusError, match="column 'id' holds int64, not text"):
-        load_corpus("parquet", "mine", tmp_path, column="id", **KEEP)
-
-
-@pytest.mark.parametrize(
     "tokenization",
     [Tokenization(), Tokenization(min_df=0.9, max_df=0.1), Tokenization(min_df=-1)],
     ids=["too rare", "contradictory", "not allowed"],

@@ -1,0 +1,102 @@
+"""Small data of every workload, and the tiny model that two of them can begin with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from tests.experiments.transformer.samples import frame, write
+
+#: what reads the folder ``topics``
+TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
+SUMMARIZED = ("socket", "header", "node", "queue", "turtle", "thread", "path", "digest")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_workloads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYPIPE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test."""
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a BERT of random weights with its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=600,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(97 + i) for i in range(26))]
+    transformers.BertTokenizerFast(
+        vocab={word: i for i, word in enumerate(words)}, model_max_length=40
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
+    """A folder with data of each workload: a table, pairs, topics, texts, bags of words, a BERT."""
+    folder = tmp_path_factory.mktemp("files")
+    draw = np.random.default_rng(0)
+    write(folder, frame(400), ".parquet")
+    pairs = []
+    for number in range(240):
+        word = str(draw.choice(SUMMARIZED))
+        text = f"Some words come first, {number}. Then a {word} is told of. The end."
+        pairs.append({"document": text, "summary": [f"Return the {word}.", f"Get a {word}."]})
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    _topics(folder / "topics", draw)
+    for name in ("docs", "bow"):
+        (folder / name).mkdir()
+    words = "alpha beta gamma delta\nbeta gamma epsilon\nalpha delta epsilon gamma\nzeta beta\n"
+    (folder / "docs/mixed.txt").write_text(f"{words}\n!!\n12 34\n")
+    (folder / "docs/one.txt").write_text(words.replace("\n", " "))
+    (folder / "docs/cjk.txt").write_text(
+        "主题 模型 测试 文档 数据集合 机器学习算法 自然语言处理\n" * 4
+    )
+    for split, documents in (("train", 60), ("val", 30)):
+        counts = sparse.csr_matrix(draw.integers(0, 3, (documents, 1200)))
+        sparse.save_npz(folder / f"bow/X_mine_{split}_bow.npz", counts)
+    (folder / "bert").symlink_to(tiny_bert)
+    return folder
+
+
+def _topics(folder: Path, draw: np.random.Generator) -> None:
+    """Documents of two clear topics, b and c, below a."""
+    folder.mkdir()
+    (folder / "labels.txt").write_text("a\tthings\nb\tfruit\nc\tcars\n")
+    (folder / "label_hierarchy.txt").write_text("a\tb\na\tc\n")
+    (folder / "keywords.txt").write_text("fruit:apple,pear,cherry\ncars:engine,wheel,brake\n")
+    words = {
+        "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
+        "c": ["cars", "engine", "wheel", "brake", "road"],
+    }
+    for name, size in (("train", 60), ("test", 30)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
+            for number in range(size):
+                label = "bc"[number % 2]
+                text = " ".join(draw.choice(words[label], 8))
+                record = {"id": f"{name}{number}", "labels": [label], "text": text}
+                file.write(f"{json.dumps(record)}\n")

@@ -1,0 +1,49 @@
+"""Runs of the shipped configurations in this process, on the CPU and without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import raypipe as rp
+from raypipe.commands import cluster
+from raypipe.launch.inline import InlineLauncher
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
+from tests.command import status
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@contextmanager
+def inline() -> Iterator[None]:
+    """Commands start no Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "start", lambda *_: InlineLauncher())
+        yield
+
+
+def run(config: str, folder: Path, *overrides: str, verb=rp.run, **options: object) -> int:
+    """Return the exit status of a run of ``configs/<config>.yaml``."""
+    with inline():
+        given = {"profile": "cpu", **options}
+        return status(verb, CONFIGS / f"{config}.yaml", overrides, run_dir=folder, **given)
+
+
+def table(folder: Path, name: str = "measures") -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder), name)
+
+
+def assert_declared(folder: Path, tables, metrics=None) -> None:
+    """Every declared table has its columns and no others; so have the metrics of an evaluation."""
+    for declared in tables:
+        found = {*table(folder, declared.name)} - {"run_id", "command_id", "variant"}
+        assert found == {column.name for column in declared.columns}, declared.name
+    if metrics is None:
+        return
+    logged = [name for name in table(folder, "steps") if name.startswith("eval_")]
+    assert sorted(logged) == sorted(column.name for column in metrics)

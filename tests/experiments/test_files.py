@@ -1,0 +1,119 @@
+"""Files that no workload can read: messages say where and what to do (table: ``files.yaml``)."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from experiments.common.corpora.bow import load_uci
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.load import load_corpus
+from experiments.lm_pretrain.data import read_texts, text_content
+from experiments.lm_pretrain.settings import LmDataSettings
+from experiments.summarization import data as pairs
+from experiments.summarization.settings import SummarizationDataSettings
+from experiments.teleclass.corpus import read_annotations
+from experiments.teleclass.documents import read_documents
+from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
+from experiments.transformer.data import load
+from experiments.transformer.settings import TransformerDataSettings
+
+TABLE = yaml.safe_load(Path(__file__).with_name("files.yaml").read_text())
+TABLE.pop("labels")
+CLASSES = make_taxonomy([Row("", id_, id_) for id_ in ("0", "10", "11", "12")], [], source="test")
+ABC = make_taxonomy([Row("", id_, id_) for id_ in ("a", "b", "7")], [], source="test")
+DEEP = "[" * 100_000
+OTHERS = [
+    ("documents", "a.jsonl", DEEP, r"cannot be read as JSONL.*RecursionError"),
+    ("jsonl", "m.jsonl", DEEP, "m.jsonl"),
+    ("documents", "a.parquet", {"text": [1, 2]}, r"column 'text' holds int64, not text"),
+    ("documents", "a.parquet", {"txt": ["a"]}, r"no column 'text'; there are: txt"),
+    ("documents", "a.parquet", {"text": ["a"], "id": [0.5]}, r"column 'id' holds double; document"),
+    ("documents", "a.parquet", {"text": ["a"], "labels": ["0"]}, r"'labels' holds string; give"),
+]
+
+
+def write(path: Path, content: Any) -> Path:
+    if isinstance(content, Mapping) and path.suffix == ".parquet":
+        pq.write_table(pa.table(content), path)
+    elif isinstance(content, Mapping):
+        target = np.array(content["target"], float)
+        np.savez(path, tokens=np.array(content["tokens"]), target=target)
+    elif content is not None:
+        text = (
+            content if isinstance(content, str) else "".join(f"{json.dumps(r)}\n" for r in content)
+        )
+        path.write_bytes(text.encode("latin-1"))
+    return path
+
+
+def uci(path: Path) -> None:
+    (path.parent / "vocab.mine.txt").write_text("".join(f"word{i}\n" for i in range(9)))
+    load_uci(path.parent, "mine")
+
+
+def texts(path: Path) -> None:
+    settings = LmDataSettings(source="text", files=(path,))
+    text_content(settings)
+    read_texts(settings)
+
+
+def sequences(path: Path, **given: Any) -> None:
+    usual = {"source": "sequences", "file": path, "test_file": path}
+    load(TransformerDataSettings.model_validate(usual | given), None)
+
+
+def pairs_of(path: Path, **given: Any) -> None:
+    settings = {"source": "files", "files": [path], **given}
+    pairs.load(SummarizationDataSettings.model_validate(settings))
+
+
+READERS: dict[str, Callable[..., object]] = {
+    "documents": lambda path: read_documents(path, CLASSES),
+    "annotations": lambda path: read_annotations(path, ABC),
+    "uci": uci,
+    "jsonl": lambda path: load_corpus("jsonl", "m", path.parent, min_df=1, max_df=1.0),
+    "texts": texts,
+    "sequences": sequences,
+    "token_ids": sequences,
+    "pairs": pairs_of,
+}
+ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[3][:40]}")
+def test_a_file_that_cannot_be_read(tmp_path: Path, row: tuple[Any, ...]) -> None:
+    reader, name, content, message, *given = row
+    path = write(tmp_path / name, content)
+    with pytest.raises(CorpusError, match=message):
+        READERS[reader](path, **(given[0] if given else {}))
+
+
+@pytest.mark.parametrize(("contents", "message"), TABLE["taxonomy"])
+def test_a_taxonomy_that_cannot_be_read(tmp_path: Path, contents: list[str], message: str) -> None:
+    names = ("labels.txt", "hierarchy.txt", "keywords.txt")
+    files = [write(tmp_path / name, text) for name, text in zip(names, contents, strict=True)]
+    with pytest.raises(CorpusError, match=message):
+        read_taxonomy(*files)
+
+
+def test_missing_and_truncated_files(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, "a\tb\n") for name in ("labels.txt", "edges.txt", "terms.txt")]
+    for place in range(3):
+        missing = [*paths[:place], tmp_path / "none.txt", *paths[place + 1 :]]
+        with pytest.raises(CorpusError, match=r"none.txt: there is no such file|no class"):
+            read_taxonomy(*missing)
+    with pytest.raises(CorpusError, match=r"none\.json: there is no such file"):
+        read_annotations(tmp_path / "none.json", ABC)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
+    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it again"):
+        read_taxonomy(tmp_path / "cut.gz", paths[1])
