@@ -20,10 +20,11 @@ import pandas as pd
 from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.redaction import printable, without_credentials
 from raypipe.report.formatting import heading, listed, with_unit
-from raypipe.report.variants import Tables, variants_of
 from raypipe.stats import half_width, ranked
 from raypipe.store.run_status import KeyResult
 from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
+
+Tables = Mapping[str, pd.DataFrame]
 
 #: columns that the framework adds to every table
 ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
@@ -38,6 +39,7 @@ _MOST_POINTS = 1000  # of a curve over an axis that is found in the rows
 #: characters from which a text is shown in full for the first rows only
 LONG = 120
 _FIRST_ROWS = 50
+_NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
 _ROUNDING = 1e-9  # relative difference that is none
 #: points as good as the best, or behind it, that are named
 MOST_NAMED = 4
@@ -96,11 +98,6 @@ class Rival:
     mean: float
     gain: float
     half: float = math.nan
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether there is an interval."""
-        return math.isfinite(self.half)
 
     @property
     def may_be_chance(self) -> bool:
@@ -185,8 +182,7 @@ class Headline:
     def label(self) -> str:
         """The number for readers, with its unit and the better direction."""
         column = self.column
-        name = heading(column.name)
-        return with_unit(name, column.name, column.unit, column.better, self.group)
+        return with_unit(column.name, column.unit, column.better, self.group)
 
     @property
     def leaders(self) -> str:
@@ -216,12 +212,11 @@ class Results:
     table: Table
     rows: pd.DataFrame
     axes: Sequence[str] | None = None
-    seed: str | None = None
 
     @cached_property
     def shape(self) -> Shape:
         """The roles of its columns."""
-        return shape_of(self.table, self.rows, self.axes, self.seed)
+        return shape_of(self.table, self.rows, self.axes)
 
     @property
     def own(self) -> pd.DataFrame:
@@ -234,11 +229,20 @@ class Results:
         return headlines(self.table, self.rows, self.shape)
 
 
+def variants_of(tables: Tables) -> dict[str, dict[str, str]]:
+    """Return the values of each variant of a matrix by key, as text."""
+    table = tables.get("variants", pd.DataFrame({"variant": [], "key": [], "value": []}))
+    texts = table[["variant", "key", "value"]].astype(str)
+    return {str(name): dict(zip(own["key"], own["value"], strict=True))
+            for name, own in texts.groupby("variant", sort=False)}  # fmt: skip
+
+
 def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
     """Return rows with a column for each key of the matrix that they depend on; keys are axes.
 
     In a table of calls null may be an argument, and is a value of an axis like others. In other
-    tables a missing value says that the axis does not apply.
+    tables a missing value says that the axis does not apply. A key has numbers if all of its values
+    are.
     """
     variants = variants_of(tables)
     for name in table.axes if table.open else ():
@@ -248,34 +252,17 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
     if VARIANT.name not in rows.columns or not variants:
         return Results(table, plain(rows))
     names = rows[VARIANT.name].astype(str)
-    own: tuple[str, ...] = table.axes
-    if not own:
-        own = shape_of(table, plain(rows[names == names.iloc[0]])).axes
-    keys = list(dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})))
-    if table.open:  # its axes are the arguments that the keys vary
-        keys = [key for key in keys if key.removeprefix("arguments.") not in table.axes]
-    columns = {
-        MATRIX_SEED if key == SEED else key: _column(names, variants, key)
-        for key in keys
-        if key not in rows.columns or key == SEED
-    }
+    own = table.axes or shape_of(table, plain(rows[names == names.iloc[0]])).axes
+    columns: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})):
+        is_argument = table.open and key.removeprefix("arguments.") in table.axes
+        if not is_argument and (key == SEED or key not in rows.columns):
+            texts = [variants.get(name, {}).get(key) for name in names]
+            parsed = [None if text is None else text_value(text) for text in texts]
+            is_numeric = all(type(value) in (int, float, type(None)) for value in parsed)
+            columns[MATRIX_SEED if key == SEED else key] = parsed if is_numeric else texts
     compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
     return Results(table, plain(rows.assign(**columns)), [*own, *compared])
-
-
-def _column(
-    names: pd.Series[str], variants: Mapping[str, Mapping[str, str]], key: str
-) -> list[Any]:
-    """Return the value of a key for each row: numbers if all values are, otherwise texts."""
-    texts = {name: values[key] for name, values in variants.items() if key in values}
-    values = {name: text_value(text) for name, text in texts.items()}
-    are_numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool)
-        for value in values.values()
-        if value is not None
-    )
-    chosen: Mapping[str, Any] = values if are_numbers else texts
-    return [chosen.get(name) for name in names]
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
@@ -292,9 +279,7 @@ def _scalar(value: Any) -> Any:
     return value if value is None or isinstance(value, str | Real | pd.Timestamp) else str(value)
 
 
-def shape_of(
-    table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None, seed: str | None = None
-) -> Shape:
+def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None) -> Shape:
     """Return the roles of the columns of plain rows.
 
     Args:
@@ -302,78 +287,58 @@ def shape_of(
         rows: as :func:`plain` returns them.
         axes: the columns that were varied; by default those that the table declares, otherwise
             those that tell the rows apart; none of a table of long texts.
-        seed: the column that numbers repetitions; by default ``run`` or ``seed``.
 
     """
     columns = [name for name in rows.columns if name not in ADDED]
     declared = {column.name: column for column in table.columns}
     groups = tuple(name for name in table.groups if name in columns)
     given = list(table.axes if axes is None else axes)
-    dotted = [name for name in columns if "." in name and is_seed(name)]  # of a matrix
-    repetitions = (*_REPETITIONS, *dotted) if seed is None else (seed,)
+    of_matrix = [name for name in columns if "." in name and is_seed(name)]
+    several = rows[columns].nunique()
     seeds = tuple(
         name
-        for name in repetitions
-        if name in columns and (name == seed or (name not in given and rows[name].nunique() > 1))
+        for name in (*_REPETITIONS, *of_matrix)
+        if name in columns and name not in given and several[name] > 1
     )
-    if axes is None and not table.axes:
-        texts = any(is_long(rows[name]) for name in columns)  # what else a row says is about them
-        given = [] if texts else _found_axes(rows, columns, declared, (*seeds, *groups))
+    is_open = axes is None and not table.axes
+    if is_open and not any(is_long(rows[name]) for name in columns):
+        measures = {name for name, column in declared.items() if column.better}
+        given = _found_axes(rows.drop(columns=[*ADDED, *measures], errors="ignore"),
+                            [*seeds, *groups])  # fmt: skip
     varied = tuple(
         name
         for name in dict.fromkeys(given)
-        if name in columns and name not in (*seeds, *groups) and rows[name].nunique() > 1
+        if name in columns and name not in (*seeds, *groups) and several[name] > 1
     )
-    numbers = [
-        declared.get(name, Column(name, "real", ""))
-        for name in columns
-        if name not in (*given, *seeds, *groups, *_REPETITIONS, *dotted) and is_number(rows[name])
-    ]
+    taken = {*given, *seeds, *groups, *_REPETITIONS, *of_matrix}
+    free = (name for name in columns if name not in taken and is_number(rows[name]))
+    numbers = [declared.get(name, Column(name, "real", "")) for name in free]
     if table.open:  # what it declares is about the call, and shown if nothing was returned
         numbers = [each for each in numbers if each.better or each.name not in declared] or numbers
     numbers.sort(key=lambda column: not column.better)
     return Shape(varied, groups, seeds, tuple(numbers))
 
 
-def _found_axes(
-    rows: pd.DataFrame,
-    columns: Sequence[str],
-    declared: Mapping[str, Column],
-    taken: Sequence[str],
-) -> list[str]:
+def _found_axes(rows: pd.DataFrame, taken: Sequence[str]) -> list[str]:
     """Return the columns that tell the rows apart: texts first, then numbers that repeat."""
-    unknown = Column("", "real", "")
-    free = [
-        name
-        for name in columns
-        if name not in taken and not declared.get(name, unknown).better and _can_be_axis(rows[name])
-    ]
-    texts = [name for name in free if not is_number(rows[name])]
+    several = rows.nunique()
+    free = [name for name in map(str, rows) if name not in taken and several[name] > 1
+            and not pd.api.types.is_datetime64_any_dtype(rows[name])]  # fmt: skip
     numbers = [name for name in free if is_number(rows[name])]
+    texts = [name for name in free if name not in numbers and several[name] <= _MOST_VALUES
+             and not is_long(rows[name], _LONGEST)]  # fmt: skip
     most = min(_MOST_VALUES, len(rows) // 2)
-    repeating = [name for name in numbers if rows[name].nunique() <= most]
     axes: list[str] = []
-    others = [name for name in taken if name in rows.columns]
-    combinations = _combinations(rows, others)
-    for name in (*texts, *repeating):
-        if combinations == len(rows) or len(axes) == _MOST_AXES:
+    for name in (*texts, *(name for name in numbers if several[name] <= most)):
+        count = _combinations(rows, [*taken, *axes])
+        if count == len(rows) or len(axes) == _MOST_AXES:
             break
-        more = _combinations(rows, [*others, *axes, name])
-        if more > combinations:
-            axes, combinations = [*axes, name], more
-    few = len(rows) <= _MOST_POINTS
-    if few and not axes and len(numbers) > 1 and rows[numbers[0]].nunique() == len(rows):
-        axes = numbers[:1]  # a curve over the first column
+        if _combinations(rows, [*taken, *axes, name]) > count:
+            axes.append(name)
+    is_curve = len(rows) <= _MOST_POINTS and len(numbers) > 1 and not axes
+    if is_curve and several[numbers[0]] == len(rows):
+        return numbers[:1]  # a curve over the first column
     return axes
-
-
-def _can_be_axis(values: pd.Series[Any]) -> bool:
-    distinct = values.nunique()
-    if distinct < 2 or pd.api.types.is_datetime64_any_dtype(values):
-        return False
-    known = values.dropna().astype(str)
-    few = distinct <= _MOST_VALUES and int(known.str.len().max()) <= _LONGEST
-    return is_number(values) or few
 
 
 def _combinations(rows: pd.DataFrame, names: Sequence[str]) -> int:
@@ -382,12 +347,8 @@ def _combinations(rows: pd.DataFrame, names: Sequence[str]) -> int:
 
 def is_number(values: pd.Series[Any]) -> bool:
     """Whether a column has numbers, and not only missing values."""
-    if pd.api.types.is_bool_dtype(values) or not values.notna().any():
-        return False
-    if values.dtype == object:
-        known = values.dropna()
-        return all(isinstance(one, Real) and not isinstance(one, bool) for one in known)
-    return pd.api.types.is_numeric_dtype(values)
+    known = values.dropna()
+    return bool(len(known)) and pd.api.types.infer_dtype(known) in _NUMERIC
 
 
 def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
@@ -413,25 +374,17 @@ def means(rows: pd.DataFrame, by: Sequence[str], number: str, seeds: Sequence[st
     values = as_numbers(rows[number])
     values = values[np.isfinite(values)]
     known = rows.loc[values.index]
-    keys = [known[name] for name in by] or [pd.Series(0, known.index)]
-    keys = [key.rename(place) for place, key in enumerate(keys)]
-    levels = list(range(len(keys)))
-    repeated = [known[name].rename(f"seed {place}") for place, name in enumerate(seeds)]
-    once = values.groupby([*keys, *repeated], sort=False, dropna=False, observed=True).mean()
-    grouped = once.groupby(level=levels, sort=False, dropna=False)
-    places = grouped.ngroup().to_numpy()
-    run = np.zeros(len(once), int)
-    if seeds:
-        several = [f"seed {place}" for place in range(len(seeds))]
-        run = once.groupby(level=several, sort=False, dropna=False).ngroup().to_numpy()
-    counts = grouped if seeds else values.groupby(keys, sort=False, dropna=False, observed=True)
-    mean, runs = grouped.mean(), counts.size()
+    point, run = (
+        known.groupby(list(names), sort=False, dropna=False, observed=True).ngroup() if names else 0
+        for names in (by, seeds)
+    )
+    table = pd.DataFrame({"value": values, "point": point, "run": run})
+    once = table.groupby(["point", "run"], sort=False)["value"].mean().reset_index()
+    grouped = once.groupby("point")["value"]
+    runs = (once if seeds else table).groupby("point").size()
     half = half_width(grouped.std(ddof=1), runs if seeds else np.ones(len(runs)))
-    points = mean.index.to_frame(index=False)
-    points = points.set_axis(list(by), axis=1) if by else points.iloc[:, :0]
-    mean, runs = mean.reset_index(drop=True), runs.reset_index(drop=True)
-    detail = pd.DataFrame({"value": once.to_numpy(), "point": places, "run": run})
-    return Means(points, mean, pd.Series(half, mean.index, dtype=float), runs, detail)
+    points = known[list(by)][~table["point"].duplicated()].reset_index(drop=True)
+    return Means(points, grouped.mean(), pd.Series(half, runs.index, dtype=float), runs, once)
 
 
 def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
@@ -483,28 +436,25 @@ def best_point(
     contenders, ties = _ranked(found, column, ~baseline)
     if not contenders:
         return None
-
-    def at(place: int) -> Ranked:
-        runs = int(found.runs[place]) if shape.seeds else 1
-        return Ranked(dict(found.points.loc[place]), float(found.mean[place]), runs)
-
-    ranking = [at(place) for place in contenders[: ties + MOST_NAMED]]
-    baselines = [
-        _rival(column, rows, shape, ranking[0], at(place), table.baselines) for place in rivals[:1]
+    ranking = [
+        Ranked(
+            dict(found.points.loc[place]),
+            float(found.mean[place]),
+            int(found.runs[place]) if shape.seeds else 1,
+        )
+        for place in contenders[: ties + MOST_NAMED]
     ]
-    seconds = [_rival(column, rows, shape, ranking[0], each) for each in ranking[1:2]]
+    second = baseline_rival = None
+    if len(ranking) > 1:
+        second = _rival(found, column, contenders, contenders[1], ranking[1].label)
+    if rivals:
+        values = dict(found.points.loc[rivals[0]])
+        name = point_label({k: v for k, v in values.items() if v in table.baselines})
+        baseline_rival = _rival(found, column, contenders, rivals[0], name)
     return Headline(
-        table=table.name,
-        column=column,
-        group=group,
-        ranking=ranking,
-        ties=ties,
-        half=float(found.half[contenders[0]]),
-        points=found.points[~baseline],
-        baseline=next(iter(baselines), None),
-        second=next(iter(seconds), None),
-        repeats=table.repeats,
-    )
+        table.name, column, group, ranking, ties, float(found.half[contenders[0]]),
+        found.points[~baseline], baseline_rival, second, table.repeats,
+    )  # fmt: skip
 
 
 def _ranked(found: Means, column: Column, chosen: pd.Series[bool]) -> tuple[list[int], int]:
@@ -513,25 +463,13 @@ def _ranked(found: Means, column: Column, chosen: pd.Series[bool]) -> tuple[list
     return ranked(once["value"], once["point"], once["run"], column.better)
 
 
-def _rival(
-    column: Column,
-    rows: pd.DataFrame,
-    shape: Shape,
-    best: Ranked,
-    other: Ranked,
-    names: Sequence[str] = (),
-) -> Rival:
-    """Return a point with the gain of the best one, paired by the seeds that both have.
+def _rival(found: Means, column: Column, order: Sequence[int], other: int, label: str) -> Rival:
+    """Return a point with the gain of the first of an order, paired by the seeds that both have.
 
     A point without common seeds, such as a baseline that was computed once, counts as its mean.
-    A baseline is called by its name alone.
     """
-    shown = {axis: value for axis, value in other.values.items() if value in names}
-    label = point_label(shown) if names else other.label
-    sign = -1 if column.better == "lower" else 1
-    if not shape.seeds or not best.values:
-        return Rival(label, other.mean, sign * (best.mean - other.mean))
-    first, second = (_by_seed(column, rows, shape, each.values) for each in (best, other))
+    by_run = found.once.set_index("run")
+    first, second = (by_run.loc[by_run["point"] == place, "value"] for place in (order[0], other))
     common = first.index.intersection(second.index)
     paired = first[common] - second[common] if len(common) > 1 else first - second.mean()
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
@@ -539,20 +477,8 @@ def _rival(
         half = float(half_width(paired.std(ddof=1), len(paired)))
     if half < _ROUNDING * float(first.abs().max()):
         half = 0.0
-    return Rival(label, other.mean, sign * float(paired.mean()), half)
-
-
-def _by_seed(
-    column: Column, rows: pd.DataFrame, shape: Shape, values: Mapping[str, Any]
-) -> pd.Series[float]:
-    """Return the mean of a number for each repetition of a point."""
-    own = pd.Series(data=True, index=rows.index)
-    for name, value in values.items():
-        own &= rows[name].isna() if pd.isna(value) else rows[name] == value
-    known = as_numbers(rows.loc[own, column.name])
-    known = known[np.isfinite(known)]
-    seeds = [rows.loc[known.index, name] for name in shape.seeds]
-    return known.groupby(seeds, sort=False, dropna=False).mean()
+    sign = -1 if column.better == "lower" else 1
+    return Rival(label, float(found.mean[other]), sign * float(paired.mean()), half)
 
 
 def point_label(values: Mapping[str, Any]) -> str:
@@ -560,21 +486,13 @@ def point_label(values: Mapping[str, Any]) -> str:
 
     A dotted key is cut to its last part if no other one ends with it.
     """
-    names = short_keys(list(values))
+    lasts = [name.rpartition(".")[2] for name in values]
     parts = []
-    for name, value in values.items():
+    for (name, value), last in zip(values.items(), lasts, strict=True):
         text = value_label(value)
         word = isinstance(value, str) and not _is_numeric_text(value)
-        parts.append(text if word else f"{names[name]}={text}")
+        parts.append(text if word else f"{last if lasts.count(last) == 1 else name}={text}")
     return ", ".join(parts)
-
-
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted key, or all of it where another one ends with it."""
-    lasts = [key.rpartition(".")[2] for key in keys]
-    return {
-        key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)
-    }
 
 
 def value_label(value: Any) -> str:

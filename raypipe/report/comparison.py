@@ -1,4 +1,4 @@
-"""Comparison of the variants of a matrix: means over seeds, tests between values, best points."""
+"""Points of a matrix and their comparison: means over seeds, tests between values, best points."""
 
 from __future__ import annotations
 
@@ -10,14 +10,54 @@ import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import is_seed
-from raypipe.report.best import Shape, best_point
+from raypipe.report.best import ADDED, Shape, Tables, best_point, variants_of
 from raypipe.report.measures import LOSS, held_out_columns
-from raypipe.report.variants import Tables, variants_of
 from raypipe.stats import half_width, paired_comparisons
 from raypipe.store.tables import Column, Table
 
 #: what a training costs; compared, but not what stands for it
 COSTS = ("samples_per_s", "energy_j")
+
+
+def varied(tables: Tables) -> dict[str, list[str]]:
+    """Return the values of each varied key of a matrix, as text; seeds are among them."""
+    variants = pd.DataFrame.from_dict(variants_of(tables), orient="index")
+    return {str(key): list(values.dropna().unique()) for key, values in variants.items()}
+
+
+def points(tables: Tables) -> list[dict[str, str]]:
+    """Return the values of every point by key; a variant within another one is not a point."""
+    values = list(variants_of(tables).values())
+    # what variants with more keys have of fewer ones
+    parts = {
+        keys: {
+            frozenset((key, other[key]) for key in keys) for other in values if keys < other.keys()
+        }
+        for keys in {frozenset(one) for one in values}
+    }
+    return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
+
+
+def seeds_of(tables: Tables) -> int:
+    """Return the number of different seeds of the points; 0 without a matrix."""
+    return len({point_name({k: v for k, v in one.items() if is_seed(k)}) for one in points(tables)})
+
+
+def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Return the tables with only the rows that belong to a point: those that have its values."""
+    variants = variants_of(tables)
+    others = [name for name, values in variants.items() if not values.items() <= point.items()]
+    return {
+        name: table[~table["variant"].isin(others)].reset_index(drop=True)
+        if "variant" in table.columns and name != "variants"
+        else table
+        for name, table in tables.items()
+    }
+
+
+def point_name(point: Mapping[str, str]) -> str:
+    """Return the name of a point, such as ``lda.objective=nll,seed=1``."""
+    return ",".join(f"{key}={value}" for key, value in sorted(point.items()))
 
 
 @dataclass(frozen=True)
@@ -47,44 +87,40 @@ class ComparedMetric:
         """
         seeds = [key for key in self.points if is_seed(str(key))]
         others = [key for key in self.points if key != axis and key not in seeds]
-        rows = pd.DataFrame({"value": self.values, "seed": "", "others": ""})
+        rows = pd.DataFrame({"value": self.values, "axis": ""})
         for name, keys in (("seed", seeds), ("others", others)):
-            texts = self.points[keys].fillna("").to_numpy()
-            rows[name] = [str(tuple(row)) for row in texts]
-        rows["axis"] = "" if axis is None else self.points[axis]
+            rows[name] = [str(tuple(row)) for row in self.points[keys].fillna("").to_numpy()]
+        if axis is not None:
+            rows["axis"] = self.points[axis]
         rows = rows.dropna(subset="axis")
         table = rows.pivot_table(index=["seed", "others"], columns="axis", values="value")
         return table.rename_axis(columns=None)[list(dict.fromkeys(rows["axis"]))]
 
 
-def metrics_of(tables: Tables) -> list[ComparedMetric]:
-    """Return every compared number of trainings and of the table ``measures``."""
+def _metrics(tables: Tables) -> Iterator[ComparedMetric]:
+    """Yield every compared number of trainings and of the table ``measures``."""
     points = pd.DataFrame.from_dict(variants_of(tables), orient="index")
-    found = []
     for table, of, rows, columns in _groups(tables):
-        rows = rows[rows["variant"].isin(points.index)]
-        for column in columns:
-            known = rows[rows[column].notna()] if column in rows else rows.iloc[:0]
-            if len(known):
-                own = points.loc[known["variant"]].reset_index(drop=True)
-                values = known[column].astype(float).reset_index(drop=True)
-                found.append(ComparedMetric(table, column, of, own, values))
-    return found
+        own = rows[rows["variant"].isin(points.index)].reset_index(drop=True)
+        for column in (name for name in columns if name in own and own[name].notna().any()):
+            values = own[column].dropna().astype(float)
+            places = points.loc[own.loc[values.index, "variant"]].set_axis(values.index)
+            yield ComparedMetric(table, column, of, places, values)
 
 
 def _groups(tables: Tables) -> Iterator[tuple[str, str, pd.DataFrame, Sequence[str]]]:
     """Yield a table, what tells its rows from others, these rows, and their compared columns."""
-    trials, measures = tables.get("trials"), tables.get("measures")
-    if trials is not None and len(trials):
+    trials, measures = (tables.get(name, pd.DataFrame()) for name in ("trials", "measures"))
+    if len(trials):
         held_out = [each.name for each in held_out_columns(map(str, trials.columns))]
         done = trials[trials["status"] == "succeeded"]
         for stage, group in done.groupby("stage", sort=False):
             yield "trials", str(stage), group, [*held_out, LOSS.name, *COSTS]
-    if measures is not None and len(measures):
-        added = ("run_id", "command_id", "variant")
-        numeric, real = pd.api.types.is_numeric_dtype, pd.api.types.is_float_dtype
-        texts = [n for n in measures if n not in added and not numeric(measures[n])]
-        reals = [str(name) for name in measures if real(measures[name])]
+    if len(measures):
+        texts = list(
+            measures.drop(columns=[*ADDED], errors="ignore").select_dtypes(exclude="number")
+        )
+        reals = list(map(str, measures.select_dtypes("float")))
         groups = measures.groupby(texts, sort=False, dropna=False) if texts else [((), measures)]
         for names, group in groups:
             yield "measures", " ".join(n for n in names if isinstance(n, str)), group, reals
@@ -99,27 +135,26 @@ def compared(tables: Tables, better: Mapping[tuple[str, str], str]) -> dict[str,
             metrics have no best point.
 
     """
-    metrics = metrics_of(tables)
-    axes = [str(key) for metric in metrics[:1] for key in metric.points if not is_seed(str(key))]
+    metrics = list(_metrics(tables))
+    axes = [key for key in varied(tables) if not is_seed(key)]
     depending = [
         (metric, axis) for axis in axes for metric in metrics if metric.points[axis].notna().any()
     ]
     alone = [] if axes else [(metric, None) for metric in metrics]
-    order = list(better)
-    chosen = [metric for metric in metrics if (metric.table, metric.column) in better]
-    chosen.sort(key=lambda metric: order.index((metric.table, metric.column)))
-    return {
-        "variant_metrics": _together(summary(*each) for each in depending or alone),
-        "variant_tests": _together(tests(*each) for each in depending),
-        "best_variants": _together(
-            best(metric, better[metric.table, metric.column]) for metric in chosen
-        ),
+    found = {
+        "variant_metrics": [summary(*each) for each in depending or alone],
+        "variant_tests": [tests(*each) for each in depending],
+        "best_variants": [
+            best(metric, direction)
+            for name, direction in better.items()
+            for metric in metrics
+            if (metric.table, metric.column) == name
+        ],
     }
-
-
-def _together(parts: Iterator[pd.DataFrame]) -> pd.DataFrame:
-    known = [part for part in parts if len(part)]
-    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
+    parts = {name: [part for part in of if len(part)] for name, of in found.items()}
+    return {
+        n: pd.concat(of, ignore_index=True) if of else pd.DataFrame() for n, of in parts.items()
+    }
 
 
 def summary(metric: ComparedMetric, axis: str | None) -> pd.DataFrame:
@@ -131,24 +166,16 @@ def summary(metric: ComparedMetric, axis: str | None) -> pd.DataFrame:
     counts the numbers that another value of the axis lacks at the same seed and other values.
     """
     table = metric.by_value(axis)
-    partial = table.isna().any(axis=1)
     by_seed = table.groupby(level="seed").mean()
     count, mean, std = by_seed.count(), by_seed.mean(), by_seed.std(ddof=1)
     half = half_width(std, count)
     least = 0.0 if metric.column in COSTS else -np.inf
-    return pd.DataFrame(
-        {
-            "metric": metric.name,
-            "axis": axis,
-            "value": table.columns,
-            "seeds": count,
-            "unmatched": table[partial].count(),
-            "mean": mean,
-            "std": std,
-            "low": np.maximum(mean - half, least),
-            "high": mean + half,
-        }
-    ).reset_index(drop=True)
+    found = {
+        "metric": metric.name, "axis": axis, "value": table.columns, "seeds": count,
+        "unmatched": table[table.isna().any(axis=1)].count(), "mean": mean, "std": std,
+        "low": np.maximum(mean - half, least), "high": mean + half,
+    }  # fmt: skip
+    return pd.DataFrame(found).reset_index(drop=True)
 
 
 def tests(metric: ComparedMetric, axis: str) -> pd.DataFrame:
@@ -162,9 +189,9 @@ def tests(metric: ComparedMetric, axis: str) -> pd.DataFrame:
     if table.shape[1] < 2:
         return pd.DataFrame()
     found = paired_comparisons(table, blocks=table.index.get_level_values("seed"))
-    found.insert(0, "axis", axis)
-    found.insert(0, "metric", metric.name)
-    return found
+    return pd.concat(
+        [pd.DataFrame({"metric": metric.name, "axis": axis}, found.index), found], axis=1
+    )
 
 
 def best(metric: ComparedMetric, better: str) -> pd.DataFrame:
@@ -182,12 +209,9 @@ def best(metric: ComparedMetric, better: str) -> pd.DataFrame:
         return pd.DataFrame()
     return pd.DataFrame(
         {
-            "metric": metric.name,
-            "better": better,
-            "mean": each.mean,
-            "seeds": each.runs,
+            "metric": metric.name, "better": better, "mean": each.mean, "seeds": each.runs,
             "points": len(found.points),
             "point": json.dumps({key: value for key, value in each.values.items() if value}),
         }
         for each in found.ranking[: found.ties]
-    )
+    )  # fmt: skip

@@ -23,6 +23,7 @@ _HEADINGS = {
     "gpu_util_mean": "GPU utilization",
     "gpu_peak_bytes": "GPU memory, peak",
     "loss_final": "training loss",
+    "kendalls_w": "Kendall's W",
 }
 #: words of column names that readers know in another spelling
 _WORDS = {
@@ -94,35 +95,6 @@ def listed(texts: Sequence[str]) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things: ``1 stage``, ``3 stages``."""
     return f"{number(count)} {noun}{'s' * (count != 1)}"
-
-
-def aligned(values: Sequence[float], deviations: Sequence[float] = ()) -> list[str]:
-    """Return numbers of a column, with their deviations, to the same decimal place.
-
-    It is the second digit of the smallest deviation, or the fourth one of the largest number if
-    that is coarser. Numbers whose sizes have no place in common keep their own digits.
-    """
-    halves = list(deviations) or [math.nan] * len(values)
-    alone = [plus_minus(value, half) for value, half in zip(values, halves, strict=True)]
-    sizes = [abs(value) for value in values if math.isfinite(value)]
-    least = [half for half in halves if math.isfinite(half) and half > 0]
-    largest, smallest = max(sizes, default=0.0), min(filter(None, sizes), default=0.0)
-    if not 1e-3 <= largest < min(1e4 * smallest, 1e7):
-        return alone
-    decimals = max(0, 3 - math.floor(math.log10(largest)))
-    if least:
-        decimals = min(decimals, max(0, 1 - math.floor(math.log10(min(least)))))
-    else:
-        decimals = min(decimals, max(len(text.partition(".")[2]) for text in alone))
-
-    def fixed(value: float) -> str:
-        text = _grouped(f"{value:.{decimals}f}") if math.isfinite(value) else ""
-        return text if value == 0 or text.strip("-0.") else number(value)
-
-    return [
-        fixed(value) + ("" if math.isnan(half) else f" ± {fixed(half)}")
-        for value, half in zip(values, halves, strict=True)
-    ]
 
 
 def _grouped(text: str) -> str:
@@ -209,18 +181,14 @@ def heading(column: str) -> str:
     base, statistic = column, ""
     if match := re.match(r"(.+)_(mean|std|min|max|median)$", column):
         base, statistic = match[1], f" ({match[2]})"
-    base = re.sub(r"(?<!_per)_(s|bytes|w|j)$", "", base) if base != "kendalls_w" else base
+    base = re.sub(r"(?<!_per)_(s|bytes|w|j)$", "", base)
     return _WORD.sub(lambda word: _WORDS[word[1]], base.replace("_", " ")) + statistic
 
 
-def with_unit(name: str, column: str, unit: str, better: str, group: str = "") -> str:
-    """Return a number's name with its group, the unit that its cells do not show, and direction."""
-    shown = cell(column, 1.0) != number(1.0)  # a duration or a size has its unit
-    words = [
-        group,
-        unit if not shown and unit != name else "",
-        f"{better} is better" if better else "",
-    ]
+def with_unit(column: str, unit: str, better: str, group: str = "") -> str:
+    """Return a column's heading with its group, the unit that cells do not show, and direction."""
+    name, is_shown = heading(column), cell(column, 1.0) != number(1.0)  # such as of a duration
+    words = [group, "" if is_shown or unit == name else unit, better and f"{better} is better"]
     text = ", ".join(filter(None, words))
     return f"{name} ({text})" if text else name
 

@@ -1,4 +1,7 @@
-"""Read a run: its tables with their declarations, and the best results that every view names."""
+"""Which results stand for a run: its tables with their declarations, and the best of them.
+
+The report, ``show``, ``ls``, ``compare``, the end of a command and Python all ask this module.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,25 @@ import pandas as pd
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
-from raypipe.report.best import Headline, Results, as_numbers, joined, plain, point_label
-from raypipe.report.formatting import counted, listed, number
+from raypipe.report.best import (
+    Headline,
+    Results,
+    Tables,
+    as_numbers,
+    joined,
+    plain,
+    point_label,
+    variants_of,
+)
+from raypipe.report.comparison import varied
+from raypipe.report.formatting import counted, listed
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import Section
 from raypipe.report.studies import Swept, search_headlines, sweeps
 from raypipe.report.trainings import SWEEP, EvaluationCurve, evaluations
-from raypipe.report.variants import Tables, variants_of, varied
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult
-from raypipe.store.tables import VARIANT, Column, Table, null_cells
+from raypipe.store.tables import Column, Table, null_cells
 
 #: rows of a number that is not finite that are named
 _MOST_NAMED = 3
@@ -49,14 +61,6 @@ class Declarations:
 
 
 @dataclass(frozen=True)
-class Calls:
-    """The number of calls that the newest command asked for, and of those that are stored."""
-
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
 class RunResults:
     """A run: its tables, its experiment, the command that continues it, and its configuration.
 
@@ -76,9 +80,9 @@ class RunResults:
     def bests(self) -> list[Headline]:
         """The best results, the most important first: all views of a run name these.
 
-        They are those of :attr:`headlines`; without any, of its trainings, then of its sweeps.
+        They are those of :attr:`headlines`; without any, those that its sweeps recommend.
         """
-        return self.headlines or self._trained() or self.recommended
+        return self.headlines or self.recommended
 
     @property
     def key_result(self) -> KeyResult | None:
@@ -87,12 +91,16 @@ class RunResults:
 
     @cached_property
     def headlines(self) -> list[Headline]:
-        """The best points of a search and of all tables of the experiment, else of trainings."""
+        """The best results of its search and of its tables; without any, of its trainings."""
+        return self.measured or self.training_headlines
+
+    @cached_property
+    def measured(self) -> list[Headline]:
+        """The best points of a search and of all tables of the experiment."""
         sought = search_headlines(self.tables)
         named = {best.metric for best in sought}
         own = [best for results in self.results for best in results.headlines]
-        own = [best for best in own if best.metric not in named]
-        return [*sought, *own] or list(self.training_headlines.values())
+        return [*sought, *(best for best in own if best.metric not in named)]
 
     @cached_property
     def results(self) -> list[Results]:
@@ -108,44 +116,32 @@ class RunResults:
         ]
 
     @cached_property
-    def trained(self) -> dict[str, Results]:
-        """The trainings of each stage of a matrix, with the number that stands for them."""
-        trials = self.tables.get("trials")
-        if trials is None or trials.empty or not self.varied:
-            return {}
-        known = trials["variant"].isin(list(variants_of(self.tables)))
-        done = trials[known & (trials["status"] == "succeeded")]
-        found = {}
-        for stage, rows in done.groupby("stage", sort=False):
-            if columns := self._measures(rows):
-                table = Table(f"trials-{stage}", "a training", tuple(columns))
-                own = rows[[VARIANT.name, *(column.name for column in columns)]]
-                found[str(stage)] = joined(table, own, self.tables)
+    def trained(self) -> list[Results]:
+        """Its trainings with the number that stands for them; of a matrix those of each stage."""
+        trials = self.tables.get("trials", pd.DataFrame())
+        if not {"trial_id", "stage", "status"} <= {*trials.columns}:
+            return []
+        done = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
+        stages: Any = [("trials", done)]
+        if self.varied:
+            done = done[done["variant"].isin(list(variants_of(self.tables)))]
+            stages = [(f"trials-{stage}", own) for stage, own in done.groupby("stage")]
+        found = []
+        for name, own in stages:
+            known = [str(column) for column in own if own[column].notna().any()]
+            measures = training_measures(known, self.declared.step_metrics, self.monitors)[:1]
+            table, names = Table(name, "a training", tuple(measures)), [c.name for c in measures]
+            if measures and self.varied:
+                found.append(joined(table, own[["variant", *names]], self.tables))
+            elif measures:
+                found.append(Results(table, plain(own[["trial_id", *names]]), ["trial_id"]))
         return found
 
-    @cached_property
-    def training_headlines(self) -> dict[str, Headline]:
-        """The best point of a matrix by each of its training stages, a mean over seeds."""
-        return {
-            stage: replace(best, table="trials")
-            for stage, each in self.trained.items()
-            for best in each.headlines
-        }
-
-    def _trained(self) -> list[Headline]:
-        """Return the best training by the number that stands for trainings."""
-        trials = self.tables.get("trials")
-        if trials is None or not {"trial_id", "stage", "status"} <= {*trials.columns}:
-            return []
-        rows = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
-        columns = self._measures(rows)
-        own = plain(rows[["trial_id", *(column.name for column in columns)]])
-        return Results(Table("trials", "a training", tuple(columns)), own, ["trial_id"]).headlines
-
-    def _measures(self, trials: pd.DataFrame) -> list[Column]:
-        """Return the first number that stands for trainings, if there is any."""
-        known = [str(name) for name in trials.columns if trials[name].notna().any()]
-        return training_measures(known, self.declared.step_metrics, self.monitors)[:1]
+    @property
+    def training_headlines(self) -> list[Headline]:
+        """The best training; of a matrix the best point by each training stage."""
+        found = [best for results in self.trained for best in results.headlines]
+        return [replace(best, table="trials") for best in found]
 
     @cached_property
     def sweeps(self) -> list[Swept]:
@@ -157,10 +153,16 @@ class RunResults:
         """The recommended point of each swept stage."""
         return [best for sweep in self.sweeps if (best := sweep.headline) is not None]
 
-    @property
-    def only_swept(self) -> bool:
-        """Whether the run is a sweep and nothing else."""
-        return bool(self.sweeps) and not self.headlines and not self.evaluations
+    @cached_property
+    def failures(self) -> pd.DataFrame:
+        """The failed attempts of units that the newest command asked for, as far as it is known.
+
+        A matrix asks for all of its units.
+        """
+        found = self.tables.get("failures", pd.DataFrame(columns=["stage", "unit", "kind"]))
+        if self.declared.asked is None or self.varied:
+            return found
+        return found[found["unit"].isin(list(self.declared.asked()))]
 
     @cached_property
     def not_finite(self) -> list[str]:
@@ -176,21 +178,20 @@ class RunResults:
                  if rows[name].nunique(dropna=False) > 1]  # fmt: skip
         for name in (name for name in named if name in rows):
             values = as_numbers(rows[name])
-            bad = ~np.isfinite(values)
-            if bad.any() and self.directory is not None:
-                bad &= ~null_cells(self.directory, table.name, name)
-            if not bad.any():
-                continue
-            texts = []
-            for kind, own in values[bad].groupby(values[bad].map(str), sort=False):
+            is_bad = ~np.isfinite(values)
+            if is_bad.any() and self.directory is not None:
+                is_bad &= ~null_cells(self.directory, table.name, name)
+            texts, bad = [], values[is_bad]
+            for kind, own in bad.groupby(bad.map(str), sort=False):
                 labels = [without_credentials(point_label(dict(rows.loc[at, where])))
                           or f"row {at + 1}" for at in own.index[:_MOST_NAMED]]  # fmt: skip
                 more = len(own) - len(labels)
                 labels += [f"{more} more"] * (more > 0)
                 texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed(labels)}")
-            count = "any" if bad.all() else str(bad.sum())
-            where_text = f"{count} of {counted(len(rows), 'row')}"
-            yield f"{table.name}.{name} is not finite in {where_text}: {'; '.join(texts)}."
+            if texts:
+                count = "any" if is_bad.all() else str(len(bad))
+                where_text = f"{count} of {counted(len(rows), 'row')}"
+                yield f"{table.name}.{name} is not finite in {where_text}: {'; '.join(texts)}."
 
     @property
     def beaten(self) -> list[str]:
@@ -198,27 +199,17 @@ class RunResults:
 
         The end of a command warns of them; in the report the headline numbers have the distance.
         """
-        lost: dict[tuple[str, str], list[str]] = {}
-        for best in self.headlines:
+        lost: dict[str, list[str]] = {}
+        for best in self.measured:
             if best.baseline is not None and best.baseline.gain <= 0:
                 subject = f"{best.leaders or 'The best row'} {'are' if best.ties > 1 else 'is'}"
-                lost.setdefault((subject, best.baseline.label), []).append(best.name)
-        texts = [
-            f"{subject} not better than the baseline {baseline} in {listed(names)}."
-            for (subject, baseline), names in lost.items()
-        ]
-        trials: dict[str, str] = {}
+                text = f"{subject} not better than the baseline {best.baseline.label} in"
+                lost.setdefault(text, []).append(best.name)
         for each in self.evaluations:
             if each.column.better and not each.beats_baseline(each.best):
-                own, rival = (
-                    number(float(v[each.best])) for v in (each.values, each.baseline_values)
-                )
-                trials.setdefault(
-                    each.trial,
-                    f"{each.trial} is not better than its baseline: {each.name} {own}, "
-                    f"{each.baseline} {rival}.",
-                )
-        return [*texts, *trials.values()]
+                text = f"{each.trial} is not better than the baseline {each.baseline} in"
+                lost.setdefault(text, []).append(each.name)
+        return [f"{text} {listed(names)}." for text, names in lost.items()]
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
@@ -241,19 +232,6 @@ class RunResults:
         """The held-out metrics of its trainings."""
         return evaluations(self.tables, self.declared.step_metrics, self.monitors)
 
-    @cached_property
-    def chosen_steps(self) -> dict[str, tuple[float, bool]]:
-        """The step of the model that held-out data chose, and whether the training stopped early.
-
-        By trial; a training that is left out kept the model of its last step.
-        """
-        trials = self.tables.get("trials", pd.DataFrame())
-        if "best_step" not in trials:
-            return {}
-        known = trials.dropna(subset=["best_step"])
-        values = zip(known["trial_id"], known["best_step"], known["stopped_early"], strict=True)
-        return {str(trial): (float(step), bool(stopped)) for trial, step, stopped in values}
-
     @property
     def tested(self) -> list[str]:
         """The outcome of the experiment's own tests, in words.
@@ -264,15 +242,18 @@ class RunResults:
         return [] if self.varied else [text for each in self.sections for text in each.certainty]
 
     @cached_property
-    def calls(self) -> Calls | None:
-        """The calls of a function; None of another experiment, or of a matrix."""
+    def calls(self) -> tuple[int, int] | None:
+        """How many of the calls that were asked for are stored, and how many were asked for.
+
+        None of an experiment that is no function, and of a matrix.
+        """
         table = next((table for table in self.declared.tables if table.open), None)
         if table is None or self.declared.asked is None or self.varied:
             return None
         asked, rows = set(self.declared.asked()), self.tables.get(table.name)
-        names = pd.Series(dtype=str) if rows is None else rows[table.columns[0].name]
-        keys = [f"{table.name}/{name}" for name in names]
-        return Calls(len(asked.intersection(keys)), len(asked))
+        name = table.columns[0].name
+        stored = set() if rows is None else {f"{table.name}/{call}" for call in rows[name]}
+        return len(asked & stored), len(asked)
 
     @cached_property
     def varied(self) -> dict[str, list[str]]:
@@ -292,10 +273,3 @@ class RunResults:
         except ConfigError:
             return {}
         return found if isinstance(found, dict) else {}
-
-    def setting(self, key: str) -> Any:
-        """Return the setting at a dotted key; None if there is none."""
-        found: Any = self.settings
-        for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found

@@ -1,4 +1,4 @@
-"""Plots: the style, colors, axes and line labels that all share, and their encoding as files."""
+"""Plots: style, colors and axes that all share, lines, heat map, dots and front, files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import matplotlib as mpl
@@ -19,15 +19,17 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.style import context
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
-from raypipe.report.formatting import number, power_of_ten
+from raypipe.report.formatting import cell, number, power_of_ten, short_labels, with_interval
+from raypipe.stats import on_pareto_front, ranked
 
 # The page replaces these by its own, so that a plot follows light and dark mode.
 INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
@@ -54,6 +56,16 @@ _LINES: tuple[_Line, ...] = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED,
 #: line styles of a second round of the colors
 _OTHER_LINES: tuple[_Line, ...] = (_DASHED, _DASHED, _DASHED, _DASHED, _DASHED, "-", "-", "-", "-")
 
+#: lines with a color and a name of their own
+MOST_LINES = 8
+#: rows of a chart of dots
+MOST_DOTS = 24
+_LONGEST = 22  # characters of a label
+_MOST_WRITTEN = 100  # cells of a heat map
+_WIDEST = 60  # characters of a row of a heat map
+_MOST_TIPS = 200  # points with a value to show
+_MOST_POINTS = 1000  # of a line: more than a figure has pixels
+
 _STYLE = "raypipe.report.templates.plots"  # a style sheet
 
 
@@ -73,6 +85,38 @@ class Stroke(NamedTuple):
 
     color: str
     line: _Line
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a plot: ``y`` over rising ``x``, with a gap where a value is not finite.
+
+    Args:
+        name: for the label beside it.
+        x: ``[n]``
+        y: ``[n]``
+        half: ``[n]``, half of an interval around ``y``, NaN where there is none.
+        raw: ``[n]``, unsmoothed values, drawn thin.
+        column: whose values these are, for their unit.
+
+    """
+
+    name: str
+    x: NDArray[np.floating[Any]]
+    y: NDArray[np.floating[Any]]
+    half: NDArray[np.floating[Any]] | None = None
+    raw: NDArray[np.floating[Any]] | None = None
+    column: str = ""
+
+    @property
+    def halves(self) -> NDArray[np.floating[Any]]:
+        """Half of the interval around each point, 0 where there is none."""
+        return np.zeros(len(self.y)) if self.half is None else np.nan_to_num(self.half)
+
+    def best(self, better: str) -> int:
+        """Return the place of the best value; the first of equal ones."""
+        order, _ = ranked(self.y, range(len(self.y)), [0] * len(self.y), better)
+        return order[0]
 
 
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
@@ -131,20 +175,15 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
     return bool(known.size and known.min() > 0 and float(known.max()) / float(known.min()) > ratio)
 
 
-def new_axes(width: float = 0.84, height: float = 0.78) -> tuple[Figure, Axes]:
-    """Return a figure and its axes; ``width`` and ``height`` are their shares of the figure."""
-    figure = Figure(figsize=(WIDTH, HEIGHT))
-    return figure, figure.add_axes((0.13, 0.155, width - 0.015, height - 0.02))
-
-
 def single_stroke() -> Stroke:
     """Return the stroke of a line that has no other one next to it."""
     return Stroke(_COLORS[3], "-")
 
 
-def write_numbers(axis: Axis) -> None:
-    """Write the ticks of an axis as the page writes numbers."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
+def _new_axes(width: float = 0.84) -> tuple[Figure, Axes]:
+    """Return a figure and its axes, which have this share of its width."""
+    figure = Figure(figsize=(WIDTH, HEIGHT))
+    return figure, figure.add_axes((0.13, 0.155, width - 0.015, 0.76))
 
 
 def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0) -> None:
@@ -155,21 +194,7 @@ def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0) -> None:
         return
     whole = bool((known == np.round(known)).all()) and known.size > 1
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
-    write_numbers(axes.xaxis)
-
-
-def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """Make an axis logarithmic, ``ticks`` per decade; over many decades only powers of ten."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
-    ratio = high / low
-    if ratio < 12:
-        ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    elif ratio > 2000:
-        ticks = (1.0,)
-    axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
-    axis.set_minor_locator(NullLocator())
-    write = power_of_ten if ratio > 1e6 else number
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
 
 
 def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
@@ -187,7 +212,21 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
     else:
         margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
         axes.set_ylim(low - margin, high + margin)
-        write_numbers(axes.yaxis)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
+
+
+def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Make an axis logarithmic, ``ticks`` per decade; over many decades only powers of ten."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
+    ratio = high / low
+    if ratio < 12:
+        ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    elif ratio > 2000:
+        ticks = (1.0,)
+    axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
+    axis.set_minor_locator(NullLocator())
+    write = power_of_ten if ratio > 1e6 else number
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
@@ -204,23 +243,10 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
     places = spread(ends, gap=min(13.5 / height, 1 / max(1, len(labels) - 1)))
     for end, place, (_, text, stroke) in zip(ends, places, labels, strict=True):
         axes.plot(
-            [1.0, 1.03, 1.07, 1.085],
-            [end, end, place, place],
-            transform=axes.transAxes,
-            color=stroke.color,
-            linewidth=1.0,
-            clip_on=False,
-            label="_leader",
-        )
+            [1.0, 1.03, 1.07, 1.085], [end, end, place, place], transform=axes.transAxes,
+            color=stroke.color, linewidth=1.0, clip_on=False, label="_leader",
+        )  # fmt: skip
         axes.text(1.1, place, text, transform=axes.transAxes, va="center", fontsize=10)
-
-
-def draw_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Draw a legend of one row above the axes."""
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(handles),
-        fontsize=10, handlelength=1.4, handletextpad=0.45, columnspacing=1.1, borderaxespad=0.3,
-    )  # fmt: skip
 
 
 def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
@@ -240,11 +266,6 @@ def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 def tip(artist: Artist, text: str) -> None:
     """Show a text where the pointer is on an artist, in the page."""
     artist.set_gid(TIP + quote(text, safe=""))
-
-
-def toggle(artist: Artist, name: str) -> None:
-    """Let the reader of the page hide an artist, with all others of this name in the figure."""
-    artist.set_gid(LINE + quote(name, safe=""))
 
 
 def mark_best(axes: Axes, x: float, y: float, text: str, *, below: bool) -> None:
@@ -267,3 +288,220 @@ def mark_best(axes: Axes, x: float, y: float, text: str, *, below: bool) -> None
         va="top" if below else "bottom", zorder=6,
         bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.8},
     )  # fmt: skip
+
+
+def thinned(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Return the means of equal parts of more values in a row than a plot shows."""
+    if len(values) <= _MOST_POINTS:
+        return values
+    parts = np.array_split(values, _MOST_POINTS)
+    return np.array([finite(part).mean() if finite(part).size else np.nan for part in parts])
+
+
+def lines(
+    drawn: Sequence[Line],
+    xlabel: str,
+    title: str,
+    *,
+    better: str = "",
+    steps: bool = True,
+    chosen: str = "",
+) -> Figure:
+    """Draw lines, the best point of each with a ring if ``better`` is lower or higher.
+
+    Few points are dots; those of a single line show their values at the pointer. More lines than
+    can be distinguished share one color, and one of them is named: the chosen one, which is bold,
+    else the one that ends best.
+
+    Args:
+        drawn: with finite values each.
+        xlabel: name of the x axis.
+        title: of the y axis.
+        better: which values are better.
+        steps: whether the x axis is linear and begins at 0.
+        chosen: the name of a line.
+
+    """
+    alone, few = len(drawn) == 1, len(drawn) <= MOST_LINES
+    names = [line.name for line in drawn]
+    ends = [float(finite(line.y)[-1]) for line in drawn]
+    best_end = max(ends) if better == "higher" else min(ends)
+    first = names.index(chosen) if chosen else ends.index(best_end)
+    labels = short_labels(names, 20)
+    figure, axes = _new_axes(0.84 if alone else 0.6)
+    palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
+    labelled: list[tuple[float, str, Stroke]] = []
+    for place, line in enumerate(drawn):
+        stroke = palette[place] if few and not alone else single_stroke()
+        if not few and place != first:
+            stroke = Stroke(MUTED, "-")
+        bold, begun = place == first if chosen else few, len(axes.lines)
+        has_dots = few and line.raw is None and len(line.x) <= _MOST_TIPS
+        if line.raw is not None and few:
+            axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
+        axes.plot(
+            line.x, line.y, color=stroke.color, linestyle=stroke.line, label=line.name,
+            linewidth=1.7 if bold else 0.9, alpha=1.0 if few or bold else 0.5,
+            zorder=3 if bold else 2,
+        )  # fmt: skip
+        for x, y, half in zip(line.x, line.y, line.halves, strict=True) if has_dots else ():
+            if np.isfinite(y):
+                (dot,) = axes.plot([x], [y], "o", color=stroke.color, markersize=4)
+                text = with_interval(line.column, float(y), float(half) or np.nan)
+                tip(dot, f"{xlabel} {number(float(x))}: {text}")
+        for artist in axes.lines[begun:] if few and not alone else ():
+            artist.set_gid(LINE + quote(labels[place], safe=""))  # which a click hides
+        if line.halves.any():
+            low, high = line.y - line.halves, line.y + line.halves
+            axes.fill_between(line.x, low, high, color=stroke.color, alpha=0.18, linewidth=0)
+        if few or place == first:
+            labelled.append((ends[place], labels[place], stroke))
+        gaps, floor = line.x[~np.isfinite(line.y)], axes.get_xaxis_transform()
+        if gaps.size:
+            axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
+    across = np.concatenate([line.x for line in drawn])
+    frame_x(axes, across, np.inf if steps else 30.0)
+    if steps:
+        axes.set_xlim(0, max(1.0, float(across.max())))
+    frame_y(axes, _framed(drawn, better, chosen), 30.0)
+    if better and not chosen:
+        ringed = [(line, line.best(better)) for line in (drawn if few else [drawn[first]])]
+        tops = [float(line.y[at]) for line, at in ringed]
+        top = tops.index(min(tops) if better == "lower" else max(tops))
+        for place, (line, at) in enumerate(ringed):
+            text = f"{cell(line.column, tops[place])} at {xlabel} {number(float(line.x[at]))}"
+            shown = text if place == top else ""
+            mark_best(axes, float(line.x[at]), tops[place], shown, below=better == "lower")
+    if not alone:
+        label_lines(axes, labelled)
+    axes.set_xlabel(xlabel)
+    axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
+    return figure
+
+
+def _framed(drawn: Sequence[Line], better: str, chosen: str) -> NDArray[np.float64]:
+    """Return the values that the y axis has to show.
+
+    The outermost hundredth of many values would flatten the rest, and so would the worst of many
+    lines. The chosen line is shown as a whole.
+    """
+    sign, values, whole = -1 if better == "higher" else 1, [], [np.empty(0)]
+    for line in drawn:
+        own = finite(np.concatenate([line.y - line.halves, line.y + line.halves]))
+        low, high = np.quantile(own, [0.005, 0.995]) if own.size > 200 else (own.min(), own.max())
+        values.append(own[(own >= low) & (own <= high)])
+        whole += [own] if line.name == chosen else []
+    worst = [float((sign * own).max()) for own in values]
+    limit = np.quantile(worst, 0.9, method="lower") if len(drawn) > MOST_LINES else max(worst)
+    return np.concatenate([*whole, *(own[sign * own <= limit] for own in values)])
+
+
+def heat_map(
+    grid: pd.DataFrame, column: str, better: str, words: Mapping[tuple[int, int], str]
+) -> Figure:
+    """Return a heat map of ``[R, C]`` numbers of a column, written into the cells if there are few.
+
+    The best cell has a frame if ``better`` is lower or higher. ``words`` say why a cell has no
+    number.
+    """
+    values = grid.to_numpy(np.float64)
+    down, across = (short_labels(list(map(str, names)), _LONGEST)
+                    for names in (grid.index, grid.columns))  # fmt: skip
+    height = max(HEIGHT, min(1.2 + 0.36 * len(down), 7.0))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    known = finite(values)
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    norm = Normalize(low, high if high > low else low + 1.0)
+    # read alike with any color vision, and in gray
+    image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", aspect="auto", norm=norm)
+    figure.colorbar(image, format=FuncFormatter(lambda value, _: cell(column, value)))
+    is_slanted = len(across) * max(map(len, across)) > _WIDEST
+    axes.set_xticks(range(len(across)), across, rotation=45 if is_slanted else 0)
+    axes.set_yticks(range(len(down)), down)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    texts = [number(float(value)) for value in values.flat]
+    fits = len(texts) <= _MOST_WRITTEN and len(across) * max(map(len, texts)) <= _WIDEST
+    best = low if better == "lower" else high
+    for ((row, place), value), text in zip(np.ndenumerate(values), texts, strict=True):
+        is_number = bool(np.isfinite(value))
+        text = text if is_number else words.get((row, place), "")
+        ink = ("#000000" if norm(value) > 0.6 else "#ffffff") if is_number else INK
+        is_best = bool(better) and low < high and value == best
+        mark = axes.text(
+            place, row, text if fits else " ", ha="center", va="center", color=ink,
+            fontweight="bold" if is_best else "normal",
+        )  # fmt: skip
+        tip(mark, f"{down[row]}, {across[place]}: {text}")
+        if is_best:
+            corner = (place - 0.46, row - 0.44)
+            axes.add_patch(Rectangle(corner, 0.92, 0.88, fill=False, edgecolor=ink, linewidth=2))
+    return figure
+
+
+def dots(
+    names: Sequence[str],
+    mean: NDArray[np.floating[Any]],
+    half: NDArray[np.floating[Any]],
+    column: str,
+    gray: Sequence[bool],
+) -> Figure:
+    """Draw a row for each point: a dot with its interval and its value; some of them in gray."""
+    values = [with_interval(column, float(m), float(h)) for m, h in zip(mean, half, strict=True)]
+    size = (WIDTH, max(1.3, 0.62 + 0.3 * len(names)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    for row, (name, text) in enumerate(zip(names, values, strict=True)):
+        color = MUTED if gray[row] else single_stroke().color
+        (dot, *_) = axes.errorbar(
+            mean[row], row, xerr=np.nan_to_num(half[row]), fmt="o", color=color, markersize=7,
+            elinewidth=1.4,
+        )  # fmt: skip
+        tip(dot, f"{name}: {text}")
+        axes.text(1.03, row, text, transform=axes.get_yaxis_transform(), va="center")
+    axes.set_yticks(range(len(names)), short_labels(names, _LONGEST))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    ends = [float((mean - np.nan_to_num(half)).min()), float((mean + np.nan_to_num(half)).max())]
+    if 0 <= ends[0] < 0.6 * ends[1] and not needs_log(ends, 100):
+        axes.set_xlim(left=0)  # a dot's distance from the left then shows its size
+    frame_x(axes, ends, 100)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    return figure
+
+
+def front(
+    points: NDArray[np.float64],
+    signs: Sequence[int],
+    labels: Sequence[str],
+    tips: Sequence[str],
+    chosen: int | None = None,
+) -> Figure:
+    """Draw points, and the steps through those that no other one beats in both numbers.
+
+    Args:
+        points: ``[n, 2]``, finite.
+        signs: of each number, 1 where lower is better, else -1.
+        labels: of both axes.
+        tips: the name of each point.
+        chosen: the place of the point that is called recommended.
+
+    """
+    best = np.unique(points[on_pareto_front(points * signs)], axis=0)
+    figure, axes = _new_axes()
+    steps = "steps-post" if signs[0] > 0 else "steps-pre"
+    axes.plot(*best.T, drawstyle=steps, color=INK, linewidth=1.2, zorder=1)
+    for (x, y), text in zip(points, tips, strict=True):
+        (dot,) = axes.plot([x], [y], "o", color=single_stroke().color, markersize=4.2)
+        tip(dot, f"{text}: {number(float(x))}, {number(float(y))}")
+    frame_x(axes, points[:, 0])
+    axes.margins(x=0.06)
+    axes.grid(visible=True, axis="x")
+    frame_y(axes, points[:, 1], 30)
+    if chosen is not None:
+        x, y = points[chosen]
+        mark_best(axes, float(x), float(y), "recommended", below=False)
+    axes.set(xlabel=labels[0])
+    axes.set_title(labels[1])
+    return figure

@@ -1,18 +1,30 @@
-"""Sections of the report and their parts: plain values that :mod:`raypipe.report.html` renders.
+"""Sections of the report, their parts, and their rendering as one self-contained HTML page.
 
-Every text may come from a user or from data: rendering escapes it.
+Every text may come from a user or from data: Jinja2 escapes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from numbers import Real
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-from raypipe.report.plots import Plot
+from raypipe.report.formatting import cell, heading
+from raypipe.report.plots import GRID, INK, LINE, MUTED, PAPER, TIP, Plot, encode, slug
 
+_COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
+_MOST_ROWS, _MOST_PLOTS = 20, 6  # that are not folded
 _TONES = {"succeeded": "good", "failed": "bad", "out_of_memory": "bad", "interrupted": "warn"}
 
 
@@ -62,17 +74,21 @@ class Fold:
 class TableView:
     """Columns of a table in order; the first names the row. ``label`` is for screen readers.
 
-    A cell is a :class:`Pill`, :class:`Bar` or :class:`Code`, or any value, which is formatted by
+    A cell is a :class:`Pill` or :class:`Code`, or any value, which is formatted by
     its column's name. ``emphasized`` says which rows are bold, ``meanings`` explains columns.
     ``caption`` stands above the rows.
     """
 
     rows: pd.DataFrame
-    columns: Sequence[str]
+    columns: Sequence[Any]
     label: str
     emphasized: Sequence[bool] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
     caption: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether it shows anything."""
+        return bool(self.visible_columns)
 
     @property
     def visible_columns(self) -> list[str]:
@@ -95,14 +111,6 @@ class Pill:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar on a timeline; start and length in percent of its width."""
-
-    start: float
-    length: float
-
-
-@dataclass(frozen=True)
 class Tile:
     """A headline number: what it is, its value, and a note. Tones are those of a pill."""
 
@@ -118,12 +126,20 @@ class Tiles:
 
     tiles: Sequence[Tile]
 
+    def __bool__(self) -> bool:
+        """Whether it shows anything."""
+        return bool(self.tiles)
+
 
 @dataclass(frozen=True)
 class Answers:
     """Questions, each with the parts that answer it; those without parts are left out."""
 
     answers: Sequence[tuple[str, Sequence[Part]]]
+
+    def __bool__(self) -> bool:
+        """Whether it shows anything."""
+        return any(parts for _, parts in self.answers)
 
 
 @dataclass(frozen=True)
@@ -140,3 +156,117 @@ Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles 
 def cells(values: Iterable[Any]) -> Any:
     """Return the cells of a column, which need not be plain values, for ``DataFrame.assign``."""
     return list(values)
+
+
+def render(
+    title: str, status: Pill | None, facts: Mapping[str, str], sections: Sequence[Section]
+) -> dict[str, bytes]:
+    """Return the files of a report by name: each plot as PNG and SVG, ``index.html`` last.
+
+    ``facts`` stand below the title. Raises ValueError when two plots share a name.
+    """
+    files: dict[str, bytes] = {}
+    environment = Environment(
+        loader=PackageLoader("raypipe.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "kind": lambda value: type(value).__name__,
+        "grouped": _grouped,
+        "columns": _columns,
+        "svg": partial(_svg, files),
+    }
+    script = environment.get_template("page.js").render()
+    page = environment.get_template("page.html").render(
+        title=title,
+        status=status,
+        facts=facts,
+        sections=_anchored(sections),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+    return files | {"index.html": page.encode()}
+
+
+def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
+    """Return the sections that show anything by unique ids, which follow from their titles."""
+    anchored: dict[str, Section] = {}
+    for section in sections:
+        anchor = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        while anchor in anchored:
+            anchor += "-"
+        if list(_grouped(section.parts)):
+            anchored[anchor] = section
+    return anchored
+
+
+def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | list[Plot]]:
+    """Yield the parts that show anything; plots in sequence stand side by side, as a list.
+
+    A group of plots has a heading before it. Long tables and further plots are folded, unless the
+    parts are folded already.
+    """
+    for group, members in groupby(filter(None, parts), lambda part: getattr(part, "group", None)):
+        shown: list[Any] = list(members)
+        if group is None:
+            for part in shown:
+                is_long = isinstance(part, TableView) and len(part.rows) > _MOST_ROWS
+                title = f"{part.label} ({len(part.rows)} rows)" if is_long else ""
+                yield Fold(title, [part]) if is_long and not is_folded else part
+            continue
+        yield from [Heading(group)] if group else []
+        most = len(shown) if is_folded else _MOST_PLOTS
+        yield shown[:most]
+        if more := shown[most:]:
+            yield Fold(f"{len(more)} more figures", more)
+
+
+def _columns(table: TableView) -> list[tuple[str, str, str, list[tuple[Any, str]]]]:
+    """Return the CSS class, the heading, the meaning and the cells of each visible column.
+
+    A cell is its content, and the number to sort by or an empty text.
+    """
+    columns = []
+    for name in table.visible_columns:
+        values, cells = table.rows[name], []
+        for value in values:
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            shown = value if isinstance(value, Pill | Code) else cell(name, value)
+            cells.append((shown, repr(float(value)) if is_number else ""))
+        columns.append((_css(name, values), heading(name), table.meanings.get(name, ""), cells))
+    return columns
+
+
+def _css(name: str, column: pd.Series[Any]) -> str:
+    """Return the class of a column: numbers are right-aligned, long texts wrapped."""
+    if any(isinstance(value, Code) for value in column):
+        return "code"
+    is_number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    if is_number or "±" in name:
+        return "number"
+    return "text" if column.astype(str).str.len().max() > 40 else ""
+
+
+def _svg(files: dict[str, bytes], plot: Plot) -> tuple[str, Markup]:
+    """Add the files of a plot; return the view box and content of its SVG, in the page's colors.
+
+    Matplotlib escaped the texts in it. Ids get the plot's name as prefix, unique on the page.
+    """
+    name, drawn = slug(plot.name), encode(plot)
+    if f"figures/{name}.svg" in files:
+        raise ValueError(f"two figures are named {plot.name!r}; names must differ")
+    files |= {f"figures/{name}.{kind}": content for kind, content in drawn.items()}
+    text = drawn["svg"].decode()
+    opening, _, text = text[text.index("<svg") :].rpartition("</svg>")[0].partition(">")
+    text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
+    tips = rf'<g id="{TIP}([^"]*)">'
+    text = re.sub(tips, lambda at: f'<g class="tip"><title>{escape(unquote(at[1]))}</title>', text)
+    lines = rf'<g id="{LINE}([^"]*)">'
+    text = re.sub(lines, lambda at: f'<g class="line" data-line="{escape(unquote(at[1]))}">', text)
+    text = re.sub(r'\bid="|url\(#|(?<=href=")#', rf"\g<0>{name}_", text).replace("xlink:", "")
+    for color, variable in _COLORS.items():
+        text = text.replace(color, f"var({variable})")
+    text = text.replace("'DejaVu Sans'", "var(--sans)").strip()
+    return re.findall(r'viewBox="([^"]*)"', opening)[0], Markup(text)

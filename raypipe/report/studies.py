@@ -13,71 +13,63 @@ import pandas as pd
 from raypipe.config.levels import nested
 from raypipe.config.matrix import is_seed, point_text, text_value
 from raypipe.config.yaml_text import dump_yaml
-from raypipe.report import charts, plots
+from raypipe.report import plots
 from raypipe.report.best import (
+    ADDED,
     Headline,
     Ranked,
     Results,
+    Tables,
     as_numbers,
     headlines,
     plain,
     point_label,
-    shape_of,
     value_label,
 )
-from raypipe.report.comparison import compared
-from raypipe.report.formatting import counted, heading, listed, number, percent
+from raypipe.report.comparison import point_name, points, seeds_of, varied
+from raypipe.report.formatting import counted, heading, listed, number
 from raypipe.report.measures import PREFIX, REPEATED
-from raypipe.report.plots import Plot, rows
-from raypipe.report.sections import (
-    Code,
-    Fold,
-    Heading,
-    Part,
-    Pill,
-    Section,
-    TableView,
-    cells,
-)
-from raypipe.report.tables import best_rows, number_plots
+from raypipe.report.plots import Line, Plot, rows
+from raypipe.report.sections import Code, Fold, Part, Pill, Section, TableView, cells
+from raypipe.report.tables import number_plots, result_parts
 from raypipe.report.trainings import SWEEP, step_lines
-from raypipe.report.variants import Tables, point_name, points, seeds_of, varied
 from raypipe.stats import runs_needed
 from raypipe.store.tables import Column, Table
 
 _MOST_SNIPPETS = 5
-_MOST_PLOTS = 4
-_TONES = {"winner": "good", "dropped": "warn", "failed": "bad"}
-_SPEED = "samples_per_s"
+_SPEED, _MEMORY = "samples_per_s", "peak_memory_bytes"
+_FASTER = Column(_SPEED, "real", "", better="higher")
 #: columns of ``sweep_points`` that are not axes
 _NOT_AXES = ("trial_id", "run_id", "command_id", "variant", "trained_stage", "kind", "reference")
-_NUMBERS = (_SPEED, "energy_j_per_sample", "gpu_peak_bytes", "host_peak_bytes", "parity",
-            "accumulation")  # fmt: skip
+#: tables of a comparison, and their captions
+_COMPARED = {
+    "best_variants": "Best points by the mean over seeds",
+    "variant_metrics": "Means over seeds; unmatched numbers have no counterpart at another value",
+    "variant_tests": "Paired tests, at the points that both values have",
+}
 _WORDS = {"out_of_memory": "OOM", "interrupted": "stopped", "succeeded": ""}
-_ENDS = {"succeeded": "", "interrupted": "o"}
 
 
 def _direction(mode: str) -> Any:
     return "higher" if mode == "max" else "lower"
 
 
-def _yaml(point: Mapping[str, Any]) -> str:
-    """Return the values of a point by dotted key as a part of a configuration."""
-    return dump_yaml(nested(point))
+def _name(point: str) -> str:
+    return point_text(json.loads(point))
 
 
-def best_yaml(point: str) -> str:
-    """Return the values of a point of a matrix, given as JSON with texts, as YAML."""
-    return _yaml({key: text_value(text) for key, text in json.loads(point).items()})
+def configuration(title: str, point: Mapping[str, Any]) -> Fold:
+    """Return the values of a point by dotted key as a part of a configuration, to paste."""
+    return Fold(f"Configuration of {title}", [Code(dump_yaml(nested(point)))])
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A search: its points with a column per searched key, and the mode of each metric."""
+    """A search: its points with a column per searched key, and its metrics."""
 
     points: pd.DataFrame
     keys: Sequence[str]
-    modes: Mapping[str, str]
+    metrics: Sequence[Column]
 
     @classmethod
     def of(cls, tables: Tables) -> Searched | None:
@@ -89,8 +81,9 @@ class Searched:
         keys = list(dict.fromkeys(key for point in values for key in point))
         columns = {key: cells(point.get(key) for point in values) for key in keys}
         modes = json.loads(found["objectives"].iloc[0])
+        metrics = [Column(n, "real", "", better=_direction(mode)) for n, mode in modes.items()]
         columns |= {name: np.nan for name in modes if name not in found}  # nothing was measured
-        return cls(plain(found.assign(**columns)), keys, modes)
+        return cls(plain(found.assign(**columns)), keys, metrics)
 
     @property
     def measured(self) -> pd.DataFrame:
@@ -100,39 +93,31 @@ class Searched:
     @property
     def front(self) -> pd.DataFrame:
         """The points that meet all conditions and that no other one is better than."""
-        first = next(iter(self.modes))
         on_front = self.points[self.points["on_front"].astype(bool)]
-        return on_front.sort_values(first, kind="stable")
+        return on_front.sort_values(self.metrics[0].name, kind="stable")
 
     @property
-    def best(self) -> dict[str, Any]:
-        """The values of a best point; empty without one."""
-        best = self.points[self.points["on_front"].astype(bool)]
-        return {} if best.empty else json.loads(best["point"].iloc[0])
-
-    def results(self, metric: str) -> Results:
-        """Return the points that meet all conditions as rows of a table with a metric."""
-        column = Column(metric, "real", "", better=_direction(self.modes[metric]))
-        table = Table("search", "a point", (column,), axes=tuple(self.keys))
+    def results(self) -> Results:
+        """The points that meet all conditions as rows of a table with the metrics."""
+        table = Table("search", "a point", tuple(self.metrics), axes=tuple(self.keys))
         feasible = self.measured[self.measured["feasible"].astype(bool)]
         return Results(table, plain(feasible.drop(columns=["number"])))
 
 
 def search_headlines(tables: Tables) -> list[Headline]:
     """Return the best point of a search by each of its metrics; it meets all conditions."""
-    search = Searched.of(tables)
-    found = []
-    for name in search.modes if search is not None else ():
-        assert search is not None
-        results = search.results(name)
-        varied = [key for key in search.keys if search.points[key].map(repr).nunique() > 1]
-        # also where all points with a number are equal: a point is named, and counts once
-        shape = replace(shape_of(results.table, results.rows), axes=tuple(varied or search.keys))
-        for best in headlines(results.table, results.rows, shape):
-            owner, _, rest = name.partition(".")
-            shown, _, group = rest.removesuffix(")").partition(" (")
-            column = replace(best.column, name=shown)
-            found.append(replace(best, table=owner, column=column, group=group))
+    search, found = Searched.of(tables), []
+    if search is None:
+        return []
+    results = search.results
+    several = [key for key in search.keys if search.points[key].map(repr).nunique() > 1]
+    # also where all points with a number are equal: a point is named, and counts once
+    shape = replace(results.shape, axes=tuple(several or search.keys))
+    for best in headlines(results.table, results.rows, shape):
+        owner, _, rest = best.column.name.partition(".")
+        shown, _, group = rest.removesuffix(")").partition(" (")
+        column = replace(best.column, name=shown)
+        found.append(replace(best, table=owner, column=column, group=group))
     return found
 
 
@@ -141,120 +126,88 @@ def search_section(tables: Tables) -> Section:
     search = Searched.of(tables)
     if search is None:
         return Section("Search", [])
-    counts = search.points["status"].value_counts()
-    unmeasured = [f"{counts[n]} {n}" for n in ("running", "failed", "excluded") if n in counts]
-    broken = int((~search.measured["feasible"].astype(bool)).sum())
-    unmeasured += [f"{broken} break a condition"] * (broken > 0)
-    text = f"{counted(len(search.points), 'point')} proposed"
-    parts: list[Part] = [f"{text} ({', '.join(unmeasured)})." if unmeasured else f"{text}."]
-    if len(search.measured) > 1:
-        with plots.style():
-            parts.append(_scatter(search))
-        first = search.results(next(iter(search.modes)))
-        if first.shape.axes:
-            parts.append(best_rows(first, first.table.columns[0]))
-    for _, row in search.front.head(_MOST_SNIPPETS).iterrows():
-        metrics = ", ".join(f"{name} {number(float(row[name]))}" for name in search.modes)
-        title = f"Configuration of point {row['number'] + 1}: {metrics}"
-        parts.append(Fold(title, [Code(_yaml(json.loads(row["point"])))]))
+    states = search.points["status"].where(search.points["status"] != "succeeded")
+    broken = (search.points["status"] == "succeeded") & ~search.points["feasible"].astype(bool)
+    counts = states.mask(broken, "break a condition").value_counts()
+    text = ", ".join(f"{count} {state}" for state, count in counts.items())
+    text = f"{counted(len(search.points), 'point')} proposed{f' ({text})' if text else ''}."
+    if broken.any() and search.front.empty:
+        text += " No point meets the conditions."
+    parts: list[Part] = [text]
+    if len(search.measured) > 1 and len(search.front):
+        parts += [*_search_plots(search), *result_parts(search.results)]
+    for row in search.front.head(_MOST_SNIPPETS).to_dict("records"):
+        values = [f"{name} {number(float(row[name]))}" for name in (m.name for m in search.metrics)]
+        title = f"point {row['number'] + 1}: {', '.join(values)}"
+        parts.append(configuration(title, json.loads(row["point"])))
     return Section("Search", parts)
 
 
-def _scatter(search: Searched) -> Plot:
-    """Draw the points as they ended with the best so far, or two metrics with their front.
+def _search_plots(search: Searched) -> list[Plot]:
+    """Draw the front by two metrics; by one the points as they ended, with the best so far.
 
-    A point that breaks a condition is a cross.
+    The best and the front are of points that meet all conditions.
     """
-    metrics = list(search.modes)[:2]
     points = search.measured.sort_values("ended", kind="stable")
-    feasible, on_front = (points[name].astype(bool) for name in ("feasible", "on_front"))
-    titles = [f"{name}, {_direction(search.modes[name])} is better" for name in metrics]
-    signs = [1 if search.modes[name] == "min" else -1 for name in metrics]
-    tips = [
-        f"{_name(row['point'])}: {', '.join(number(float(row[name])) for name in metrics)}"
-        for _, row in points.iterrows()
-    ]
-    front, crosses = search.front, ""
-    if not feasible.all():
-        crosses = f" Crosses: {int((~feasible).sum())} that break a condition."
-    if len(metrics) == 1:
-        x, y = points["ended"] + 1, points[metrics[0]]
-        top = signs[0] * y.where(feasible)
-        best = signs[0] * top.cummin().ffill()
-        line = (x.to_numpy(float), best.to_numpy(float), "steps-post")
-        titles.insert(0, "points that ended")
-        title = "No point meets the conditions"
-        if len(front):
-            value = number(float(front[metrics[0]].iloc[0]))
-            title = f"Point {front['number'].iloc[0] + 1} is the best: {value}"
-            if (ties := front["point"].nunique()) > 1:
-                title = f"{ties} points are equally good: {value}"
-        caption = f"{len(points)} measurements of {counted(len(search.points), 'point')}. "
-        caption += "The line is the best so far."
-    else:
-        x, y = points[metrics[0]], points[metrics[1]]
-        line = charts.front(x[feasible], y[feasible], (signs[0], signs[1]))
-        title = f"The Pareto front has {counted(len(front), 'point')}"
-        caption = f"{len(points)} points; large: the {len(front)} that no other one dominates."
-    figure = charts.scatter(
-        x, y, *titles, line=line, tips=tips, crosses=list(~feasible), large=list(on_front)
-    )
-    return Plot("search-progress", title, caption + crosses, figure)
+    metric, *others = search.metrics
+    if others:
+        return _front("search-front", search.results.rows, search.keys, metric, others[0])
+    values = as_numbers(points[metric.name])
+    allowed = values.where(points["feasible"].astype(bool))
+    best = (allowed.cummin() if metric.better == "lower" else allowed.cummax()).ffill()
+    x, y, raw = (part.to_numpy(float) for part in (points["ended"] + 1, best, values))
+    line = Line("", x, y, raw=raw, column=metric.name)
+    name, better = metric.name, metric.better
+    figure = plots.lines([line], "points that ended", name, better=better, steps=False)
+    value, ties = number(float(search.front[name].iloc[0])), search.front["point"].nunique()
+    title = f"Point {search.front['number'].iloc[0] + 1} is the best: {value}"
+    if ties > 1:
+        title = f"{ties} points are equally good: {value}"
+    caption = f"{len(points)} measurements of {counted(len(search.points), 'point')} (thin), and "
+    caption += f"the best so far that meets all conditions; {better} is better."
+    return [Plot("search-progress", title, caption, figure)]
+
+
+def _front(
+    name: str, table: pd.DataFrame, axes: Sequence[str], x: Column, y: Column, chosen: str = ""
+) -> list[Plot]:
+    """Draw the points of a table by two numbers, with those that no other one dominates."""
+    numbers = table[[x.name, y.name]].apply(as_numbers)
+    known = numbers[np.isfinite(numbers).all(axis=1)]
+    if len(known.drop_duplicates()) < 2:
+        return []
+    points = table.loc[known.index]
+    tips = [point_label({a: row[a] for a in axes}) for row in points.to_dict("records")]
+    labels = [f"{heading(each.name)}, {each.better} is better" for each in (x, y)]
+    signs = [1 if each.better == "lower" else -1 for each in (x, y)]
+    names = list(points.get("trial_id", points.index))
+    marked = names.index(chosen) if chosen in names else None
+    figure = plots.front(known.to_numpy(float), signs, labels, tips, marked)
+    caption = f"{counted(len(known), 'point')}. The line joins those that no other dominates."
+    return [Plot(name, f"{heading(x.name)} and {heading(y.name)}", caption, figure)]
 
 
 def race_section(tables: Tables) -> Section:
-    """Return the verdict, the means of all points by seeds, and the last state of each point."""
+    """Return the verdict, the last state of each point, and the configuration of the winner."""
     race = rows(tables, "race")
     if race is None:
         return Section("Race", [])
     last = race.sort_values("round", kind="stable").groupby("point", sort=False).tail(1)
     last = last.sort_values("round", ascending=False, kind="stable")
-    parts: list[Part] = [_verdict(race, last)]
-    if race["round"].nunique() > 1:
-        with plots.style():
-            parts.append(_means(race))
-    shown = last.assign(
-        point=cells(Code(_name(point)) for point in last["point"]),
-        status=cells(Pill(status, _TONES.get(status, "")) for status in last["status"]),
-        last_round=last["round"],
-    )
-    columns = ["point", "status", "mean", "runs", "last_round", "p_holm"]
-    winners = list(last["status"] == "winner")
-    parts.append(TableView(shown, columns, "Points of the race", winners))
-    parts += [
-        Fold("Configuration of the winner", [Code(_yaml(json.loads(point)))])
-        for point in last[winners]["point"]
-    ]
-    return Section("Race", parts)
-
-
-def _name(point: str) -> str:
-    return point_text(json.loads(point))
-
-
-def _means(race: pd.DataFrame) -> Plot:
-    """Draw the mean of each point over the seeds so far, up to the round that dropped it."""
-    drawn = []
-    for point, own in race[race["mean"].notna()].groupby("point", sort=False):
-        own = own.sort_values("round")
-        end = {"winner": "o", "contender": ""}.get(own["status"].iloc[-1], "X")
-        x, y = (own[name].to_numpy(float) for name in ("runs", "mean"))
-        drawn.append(charts.Line(point_label(json.loads(str(point))), x, y, end=end))
-    figure = charts.lines(drawn, "seeds of each point", "mean over seeds", steps=False)
-    caption = "A cross is where a point was dropped, a dot the winner."
-    return Plot("race-means", "Means of the points in the race", caption, figure)
-
-
-def _verdict(race: pd.DataFrame, last: pd.DataFrame) -> str:
-    final = race[race["round"] == race["round"].max()]
-    runs, rounds = int(final["runs"].iloc[0]), int(race["round"].max())
+    winners, rounds = last[last["status"] == "winner"], int(race["round"].max())
+    runs = int(last["runs"].iloc[0])
     text = f"{len(last)} points, {counted(rounds, 'round')}, up to {counted(runs, 'seed')}."
-    winners = last[last["status"] == "winner"]
-    if len(winners):
-        row = winners.iloc[0]
-        return f"{text} {_name(row['point'])} wins with a mean of {number(float(row['mean']))}."
-    left = int((final["status"] == "contender").sum())
-    return f"{text} Undecided between {left} points."
+    if winners.empty:
+        left = int((last["status"] == "contender").sum())
+        text += f" Undecided between {left} points."
+    for point, mean in zip(winners["point"], winners["mean"], strict=True):
+        text += f" {_name(point)} wins with a mean of {number(float(mean))}."
+    shown = last.assign(point=cells(Code(_name(point)) for point in last["point"]))
+    shown = shown.rename(columns={"round": "last_round"})
+    columns = ["point", "status", "mean", "runs", "last_round", "p_holm"]
+    view = TableView(shown, columns, "Points of the race", list(last["status"] == "winner"))
+    folds = [configuration("the winner", json.loads(point)) for point in winners["point"]]
+    return Section("Race", [text, view, *folds])
 
 
 def variants_section(
@@ -270,63 +223,25 @@ def variants_section(
     """
     if rows(tables, "variants") is None:
         return Section("Variants", [])
-    if rows(tables, "variant_metrics") is None:  # the stage that compares them was not asked for
-        tables = {**tables, **compared(tables, {})}
-    found, tests = rows(tables, "variant_metrics"), rows(tables, "variant_tests")
-    if found is None:
-        return Section("Variants", [])
-    parts: list[Part] = [_introduction(tables, shown), *_best_points(tables)]
-    drawn = [p for each in trained for c in each.table.columns for p in number_plots(each, c)]
-    parts += drawn[:_MOST_PLOTS]
-    search = Searched.of(tables)
-    searched = search.keys if search is not None else ()  # compared in the section of the search
-    found = found[~found["axis"].isin(searched)]
-    columns = ["metric", "axis", "value", "seeds", "mean", "std", "low", "high"]
-    if found["unmatched"].fillna(0).any():
-        columns.insert(4, "unmatched")
-        parts.append(
-            "Some points are missing, so the means of two values are not over the same points. "
-            "The tests compare two values at the points that both have."
-        )
-    parts.append(TableView(found, columns, "Means over seeds"))
-    if tests is not None:
-        columns = ["metric", "axis", "first", "second", "n", "p_holm", "effect", "conclusion"]
-        tests = tests[~tests["axis"].isin(searched)]
-        parts.append(TableView(tests, columns, "Paired tests"))
-    return Section("Variants", parts)
-
-
-def _introduction(tables: Tables, shown: Mapping[str, str] | None) -> str:
-    axes = varied(tables)
     compared = {point_name({k: v for k, v in p.items() if not is_seed(k)}) for p in points(tables)}
-    seeds = seeds_of(tables)
-    text = counted(len(compared), "point")
-    if keys := [f"{k} ({len(v)} values)" for k, v in sorted(axes.items()) if not is_seed(k)]:
-        text += f" over {', '.join(keys)}"
-    text += f", with {seeds} seeds." if seeds > 1 else "."
+    text = f"{counted(len(compared), 'point')}, {counted(max(1, seeds_of(tables)), 'seed')}."
     if shown:
         text += f" The experiment's own sections show the point {point_name(shown)}; "
         text += "raypipe report RUN_DIR --variant POINT shows another one."
-    return text
-
-
-def _best_points(tables: Tables) -> list[Part]:
-    """Return the best point for each metric with its YAML."""
-    found = rows(tables, "best_variants")
-    if found is None:
-        return []
-    names = [Code(point_name(json.loads(point))) for point in found["point"]]
-    columns = ["metric", "better", "mean", "seeds", "points", "point"]
-    folds = [
-        Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))])
-        for metric, point in zip(found["metric"], found["point"], strict=True)
-    ]
-    return [
-        Heading("Best points"),
-        "The mean over seeds decides; the tests below tell whether it is more than chance.",
-        TableView(found.assign(point=cells(names)), columns, "Best points"),
-        *folds,
-    ]
+    search = Searched.of(tables)
+    searched = search.keys if search is not None else ()  # compared in the section of the search
+    parts: list[Part] = [text]
+    parts += [plot for of in trained for c in of.table.columns for plot in number_plots(of, c)]
+    for name, title in _COMPARED.items():
+        table = tables.get(name, pd.DataFrame())
+        if "axis" in table:
+            table = table[~table["axis"].isin(searched)]
+        columns = [str(column) for column in table if column not in ADDED]
+        parts.append(TableView(table, columns, title, caption=title))
+    for best in tables.get("best_variants", pd.DataFrame()).to_dict("records"):
+        point = {key: text_value(text) for key, text in json.loads(best["point"]).items()}
+        parts.append(configuration(f"the best {best['metric']}", point))
+    return Section("Variants", parts)
 
 
 def seeds_needed(tables: Tables) -> int:
@@ -342,226 +257,150 @@ def seeds_needed(tables: Tables) -> int:
 class Swept:
     """The trials of one swept stage, and the recommended one.
 
-    ``trials`` are the points of the sweep, ``all_trials`` also the fp32 trials that are only
-    references of the loss; both have a column per axis, named as a reader knows it, and a speed
-    unless the trial failed. Trials that were measured again occur once, with the medians.
-    ``recommendation`` is the row of the table, empty without one; ``chosen`` the id of its trial.
+    ``trials`` have a column per axis, named as a reader knows it, and a speed unless the trial
+    failed. Trials that were measured again occur once, with the medians. ``recommendation`` is the
+    row of the table, empty without one; ``chosen`` the id of its trial.
     """
 
     stage: str
     axes: Sequence[str]
     trials: pd.DataFrame
-    all_trials: pd.DataFrame
     recommendation: Mapping[str, Any]
-    chosen: str
-    metric: str
-    better: Any
+    metric: Column
     is_quality: bool
+
+    @property
+    def chosen(self) -> str:
+        """The id of the recommended trial; empty without one."""
+        return str(self.recommendation.get("trial_id", ""))
 
     @property
     def headline(self) -> Headline | None:
         """The recommended point, which need not be the one with the best number."""
         chosen = self.trials[self.trials["trial_id"] == self.chosen]
-        value = self.recommendation.get("value")
-        if value is None and len(chosen) and self.metric in chosen:
-            value = chosen[self.metric].iloc[0]
-        if chosen.empty or value is None or not np.isfinite(float(value)):
+        value = float(self.recommendation.get("value", np.nan))
+        if chosen.empty or not np.isfinite(value):
             return None
-        column = Column(self.metric, "real", "", better=self.better)
         values = {axis: chosen[axis].iloc[0] for axis in self.axes}
-        ranking = [Ranked(values, float(value), 1)]
-        return Headline("trials", column, self.stage, ranking, 1, np.nan, pd.DataFrame([values]))
+        ranking, points = [Ranked(values, value, 1)], pd.DataFrame([values])
+        return Headline("trials", self.metric, self.stage, ranking, 1, np.nan, points)
 
 
 def sweeps(tables: Tables) -> list[Swept]:
     """Return the sweeps of a run, in the order of the table ``trials``."""
-    trials = rows(tables, "trials")
-    if trials is None or (swept := trials[trials["stage"] == SWEEP]).empty:
+    trials, axes = rows(tables, "trials"), rows(tables, "sweep_points")
+    if trials is None or axes is None:
         return []
-    keys: list[str] = []
-    if (points := rows(tables, "sweep_points")) is not None:
-        keys = [str(name) for name in points if name not in _NOT_AXES]
-        further = [name for name in points if name not in swept.columns]
-        swept = swept.merge(points[["trial_id", *further]], on="trial_id", how="left")
-    best = tables.get("recommendations", pd.DataFrame({"trained_stage": []}))
-    found = []
-    for stage, group in swept.groupby("trained_stage", sort=False):
-        own = _medians(_clean(group))
-        shown = {key: key.removeprefix(f"{stage}.").removeprefix("training.") for key in keys}
-        own = own.rename(columns={k: v for k, v in shown.items() if v not in own.columns})
-        axes = [name for name in shown.values() if own[name].map(repr).nunique() > 1]
-        of_stage = best[best["trained_stage"] == stage].iloc[:1]
-        row = {str(n): of_stage[n].iloc[0] for n in of_stage if of_stage[n].notna().any()}
-        metric = str(row.get("metric", _SPEED))
-        better = _direction(str(row.get("mode", "max" if metric == _SPEED else "min")))
-        of_sweep = own[~own["reference"]].reset_index(drop=True)
-        chosen, is_quality = str(row.get("trial_id", "")), bool((own["kind"] == "quality").any())
-        found.append(
-            Swept(str(stage), axes, of_sweep, own, row, chosen, metric, better, is_quality)
-        )
+    further = [name for name in axes if name not in trials.columns]
+    swept = trials.merge(axes[["trial_id", *further]], on="trial_id")
+    best, found = tables.get("recommendations", pd.DataFrame({"trained_stage": []})), []
+    for stage, own in swept[swept["stage"] == SWEEP].groupby("trained_stage", sort=False):
+        own = _medians(own[~own["reference"].eq(True)])
+        keys = [str(name) for name in axes if name not in _NOT_AXES]
+        names = {key: key.removeprefix(f"{stage}.").removeprefix("training.") for key in keys}
+        own = own.rename(columns={k: v for k, v in names.items() if v not in own})
+        several = [name for name in names.values() if own[name].map(repr).nunique() > 1]
+        rows_of = best[best["trained_stage"] == stage]
+        row = {} if rows_of.empty else dict(rows_of.iloc[0].dropna())
+        name = str(row.get("metric", _SPEED))
+        better = _direction(str(row.get("mode", "max" if name == _SPEED else "min")))
+        is_quality = bool(own["kind"].eq("quality").any())
+        metric = Column(name, "real", "", better=better)
+        found.append(Swept(str(stage), several, own, row, metric, is_quality))
     return found
 
 
-def _clean(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a copy with every column that is read: NaN, false or empty where unknown."""
-    unknown = pd.Series(None, table.index, dtype=object)
-    columns: dict[str, Any] = {}
-    for name in _NUMBERS:
-        values = as_numbers(table.get(name, unknown))
-        columns[name] = values.where(np.isfinite(values))
-    for name in ("trial_id", "status", "kind", "precision"):
-        columns[name] = table.get(name, unknown).fillna("").astype(str)
-    columns["reference"] = table.get("reference", unknown).eq(True).astype(bool)
-    measured = columns["status"].isin(["succeeded", "interrupted"])
-    columns[_SPEED] = columns[_SPEED].where(measured)
-    on_gpu = columns["gpu_peak_bytes"].notna().any()
-    columns["peak_memory_bytes"] = columns["gpu_peak_bytes" if on_gpu else "host_peak_bytes"]
-    columns["energy_per_sample_j"] = columns["energy_j_per_sample"]
-    columns["repeats"] = table.get("repeats", unknown)
-    columns["reason"] = table.get("reason", unknown)
-    return table.assign(**columns)
-
-
 def _medians(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials without repeated measurements, with the medians over these."""
-    names = [name for name in REPEATED if name in trials.columns]
-    numbers = trials[names].apply(pd.to_numeric, errors="coerce")
-    first = trials["repeats"].astype("string").fillna(trials["trial_id"])
-    medians = numbers.groupby(first).transform("median")
-    trials = trials.assign(**{name: medians[name] for name in names})
-    return trials[trials["repeats"].isna()].reset_index(drop=True)
+    """Return the trials with numbers, without repeated measurements, with the medians over these.
+
+    A trial that failed has no speed.
+    """
+    ended = trials["status"].isin(["succeeded", "interrupted"])
+    numbers = trials[[name for name in REPEATED if name in trials]].apply(as_numbers)
+    numbers[_SPEED] = numbers[_SPEED].where(ended)
+    first = trials["repeats"].fillna(trials["trial_id"])
+    memory = as_numbers(trials["gpu_peak_bytes"])
+    if memory.isna().all():
+        memory = as_numbers(trials["host_peak_bytes"])
+    medians = numbers.groupby(first).transform("median").assign(**{_MEMORY: memory})
+    return trials.assign(**medians)[trials["repeats"].isna()].reset_index(drop=True)
 
 
 def sweep_asked(swept: Sequence[Swept]) -> Iterator[str]:
     """Yield which settings of which stage were tried."""
     for sweep in swept:
-        counts = [
-            f"{axis} ({sweep.trials[axis].map(repr).nunique()} values)" for axis in sweep.axes
-        ]
-        what = "the best settings"
-        if sweep.metric == _SPEED and not sweep.is_quality:
-            what = "the fastest settings"
-        text = f"a sweep for {what} of {sweep.stage} with {counted(len(sweep.trials), 'trial')}"
-        yield f"{text}: {', '.join(counts)}" if counts else text
-
-
-def sweep_certainty(swept: Sequence[Swept]) -> Iterator[str]:
-    """Yield how far the recommended point of each sweep varied; its section has the reason."""
-    for sweep in swept:
-        if not sweep.chosen:
-            continue
-        ends = [sweep.recommendation.get(name, np.nan) for name in ("value_low", "value_high")]
-        text = "each point was measured once, so there is no range"
-        if ends[0] < ends[1]:
-            low, high = (number(float(end)) for end in ends)
-            text = f"the recommended point was measured at {low} to {high}"
-        yield f"{sweep.stage}: {text}."
+        counts = [f"{axis} ({len(sweep.trials[axis].map(repr).unique())} values)"
+                  for axis in sweep.axes]  # fmt: skip
+        trials = counted(len(sweep.trials), "trial")
+        text = f"a sweep for the best {heading(sweep.metric.name)} of {sweep.stage} with {trials}"
+        yield ": ".join(filter(None, [text, ", ".join(counts)]))
 
 
 def sweep_section(tables: Tables, swept: Sequence[Swept]) -> Section:
-    """Return recommendation, plots and tables of each swept stage."""
+    """Return recommendation, plots and trials of each swept stage."""
     parts: list[Part] = []
     for sweep in swept:
-        parts.append(Heading(sweep.stage))
         if not sweep.chosen:
             parts.append(f"No trial of {sweep.stage} can be recommended.")
         if reason := sweep.recommendation.get("reason"):
-            parts.append(reason)
+            parts.append(f"{sweep.stage}: {reason}")
         if snippet := sweep.recommendation.get("snippet"):
             written = (line for line in snippet.strip().splitlines() if not line.startswith("#"))
             parts.append(Code("\n".join(written)))
-        parts += [*_sweep_plots(sweep, tables), _trials(sweep, tables)]
+        words = sweep.trials["status"].map(lambda status: _WORDS.get(status, status))
+        column = sweep.metric if sweep.metric.name in sweep.trials else _FASTER
+        table = Table(f"sweep-{sweep.stage}", "a trial", (column,), axes=tuple(sweep.axes))
+        results = Results(table, plain(sweep.trials.assign(words=words)), list(sweep.axes))
+        drawn = number_plots(results, column, "words")
+        parts += [*drawn, *_sweep_front(sweep), *_sweep_curves(sweep, tables)]
+        parts.append(_trials(sweep, tables))
     return Section("Sweep", parts)
 
 
-def _sweep_plots(sweep: Swept, tables: Tables) -> list[Plot]:
-    """Draw the metric, the speed and the parity by axis, the front, and the curves of quality."""
-    words = sweep.trials["status"].map(lambda status: _WORDS.get(status, status))
-    trials = sweep.trials.assign(
-        words=words, **{"difference from fp32 in percent": 100 * sweep.trials["parity"]}
-    )
-    metrics = {sweep.metric: sweep.better} if sweep.is_quality else {_SPEED: _direction("max")}
-    metrics["difference from fp32 in percent"] = _direction("min")
-    columns = tuple(Column(n, "real", "", better=b) for n, b in metrics.items() if n in trials)
-    table = Table(f"sweep-{sweep.stage}", "a trial", columns, axes=tuple(sweep.axes))
-    results = Results(table, plain(trials), list(sweep.axes))
-    drawn = [plot for column in columns for plot in number_plots(results, column, "words")]
-    with plots.style():
-        return [*drawn[:_MOST_PLOTS], *_sweep_fronts(sweep), *_sweep_curves(sweep, tables)]
-
-
-def _sweep_fronts(sweep: Swept) -> Iterator[Plot]:
-    """Draw the speed of every measured trial against its quality, memory and energy."""
-    trials = sweep.trials[sweep.trials["status"] == "succeeded"].dropna(subset=[_SPEED])
-    size, unit = (2**30, "GiB") if trials["peak_memory_bytes"].max() >= 2**31 else (2**20, "MiB")
-    trials = trials.assign(memory=trials["peak_memory_bytes"] / size)
-    panels = {"memory": (f"peak memory, {unit}", 1), "energy_per_sample_j": ("J per sample", 1)}
-    if sweep.is_quality and sweep.metric in trials:
-        sign = -1 if sweep.better == "higher" else 1
-        panels = {sweep.metric: (heading(sweep.metric), sign), **panels}
-    for column, (name, sign) in panels.items():
-        known = trials[np.isfinite(as_numbers(trials[column]))]
-        if known[[column, _SPEED]].drop_duplicates().shape[0] < 2:
-            continue
-        x, y = as_numbers(known[column]), known[_SPEED]
-        ring = np.flatnonzero(known["trial_id"] == sweep.chosen)
-        tips = [f"{point_label(dict(row[list(sweep.axes)]))}: {number(float(row[_SPEED]))}/s"
-                for _, row in known.iterrows()]  # fmt: skip
-        figure = charts.scatter(
-            x, y, f"{name}, {'lower' if sign > 0 else 'higher'} is better",
-            "samples per second, higher is better", line=charts.front(x, y, (sign, -1)), tips=tips,
-            kinds=list(known["precision"]), ring=int(ring[0]) if len(ring) else None,
-        )  # fmt: skip
-        caption = (
-            f"{counted(len(known), 'trial')}. The line joins those that no other beats in both."
-        )
-        yield Plot(f"sweep-{sweep.stage}-{column}-front", f"Speed and {name}", caption, figure)
+def _sweep_front(sweep: Swept) -> list[Plot]:
+    """Draw the speed of every measured trial against its metric, or against its memory."""
+    trials = sweep.trials[sweep.trials["status"] == "succeeded"]
+    x = Column("peak memory, GiB", "real", "", better="lower")
+    trials = trials.assign(**{x.name: trials[_MEMORY] / 2**30})
+    if sweep.is_quality and sweep.metric.name in trials:
+        x = sweep.metric
+    return _front(f"sweep-{sweep.stage}-front", trials, sweep.axes, x, _FASTER, sweep.chosen)
 
 
 def _sweep_curves(sweep: Swept, tables: Tables) -> Iterator[Plot]:
-    """Draw the curve of each trial of a sweep that trains to the end; marks are early ends."""
+    """Draw the curve of each trial of a sweep that trains to the end."""
     steps = rows(tables, "steps")
     if steps is None or not sweep.is_quality:
         return
-    column = sweep.metric if sweep.metric in steps.columns else "loss"
-    status = sweep.trials.set_index("trial_id")["status"]
-    axes = sweep.trials.set_index("trial_id")[list(sweep.axes)].to_dict("index")
-    labels = {str(t): ", ".join(map(value_label, p.values())) or str(t) for t, p in axes.items()}
-    labels[sweep.chosen] = "recommended"
-    ends = {str(trial): _ENDS.get(each, "X") for trial, each in status.items()}
-    drawn = step_lines(steps[steps["trial_id"].isin(status.index)], column, labels, ends)
-    if len(drawn) < 2:
-        return
-    chosen = "recommended" if any(line.name == "recommended" for line in drawn) else ""
-    title = "training loss" if column == "loss" else heading(column)
-    figure = charts.lines(drawn, "optimizer step", title, better=sweep.better, chosen=chosen)
-    caption = f"{len(drawn)} trials, named by {listed(sweep.axes)}; {sweep.better} is better."
-    if early := sum(bool(line.end) for line in drawn):
-        caption += f" {early} ended early, where their marks are."
-    name = f"sweep-{sweep.stage}-curves"
-    yield Plot(name, f"{title[:1].upper()}{title[1:]} of all trials", caption, figure)
+    column = sweep.metric.name if sweep.metric.name in steps.columns else "loss"
+    trials = sweep.trials.set_index(sweep.trials["trial_id"].astype(str))
+    labels = {str(trial): ", ".join(map(value_label, row)) or str(trial)
+              for trial, row in trials[list(sweep.axes)].iterrows()}  # fmt: skip
+    labels |= {sweep.chosen: "recommended"} if sweep.chosen else {}
+    steps = steps[steps["trial_id"].isin(trials.index)].sort_values("step", kind="stable")
+    drawn = step_lines(steps, column, labels)
+    if len(drawn) > 1:
+        chosen = next((line.name for line in drawn if line.name == "recommended"), "")
+        better, title = sweep.metric.better, heading(column)
+        figure = plots.lines(drawn, "optimizer step", title, better=better, chosen=chosen)
+        caption = f"{len(drawn)} trials, named by {listed(sweep.axes)}; {better} is better."
+        yield Plot(f"sweep-{sweep.stage}-curves", f"Curves of {title}", caption, figure)
 
 
 def _trials(sweep: Swept, tables: Tables) -> Fold:
     """Return all trials: the recommended first, then by speed; ``front`` marks the Pareto front."""
-    trials, pareto = sweep.all_trials, rows(tables, "pareto")
-    chosen = trials["trial_id"] == sweep.chosen
-    unexplained = trials["reference"] & trials["reason"].isna()
-    on_front = trials["trial_id"].isin([] if pareto is None else pareto["trial_id"])
-    counts = trials["status"].str.replace("_", " ").value_counts()
-    trials = trials.assign(
-        reason=trials["reason"].mask(unexplained, "reference of the loss"),
-        parity=cells(percent(v) if pd.notna(v) else None for v in trials["parity"]),
-        front=cells("front" if each else None for each in on_front),
-        chosen=chosen,
-    ).sort_values(["chosen", _SPEED, "status"], ascending=[False, False, True], kind="stable")
+    trials, pareto = sweep.trials, tables.get("pareto", pd.DataFrame({"trial_id": []}))
+    front = trials["trial_id"].isin(pareto["trial_id"]).map({True: "front"})
+    states = trials["status"].str.replace("_", " ").value_counts()
+    trials = trials.assign(front=front, chosen=trials["trial_id"] == sweep.chosen).sort_values(
+        ["chosen", _SPEED, "status"], ascending=[False, False, True], kind="stable"
+    )
     trials = trials.assign(status=cells(map(Pill.of_status, trials["status"])))
     evaluated = [str(name) for name in trials if str(name).startswith(PREFIX)]
-    columns = [*sweep.axes, "front", "status", _SPEED, "step_time_s", "gpu_util_mean",
-               "peak_memory_bytes", "energy_per_sample_j", "loss_final", "parity", *evaluated,
-               "accumulation", "steps", "reason"]  # fmt: skip
+    columns = [*sweep.axes, "front", "status", _SPEED, "step_time_s", "gpu_util_mean", _MEMORY,
+               "energy_j_per_sample", "loss_final", "parity", *evaluated, "accumulation", "steps",
+               "reason"]  # fmt: skip
     view = TableView(trials, list(dict.fromkeys(columns)), f"Trials of {sweep.stage}",
                      list(trials["chosen"]))  # fmt: skip
-    states = ", ".join(f"{n} {status}" for status, n in counts.items())
-    text = f"All {len(trials)} trials: {states}; {int(on_front.sum())} on the Pareto front"
-    return Fold(text, [view])
+    counts = ", ".join(f"{count} {status}" for status, count in states.items())
+    return Fold(f"All {len(trials)} trials of {sweep.stage}: {counts}", [view])

@@ -23,7 +23,7 @@ from raypipe.report.sections import Answers, Part, Tiles
 from raypipe.report.summary import summary_section
 from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_comparison import Values, fits, history
-from tests.raypipe.report.page_reader import HOSTILE, Page, report_files
+from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
 
 Tables = dict[str, pd.DataFrame]
 START = [733, 133, 355, 115]
@@ -186,28 +186,24 @@ def small_tables(text: str = "20news") -> Tables:
     }  # fmt: skip
 
 
-def text_of(tables: Tables) -> str:
-    return report_files(tables, sections(tables), "A study", {})["index.html"].decode()
-
-
-def page_of(tables: Tables) -> Page:
-    return Page(text_of(tables))
+def _page(tables: Tables) -> Page:
+    return page_of(RunResults(tables, "A study", sections=sections(tables)))
 
 
 def test_sections_follow_from_the_tables() -> None:
     tables = small_tables()
-    assert page_of(tables).headings == ["results", "figures", "statistics", "tables"]
-    assert page_of({}).headings == []
-    assert page_of({name: table.iloc[:0] for name, table in tables.items()}).headings == []
+    assert _page(tables).headings == ["results", "figures", "statistics"]
+    assert _page({}).headings == []
+    assert _page({name: table.iloc[:0] for name, table in tables.items()}).headings == []
     for name in tables:
-        assert page_of({key: table for key, table in tables.items() if key != name}).headings
-    hostile = page_of(small_tables(HOSTILE))
+        assert _page({key: table for key, table in tables.items() if key != name}).headings
+    hostile = _page(small_tables(HOSTILE))
     assert hostile.only_own_script
     assert HOSTILE in hostile.words
 
 
 def test_values_and_conclusions_are_written_for_readers() -> None:
-    words = page_of(small_tables()).words
+    words = _page(small_tables()).words
     for text in (
         "1776 ± 186",
         "1680 ± 25",
@@ -223,15 +219,15 @@ def test_values_and_conclusions_are_written_for_readers() -> None:
 
 def test_the_lowest_mean_stands_out_and_names_no_winner_that_no_test_finds() -> None:
     tables = small_tables()
-    [lowest] = re.findall(r'<tr class="first"><th scope="row">([^<]*)', text_of(tables))
+    [lowest] = re.findall(r'<tr class="first"><th scope="row">([^<]*)', _page(tables).source)
     assert lowest == "20news"
-    words = page_of(tables).words
+    words = _page(tables).words
     assert "Lowest mean: 1680 ± 25 by 20news, 10 runs." in words
     assert "This names no winner: no paired test tells it from es, ga and sabbo." in words
     decided = {**tables, "comparisons": tables["comparisons"].assign(p_holm=0.01)}
-    assert "no paired test tells it from sabbo." in page_of(decided).words  # two are higher
+    assert "no paired test tells it from sabbo." in _page(decided).words  # two are higher
     tables["summary"]["mean"] = [np.inf, np.nan]
-    page = page_of(tables)
+    page = _page(tables)
     assert "no finite value" in page.words
     assert not [row for row in page.all("tr") if row.get("class") == "first"]
 

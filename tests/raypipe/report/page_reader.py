@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 from raypipe import report
-from raypipe.report.headlines import Declarations, RunResults
+from raypipe.report.headlines import RunResults
 from raypipe.report.page import page_files
-from raypipe.report.sections import Section
-from raypipe.report.variants import Tables
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}
@@ -22,6 +19,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
+        self.source = text
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
@@ -65,15 +63,6 @@ class Page(HTMLParser):
         return [str(attrs["id"]) for attrs in self.all("section")]
 
 
-def report_files(
-    tables: Tables,
-    sections: Sequence[Section],
-    title: str,
-    facts: Mapping[str, str],
-    command: str = "",
-    configuration: str = "",
-    declared: Declarations | None = None,
-) -> dict[str, bytes]:
-    """Return the files of a report of tables that are in no run directory."""
-    about = RunResults(tables, title, command, configuration, declared or Declarations(), sections)
-    return page_files(about, facts)
+def page_of(run: RunResults) -> Page:
+    """Return the page of a run."""
+    return Page(page_files(run)["index.html"].decode())

@@ -1,7 +1,11 @@
+"""Numbers, durations, sizes and headings as readers see them."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.report.formatting import (
-    aligned,
     cell,
     duration,
     heading,
@@ -18,10 +21,12 @@ from raypipe.report.formatting import (
     percent,
     plus_minus,
     quantity,
+    short_labels,
     with_unit,
 )
 
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+NONE = "–"  # noqa: RUF001
 
 
 def _parse(text: str) -> float:
@@ -32,139 +37,78 @@ def _parse(text: str) -> float:
     return float(text)
 
 
-@given(st.floats(min_value=1e-30, max_value=1e44))
-def test_a_number_is_written_to_four_significant_digits(value: float) -> None:
+@given(st.floats(min_value=1e-30, max_value=1e44), st.integers(-(10**14), 10**14))
+def test_a_number_has_four_significant_digits_and_an_integer_all(value: float, whole: int) -> None:
     assert _parse(number(value)) == pytest.approx(value, rel=5.1e-4)
     assert _parse(number(-value).replace("-", "", 1)) == pytest.approx(value, rel=5.1e-4)
-
-
-@given(st.integers(min_value=-(10**14), max_value=10**14))
-def test_an_integer_is_written_in_full(value: int) -> None:
-    assert int(number(value).replace("\u202f", "")) == value
+    assert int(number(whole).replace("\u202f", "")) == whole
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("write", "arguments", "text"),
     [
-        (1776.35, "1776"),
-        (0.5, "0.5"),
-        (0.0, "0"),
-        (12.3456, "12.35"),
-        (123456.0, "123\u202f456"),
-        (np.int64(10412), "10\u202f412"),
-        (4.06e44, "4.06·10⁴⁴"),
-        (1e-5, "10⁻⁵"),
-        (math.inf, "∞"),
-        (math.nan, "–"),  # noqa: RUF001
+        (number, (1776.35,), "1776"),
+        (number, (0.5,), "0.5"),
+        (number, (0.0,), "0"),
+        (number, (12.3456,), "12.35"),
+        (number, (123456.0,), "123\u202f456"),
+        (number, (np.int64(10412),), "10\u202f412"),
+        (number, (4.06e44,), "4.06·10⁴⁴"),
+        (number, (1e-5,), "10⁻⁵"),
+        (number, (math.inf,), "∞"),
+        (number, (math.nan,), NONE),
+        (duration, (0.0398,), "39.8 ms"),
+        (duration, (2e-5,), "20 µs"),
+        (duration, (14.2,), "14.2 s"),
+        (duration, (59.97,), "1 min 00 s"),
+        (duration, (310.5,), "5 min 10 s"),
+        (duration, (3599.7,), "1 h 00 min"),
+        (duration, (9321,), "2 h 35 min"),
+        (duration, (90000,), "1 d 1 h"),
+        (quantity, (6.4e9, "W"), "6.4 GW"),
+        (quantity, (999.6, "J"), "1 kJ"),
+        (plus_minus, (1776.35, 185.94), "1776 ± 186"),
+        (plus_minus, (0.02273, 0.00112), "0.0227 ± 0.0011"),
+        (plus_minus, (1709.0, math.nan), "1709"),
+        (plus_minus, (4.015e43, 1.636e43), "4·10⁴³ ± 1.6·10⁴³"),
+        (percent, (1.1,), "110 %"),
+        (percent, (0.0345,), "3.5 %"),
+        (percent, (0.00012,), "0.012 %"),
+        (cell, ("duration_s_mean", 90.0), "1 min 30 s"),
+        (cell, ("samples_per_s", 402.31), "402.3"),
+        (cell, ("gpu_peak_bytes_max", 212 * 2**20), "212 MiB"),
+        (cell, ("gpu_peak_bytes", math.nan), NONE),
+        (cell, ("energy_j", 212030.0), "212 kJ"),
+        (cell, ("gpu_util_mean", 71.2), "71 %"),
+        (cell, ("kendalls_w", 0.8), "0.8"),
+        (cell, ("p_value", 0.0000012), "< 0.0001"),
+        (cell, ("p_holm", 0.04321), "0.043"),
+        (cell, ("at", datetime(2026, 3, 2, 9, 14, 5, tzinfo=UTC)), "2026-03-02 09:14:05 UTC"),
+        (cell, ("started_at", pd.NaT), NONE),
+        (cell, ("device", None), NONE),
+        (cell, ("stage", "lda"), "lda"),
+        (heading, ("duration_s_mean",), "duration (mean)"),
+        (heading, ("samples_per_s",), "samples/s"),
+        (heading, ("kendalls_w",), "Kendall's W"),
+        (heading, ("macro_f1",), "macro F1"),
+        (heading, ("rouge_l",), "ROUGE-L"),
+        (heading, ("eval_mae",), "held-out MAE"),
+        (heading, ("r2",), "R²"),
+        (heading, ("train.training.learning_rate",), "train.training.learning_rate"),
+        (with_unit, ("loss", "nats", "lower"), "loss (nats, lower is better)"),
+        (with_unit, ("f1", "", "higher", "test"), "F1 (test, higher is better)"),
+        (with_unit, ("time_s", "s", "lower"), "time (lower is better)"),
+        (with_unit, ("loss", "", ""), "loss"),
     ],
 )
-def test_number(value: float, text: str) -> None:
-    assert number(value) == text
+def test_readers_see(write: Callable[..., str], arguments: tuple[Any, ...], text: str) -> None:
+    assert write(*arguments) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0398, "39.8 ms"),
-        (2e-5, "20 µs"),
-        (14.2, "14.2 s"),
-        (59.97, "1 min 00 s"),
-        (310.5, "5 min 10 s"),
-        (3599.7, "1 h 00 min"),
-        (9321, "2 h 35 min"),
-        (90000, "1 d 1 h"),
-    ],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_quantity_uses_the_si_prefix() -> None:
-    assert quantity(6.4e9, "W") == "6.4 GW"
-    assert quantity(999.6, "J") == "1 kJ"
-    assert quantity(212030, "J") == "212 kJ"
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "text"),
-    [
-        (1776.35, 185.94, "1776 ± 186"),
-        (0.02273, 0.00112, "0.0227 ± 0.0011"),
-        (1709.0, math.nan, "1709"),
-        (4.015e43, 1.636e43, "4·10⁴³ ± 1.6·10⁴³"),
-    ],
-)
-def test_plus_minus(mean: float, std: float, text: str) -> None:
-    assert plus_minus(mean, std) == text
-
-
-@pytest.mark.parametrize(
-    ("values", "halves", "texts"),
-    [
-        ([0.987, 0.4711, 0.09], [], ["0.9870", "0.4711", "0.0900"]),
-        ([0.987, 0.92], [0.0063, 0.0112], ["0.9870 ± 0.0063", "0.9200 ± 0.0112"]),
-        ([9.3, 8.0], [0.25, math.nan], ["9.30 ± 0.25", "8.00"]),
-        ([12.0, 3.0], [], ["12", "3"]),
-        ([0.5, math.nan, 0.25], [], ["0.50", "–", "0.25"]),  # noqa: RUF001
-        ([0.5, 0.4], [1e-9, 0.01], ["0.5000 ± 10⁻⁹", "0.4000 ± 0.0100"]),
-        ([2e-5, 3000.0], [], ["2·10⁻⁵", "3000"]),
-        ([1e-9, 3.0], [], ["10⁻⁹", "3"]),
-        ([], [], []),
-    ],
-)
-def test_numbers_of_a_column_have_the_same_decimals(
-    values: list[float], halves: list[float], texts: list[str]
-) -> None:
-    assert aligned(values, halves) == texts
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "text"),
-    [
-        ("duration_s_mean", 90.0, "1 min 30 s"),
-        ("samples_per_s", 402.31, "402.3"),
-        ("gpu_peak_bytes", 6.4 * 2**30, "6.4 GiB"),
-        ("gpu_peak_bytes_max", 212 * 2**20, "212 MiB"),
-        ("gpu_peak_bytes", math.nan, "–"),  # noqa: RUF001
-        ("energy_j", 212030.0, "212 kJ"),
-        ("power_w", 700.0, "700 W"),
-        ("gpu_util_mean", 71.2, "71 %"),
-        ("kendalls_w", 0.8, "0.8"),
-        ("p_value", 0.0000012, "< 0.0001"),
-        ("p_holm", 0.04321, "0.043"),
-        ("started_at", datetime(2026, 3, 2, 9, 14, 5, tzinfo=UTC), "2026-03-02 09:14:05 UTC"),
-        ("started_at", pd.NaT, "–"),  # noqa: RUF001
-        ("device", None, "–"),  # noqa: RUF001
-        ("stage", "lda", "lda"),
-    ],
-)
-def test_a_cell_takes_its_unit_from_the_column(column: str, value: object, text: str) -> None:
-    assert cell(column, value) == text
-
-
-def test_a_heading_drops_the_unit() -> None:
-    assert heading("duration_s_mean") == "duration (mean)"
-    assert heading("samples_per_s") == "samples/s"
-    assert heading("kendalls_w") == "kendalls w"
-
-
-def test_a_number_has_its_unit_and_its_better_direction() -> None:
-    assert with_unit("loss", "loss", "nats", "lower") == "loss (nats, lower is better)"
-    assert with_unit("f1", "f1", "", "higher", "test") == "f1 (test, higher is better)"
-    assert with_unit("time", "time_s", "s", "lower") == "time (lower is better)"
-    assert with_unit("loss", "loss", "", "") == "loss"
-
-
-def test_headings_spell_measures_as_readers_do() -> None:
-    assert [heading(name) for name in ("macro_f1", "rouge_l", "eval_mae", "r2")] == [
-        "macro F1", "ROUGE-L", "held-out MAE", "R²",
-    ]  # fmt: skip
-    assert heading("train.training.learning_rate") == "train.training.learning_rate"
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(1.1, "110 %"), (0.123, "12 %"), (0.0345, "3.5 %"), (0.02, "2 %"), (0.00012, "0.012 %")],
-)
-def test_percent_has_no_power_of_ten(share: float, text: str) -> None:
-    assert percent(share) == text
+def test_labels_that_are_cut_stay_different() -> None:
+    names = [f"evaluate_large, far, quadratic, {kind}" for kind in ("near", "far")]
+    for longest in (12, 22, 80):
+        labels = short_labels([*names, "a"], longest)
+        assert len(set(labels)) == 3
+        assert all(len(label) <= longest for label in labels)
+    assert len(set(short_labels(["a" * 30 + str(n) + "b" * 30 for n in range(12)], 22))) == 12

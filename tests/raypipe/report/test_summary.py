@@ -1,18 +1,28 @@
-"""Every sentence of the first screen, from the tables that give rise to it."""
+"""The first screen: every sentence from the tables that give rise to it, three per box at most."""
 
 from __future__ import annotations
 
+import html
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import raypipe as rp
 from raypipe.report.headlines import Declarations, RunResults
-from raypipe.report.sections import Code, Section, Tile, Tiles
-from raypipe.report.summary import asked, came_out, certainty, next_step, training_tiles
+from raypipe.report.sections import Code, Section, Tiles
+from raypipe.report.summary import asked, came_out, certainty, next_step
 from raypipe.store.tables import Column, Table
-from tests.raypipe.report.page_reader import Page, report_files
+from tests.raypipe.report.page_reader import page_of
 
 COMMAND = "raypipe run x.yaml data.n=2 --run-dir 'my run'"
 CONFIGURATION = "train: {training: {steps: 100, seed: 0, monitor: null}}\n"
@@ -29,10 +39,15 @@ MEASURES = Table(
 METRICS = (
     Column("eval_loss", "real", "Loss.", better="lower"),
     Column("eval_accuracy", "real", "Accuracy.", better="higher"),
+    Column("eval_regret", "real", "Regret.", "m", "lower", baseline="eval_random_regret"),
 )
 CORE = frozenset({"stages", "trials", "steps", "variants", "failures", "environment", "search"})
 ONCE = "One run, no interval over seeds."
+MEANS = "Means of {} repetitions; ± is Student's 95 % confidence interval."
 NOTHING = ["The tables suggest no next step."]
+SIX = ["Repeat with 6 seeds to find out what is chance, with:", "--matrix runs=6"]
+ACCURACY = "accuracy (higher is better)"
+HELD_OUT = "held-out {} ({} is better)"
 
 
 def _stages(*statuses: str) -> pd.DataFrame:
@@ -42,29 +57,33 @@ def _stages(*statuses: str) -> pd.DataFrame:
                          "gpu_peak_bytes": None})  # fmt: skip
 
 
-def _about(
-    configuration: str = CONFIGURATION, command: str = COMMAND, **tables: pd.DataFrame
+def _run(
+    configuration: str = CONFIGURATION, declared: Sequence[Table] = (MEASURES,), **tables: Any
 ) -> RunResults:
-    declared = Declarations("Classify things", (MEASURES,), METRICS, CORE)
+    own = Declarations("Classify things", declared, METRICS, CORE)
     every = {"stages": _stages("succeeded"), **tables}
-    return RunResults(every, "toy", command, configuration, declared)
+    return RunResults(every, "toy", COMMAND, configuration, own)
 
 
 def _measures(**accuracy: float) -> pd.DataFrame:
     return pd.DataFrame({"method": list(accuracy), "accuracy": list(accuracy.values())})
 
 
-def _steps(values: list[float], metric: str = "eval_loss") -> pd.DataFrame:
+def _steps(metric: str, *values: float, **columns: Any) -> pd.DataFrame:
     steps = 10 * np.arange(1, len(values) + 1)
     return pd.DataFrame({"trial_id": "train", "step": steps, "loss": 1.0, "samples_per_s": 9.0,
-                         metric: values})  # fmt: skip
+                         metric: values, **columns})  # fmt: skip
 
 
-def _matrix(rates: list[float], seeds: int, score: list[float]) -> dict[str, pd.DataFrame]:
-    """The tables of a matrix over the learning rate; scores by rate, then by seed."""
-    variants, rows = [], []
-    scores = iter(score)
-    for rate in rates:
+def _trials(**columns: object) -> pd.DataFrame:
+    row = {"trial_id": ["train"], "stage": "train", "status": "succeeded", **columns}
+    return pd.DataFrame(row)
+
+
+def _matrix(seeds: int, *score: float) -> dict[str, pd.DataFrame]:
+    """The tables of a matrix over two learning rates; scores by rate, then by seed."""
+    variants, rows, scores = [], [], iter(score)
+    for rate in (0.1, 0.2):
         for seed in range(seeds):
             name = f"rate={rate},seed={seed}"
             for key, value in (("train.rate", rate), ("seed", seed)):
@@ -76,147 +95,16 @@ def _matrix(rates: list[float], seeds: int, score: list[float]) -> dict[str, pd.
     return {"variants": pd.DataFrame(variants), "measures": pd.DataFrame(rows)}
 
 
-def _next(about: RunResults) -> list[str]:
-    return [part.text if isinstance(part, Code) else str(part) for part in next_step(about)]
-
-
-def _tiles(about: RunResults) -> list[Tile]:
-    return [tile for part in came_out(about) if isinstance(part, Tiles) for tile in part.tiles]
-
-
-def _words(about: RunResults) -> str:
-    files = report_files(
-        about.tables, about.sections, "toy", {}, about.command, about.configuration, about.declared
-    )
-    return Page(files["index.html"].decode()).words
-
-
-def test_what_was_asked() -> None:
-    environment = pd.DataFrame(
-        {"command_id": ["a", "b", "b"], "started_at": ["2026-01-01", "2026-01-02", "2026-01-02"],
-         "hostname": ["old", "n1", "n2"], "cpus": 8, "memory_bytes": 32 * 2**30, "gpus": "H100",
-         "command": ["raypipe run a", *["raypipe run b"] * 2]}
-    )  # fmt: skip
-    stages = _stages("succeeded", "succeeded", "skipped")
-    about = _about(**_matrix([0.1, 0.2], 3, [0.5] * 6), stages=stages, environment=environment)
-    assert list(asked(about)) == [
-        "Classify things.",
-        "Varied: train.rate (2 values), 3 seeds.",
-        "2 of 3 stages succeeded on 2 nodes (H100, 16 CPUs, 64.0 GiB of memory).",
-    ]
-    assert about.asked_command == "raypipe run b"
-    plain = _about(measures=_measures(ours=0.9, majority=0.5))
-    assert list(asked(plain)) == ["Classify things.", "1 of 1 stage succeeded."]
-    several = _about(measures=_measures(ours=0.9, theirs=0.8, majority=0.5))
-    assert "Compared: method (2 values, 1 baseline)." in list(asked(several))
-
-
-@pytest.mark.parametrize(
-    ("ours", "note", "tone", "beaten"),
-    [
-        (0.9, "ours; 0.4 above majority (0.5)", "good", []),
-        (0.4, "ours; 0.1 below majority (0.5)", "warn",
-         ["ours is not better than the baseline majority in accuracy."]),
-    ],
-)  # fmt: skip
-def test_what_came_out_is_the_best_against_the_baseline(ours, note, tone, beaten) -> None:
-    about = _about(measures=_measures(ours=ours, majority=0.5))
-    (tile,) = _tiles(about)
-    assert (tile.label, tile.value, tile.note, tile.tone) == (
-        "accuracy (higher is better)", str(ours), note, tone,
-    )  # fmt: skip
-    assert about.beaten == beaten
-    words = _words(about)
-    assert words.count(note) == 1  # not repeated in its table
-
-
-def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
-    own = pd.DataFrame({"run_id": "r", "name": ["a", "b"], "value": [1.0, 3.0]})
-    assert [(tile.label, tile.value) for tile in _tiles(_about(squares=own))] == [
-        ("value", "1 to 3")
-    ]
-    assert came_out(_about()) == ["No table has a number."]
-
-
-def _trials(**columns: object) -> pd.DataFrame:
-    row = {"trial_id": ["train"], "stage": "train", "status": "succeeded", **columns}
-    return pd.DataFrame(row)
-
-
-@pytest.mark.parametrize(
-    ("steps", "trials", "value", "note", "tone"),
-    [
-        (_steps([5.0, 3.0, 3.57, 3.81]), None, "3.81", "train, at the end; 3 at step 20", "warn"),
-        (_steps([5.0, 3.0, 3.57, 3.81]), _trials(best_step=[20], stopped_early=False), "3",
-         "train, best of 4 evaluations, at step 20; 3.81 at the end", ""),
-        (_steps([5.0, 3.0, 3.57, 3.81]), _trials(best_step=[20], stopped_early=True), "3",
-         "train, best of 4 evaluations, at step 20; 3.81 at the end, where it stopped early (40)",
-         ""),
-        (_steps([0.3, 0.5, 0.8], "eval_accuracy"), None, "0.8", "train, at the end", ""),
-    ],
-)  # fmt: skip
-def test_a_training_shows_the_held_out_value_of_its_model(steps, trials, value, note, tone):
-    """That of the last step, unless held-out data chose the best one."""
-    tables = {"steps": steps} if trials is None else {"steps": steps, "trials": trials}
-    (tile,) = training_tiles(_about(**tables))
-    assert (tile.value, tile.note, tile.tone) == (value, note, tone)
-
-
-def test_a_training_without_evaluations_shows_its_loss_and_a_metric_of_a_table_is_shown_once():
-    (tile,) = training_tiles(_about(trials=_trials(loss_final=[1.5])))
-    assert (tile.label, tile.value) == ("training loss", "1.5")
-    steps = _steps([0.5, 0.9], "eval_accuracy")
-    about = _about(measures=_measures(ours=0.9, majority=0.5), steps=steps)
-    assert list(training_tiles(about)) == []
-
-
-def test_a_held_out_metric_has_the_baseline_that_it_declares() -> None:
-    metric = Column("eval_regret", "real", "Regret.", "m", "lower", baseline="eval_random_regret")
-    declared = Declarations("", (), (metric,), CORE)
-    steps = _steps([0.5, 0.4], "eval_regret").assign(eval_random_regret=[0.3, 0.3])
-    about = replace(_about(steps=steps), declared=declared)
-    tile = next(iter(training_tiles(about)))
-    assert (tile.label, tile.note, tile.tone) == (
-        "held-out regret (m, lower is better)", "train, at the end; random regret 0.3", "warn",
-    )  # fmt: skip
-    assert about.beaten == [
-        "train is not better than its baseline: held-out regret 0.4, random regret 0.3."
-    ]
-
-
-SIX = ["Repeat with 6 seeds to find out what is chance, with:", "--matrix runs=6"]
-TAKE = "2 repetitions cannot tell ours, rate=0.1 from majority by accuracy: take 6, with:"
-
-
-@pytest.mark.parametrize(
-    ("tables", "certain", "advice"),
-    [
-        ({"measures": _measures(ours=0.9, majority=0.5)}, [ONCE], SIX),
-        # values that are equal are not repeated
-        ({"measures": _measures(ours=0.9, theirs=0.9, majority=0.5)},
-         ["One run of each, no interval over seeds."], NOTHING),
-        (_matrix([0.1, 0.2], 3, [0.80, 0.81, 0.82, 0.60, 0.61, 0.62]),
-         ["Means of 3 repetitions; ± is Student's 95 % confidence interval.",
-          "Accuracy is 0.710 ± 0.025 above the baseline majority: more than chance.",
-          "Accuracy is 0.2 (in every repetition) above the second best, ours, rate=0.2 (0.61): "
-          "more than chance."], NOTHING),
-        (_matrix([0.1, 0.2], 2, [0.05, 0.4, 0.1, 0.3]),
-         ["Means of 2 repetitions; ± is Student's 95 % confidence interval.",
-          "Accuracy is 0.1 ± 2.2 above the baseline majority: it may be chance.",
-          "Accuracy is 0.03 ± 0.95 above the second best, ours, rate=0.2 (0.2): it may be chance."],
-         [TAKE, "--matrix runs=6"]),
-        (_matrix([0.1, 0.2], 3, [0.1] * 6),  # that of the baseline, too
-         ["Means of 3 repetitions; ± is Student's 95 % confidence interval.",
-          "Accuracy is that of the baseline majority in every repetition."], NOTHING),
-    ],
-    ids=("once", "equal", "decided", "undecided", "all equal"),
-)  # fmt: skip
-def test_certainty_and_the_seeds_that_are_needed(tables, certain, advice) -> None:
-    about = _about(**tables)
-    assert list(certainty(about)) == certain
-    assert _next(about) == advice
-    if advice == SIX:
-        assert _next(replace(about, configuration="n: 3\n")) == NOTHING  # it has no seed
+def _trainings(*accuracy: float) -> dict[str, pd.DataFrame]:
+    """The tables of a matrix over the rate and two values of a training's own seed."""
+    values, variants, rows = iter(accuracy), [], []
+    for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)):
+        name = f"{rate}/{seed}"
+        for key, value in (("train.rate", rate), ("train.seed", seed)):
+            variants.append({"variant": name, "key": key, "value": str(value)})
+        rows.append({"variant": name, "trial_id": name, "stage": "train", "loss_final": 0.1,
+                     "status": "succeeded", "eval_accuracy": next(values)})  # fmt: skip
+    return {"variants": pd.DataFrame(variants), "trials": pd.DataFrame(rows)}
 
 
 def _studies(ours: list[float], theirs: list[float], random: list[float]) -> RunResults:
@@ -228,115 +116,15 @@ def _studies(ours: list[float], theirs: list[float], random: list[float]) -> Run
         for name, costs in {"ours": ours, "theirs": theirs, "random": random}.items()
         for run, cost in enumerate(costs)
     ]
-    about = _about(studies=pd.DataFrame(rows))
-    return replace(about, declared=Declarations("", (table,), (), CORE))
-
-
-def test_what_a_seed_shares_is_no_difference() -> None:
-    about = _studies([1.0, 5.0, 9.0], [1.5, 5.6, 9.4], [2.0, 6.1, 10.0])
-    (best,) = about.headlines
-    assert best.half > 9  # the seeds differ more than the optimizers
-    assert best.baseline is not None
-    assert best.baseline.gain == pytest.approx(1.0333, abs=1e-4)
-    assert list(certainty(about))[1:] == [
-        "Cost is 1.03 ± 0.14 below the baseline random: more than chance.",
-        "Cost is 0.50 ± 0.25 below the second best, theirs (5.5): more than chance.",
-    ]
-
-
-def test_several_that_only_reach_the_baseline_are_told_in_plural() -> None:
-    about = _studies([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    assert about.beaten == ["ours and theirs are not better than the baseline random in cost."]
-    assert _next(about) == NOTHING  # no seed tells equals apart
-
-
-def test_a_wide_baseline_is_not_beaten_by_a_narrow_best() -> None:
-    about = _studies([452.0, 455.0, 447.0], [452.0, 455.0, 447.0], [604.0, 447.0, 467.0])
-    (tile,) = _tiles(about)
-    assert tile.tone == "warn"
-    assert list(certainty(about))[1:] == [
-        "Cost is 55 ± 212 below the baseline random: it may be chance.",
-    ]
-    assert _next(about) == [
-        "3 repetitions cannot tell ours and theirs from random by cost: take 6, with:",
-        "studies.runs=6",
-    ]
-
-
-def test_the_sections_of_an_experiment_add_to_certainty_and_advice_except_in_a_matrix() -> None:
-    """A section shows one point of a matrix."""
-    section = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
-    about = replace(_about(measures=_measures(ours=0.9, majority=0.5)), sections=(section,))
-    assert list(certainty(about)) == ["Certain."]
-    assert _next(about) == ["Do it."]
-    about = _about(**_matrix([0.1, 0.2], 2, [0.05, 0.4, 0.1, 0.3]))
-    with_section = replace(about, sections=(section,))
-    assert list(certainty(with_section)) == list(certainty(about))
-    assert _next(with_section) == _next(about)
-
-
-def test_a_failure_names_the_command_that_shows_it_before_anything_else() -> None:
-    failures = pd.DataFrame({"stage": ["stage1", "stage0"], "unit": ["a unit", "b"], "attempt": 1,
-                             "kind": "error", "message": "no"})  # fmt: skip
-    steps = _steps([0.3, 0.5, 0.5, 0.5], "eval_accuracy")
-    about = _about(stages=_stages("succeeded", "failed"), failures=failures, steps=steps)
-    assert _next(about) == [
-        "1 stage failed. Read the error, then continue:",
-        f"raypipe logs RUN_DIR 'a unit'\n{COMMAND}",
-    ]
-    stopped = _about(stages=_stages("succeeded", "interrupted"), steps=steps)
-    assert _next(stopped) == ["1 stage not done. Continue:", COMMAND]
-    assert [tile.label for tile in _tiles(stopped)] == ["held-out accuracy (higher is better)"]
-
-
-@pytest.mark.parametrize(
-    ("metric", "curve", "monitor"),
-    [
-        ("eval_loss", [5.0, 4.0, 3.6, 3.57, 3.6, 3.7, 3.81], "{metric: loss, mode: min, "),
-        ("eval_accuracy", [0.1, 0.5, 0.8, 0.7, 0.6], "{metric: accuracy, mode: max, "),
-        ("eval_loss", [5.0, 4.0, 3.0, 2.0, 1.0], ""),
-        ("eval_loss", [5.0, 3.0, 3.0, 3.0, 3.0], ""),
-    ],
-)
-def test_an_end_worse_than_the_best_names_the_monitor(metric, curve, monitor) -> None:
-    text, code = _next(_about(steps=_steps(curve, metric)))
-    assert ("is worse at the end" in text) == bool(monitor)
-    assert monitor in code
-    kept = _trials(best_step=[40], stopped_early=False)
-    assert "monitor" not in str(_next(_about(steps=_steps(curve, metric), trials=kept)))
-
-
-def _trainings(seeds: int, accuracy: list[float]) -> dict[str, pd.DataFrame]:
-    """The tables of a matrix over the rate and a seed of the training itself."""
-    values = iter(accuracy)
-    variants, rows = [], []
-    for rate in (0.1, 0.2):
-        for seed in range(seeds):
-            name = f"{rate}/{seed}"
-            for key, value in (("train.rate", rate), ("train.seed", seed)):
-                variants.append({"variant": name, "key": key, "value": str(value)})
-            rows.append({"variant": name, "trial_id": name, "stage": "train", "loss_final": 0.1,
-                         "status": "succeeded", "eval_accuracy": next(values)})  # fmt: skip
-    return {"variants": pd.DataFrame(variants), "trials": pd.DataFrame(rows)}
-
-
-def test_trainings_of_a_matrix_are_compared_by_means_over_any_seed() -> None:
-    listed = "matrix: {axes: {train.rate: [0.1, 0.2], train.seed: [0, 1]}}\n"
-    about = _about(CONFIGURATION + listed, **_trainings(2, [0.9, 0.5, 0.79, 0.81]))
-    (tile,) = _tiles(about)
-    assert (tile.label, tile.value, tile.note) == (
-        "held-out accuracy (higher is better)", "0.80 ± 0.13",
-        "rate=0.2, perhaps by chance before rate=0.1 (0.7); highest of 2",
-    )  # fmt: skip
-    assert "Varied: train.rate (2 values), 2 seeds." in asked(about)
-    assert _next(about) == [
-        "2 repetitions cannot tell rate=0.2 from rate=0.1 by held-out accuracy: take 6, with:",
-        "--matrix 'train.seed=[0, 1, 2, 3, 4, 5]'",
-    ]
+    return _run(declared=(table,), studies=pd.DataFrame(rows))
 
 
 def _function(
-    calls: pd.DataFrame, better: str = "", command: str = "raypipe map m:f --run-dir r"
+    scores: Mapping[tuple[int, int, int], float | None],
+    better: str = "",
+    command: str = "raypipe map m:f --run-dir r",
+    status: str = "succeeded",
+    **columns: Any,
 ) -> RunResults:
     """A run of a function of ``C``, ``gamma`` and ``seed`` that returns ``score``."""
     own = (
@@ -347,69 +135,218 @@ def _function(
     )
     table = Table("calls", "a call", own, open=True, axes=("C", "gamma"))
     declared = Declarations("", (table,), (), frozenset({"stages", "failures"}),
-                            lambda: [f"calls/{place}" for place in range(len(calls))])  # fmt: skip
-    known = calls[calls["score"].notna()]
-    known = known.assign(call=[str(place) for place in known.index], duration_s=1.0, attempt=1)
-    status = "succeeded" if len(known) == len(calls) else "failed"
-    tables = {"stages": _stages(status), "calls": known}
+                            lambda: [f"calls/{place}" for place in range(len(scores))])  # fmt: skip
+    calls = pd.DataFrame(list(scores), columns=["C", "gamma", "seed"]).assign(
+        score=list(scores.values()), duration_s=1.0, attempt=1, **columns
+    )
+    calls = calls.assign(call=calls.index.astype(str)).dropna(subset="score")
+    tables = {"stages": _stages(status), "calls": calls}
     return RunResults(tables, "f", command, "function: m:f\narguments: {seed: 0}\n", declared)
 
 
+NODES = pd.DataFrame(
+    {"command_id": ["a", "b", "b"], "started_at": ["2026-01-01", "2026-01-02", "2026-01-02"],
+     "hostname": ["old", "n1", "n2"], "cpus": 8, "memory_bytes": 32 * 2**30, "gpus": "H100",
+     "command": ["raypipe run a", *["raypipe run b"] * 2]}
+)  # fmt: skip
+FAILURES = pd.DataFrame({"stage": ["stage1", "stage0"], "unit": ["a unit", "b"], "attempt": 1,
+                         "kind": "error", "message": "no"})  # fmt: skip
+OWN = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
+LISTED = CONFIGURATION + "matrix: {axes: {train.rate: [0.1, 0.2], train.seed: [0, 1]}}\n"
+BEST_AT_20 = _steps("eval_loss", 5.0, 3.0, 3.57, 3.81)
+FUNCTION = {(1, 1, 0): 0.1, (2, 1, 0): 0.2}
+MONITOR = "train.training.monitor={{metric: {}, mode: {}, patience: 3}}"
+
+#: what a run's boxes say, of those that are given
+CASES: dict[str, tuple[RunResults, dict[str, Any]]] = {
+    "asked": (
+        _run(**_matrix(3, *[0.5] * 6), environment=NODES,
+             stages=_stages("succeeded", "succeeded", "skipped")),
+        {"asked": ["Classify things.", "Varied: train.rate (2 values), 3 seeds.",
+                   "2 of 3 stages succeeded on 2 nodes (H100, 16 CPUs, 64.0 GiB of memory)."]},
+    ),
+    "above the baseline": (
+        _run(measures=_measures(ours=0.9, majority=0.5)),
+        {"asked": ["Classify things.", "Compared: method (2 values).", "1 of 1 stage succeeded."],
+         "tiles": [(ACCURACY, "0.9", "ours; 0.4 above majority (0.5)", "good")],
+         "certain": [ONCE], "next": SIX, "beaten": []},
+    ),
+    "below the baseline": (
+        _run(measures=_measures(ours=0.4, majority=0.5)),
+        {"tiles": [(ACCURACY, "0.4", "ours; 0.1 below majority (0.5)", "warn")],
+         "beaten": ["ours is not better than the baseline majority in accuracy."]},
+    ),
+    "no seed": (_run("n: 3\n", measures=_measures(ours=0.9, majority=0.5)), {"next": NOTHING}),
+    "equals are not repeated": (
+        _run(measures=_measures(ours=0.9, theirs=0.9, majority=0.5)),
+        {"certain": ["One run of each, no interval over seeds."], "next": NOTHING},
+    ),
+    "not declared": (
+        _run(squares=pd.DataFrame({"run_id": "r", "name": ["a", "b"], "value": [1.0, 3.0]})),
+        {"tiles": [("value", "1 to 3", "mean 2 of 2 rows", "")]},
+    ),
+    "last model": (
+        _run(steps=BEST_AT_20, trials=_trials(eval_loss=3.81)),
+        {"tiles": [(HELD_OUT.format("loss", "lower"), "3.81", "train, at the end; 3 at step 20",
+                    "warn")]},
+    ),
+    "best model": (
+        _run(steps=BEST_AT_20, trials=_trials(best_step=[20])),
+        {"tiles": [(HELD_OUT.format("loss", "lower"), "3",
+                    "train, best of 4 evaluations, at step 20; 3.81 at the end", "")], "next": SIX},
+    ),
+    "training loss": (
+        _run(trials=_trials(loss_final=[1.5])),
+        {"tiles": [("training loss (lower is better)", "1.5", "", "")], "certain": [ONCE]},
+    ),
+    "baseline of a held-out metric": (
+        _run(steps=_steps("eval_regret", 0.5, 0.4, eval_random_regret=0.3)),
+        {"tiles": [("held-out regret (m, lower is better)", "0.4",
+                    "train, at the end; random regret 0.3", "warn")],
+         "beaten": ["train is not better than the baseline random regret in held-out regret."]},
+    ),
+    "decided": (
+        _run(**_matrix(3, 0.80, 0.81, 0.82, 0.60, 0.61, 0.62)),
+        {"certain": [MEANS.format(3),
+                     "Accuracy is 0.710 ± 0.025 above the baseline majority: more than chance.",
+                     "Accuracy is 0.2 ± 0 above the second best, ours, rate=0.2: more than "
+                     "chance."], "next": NOTHING},
+    ),
+    "undecided": (
+        _run(**_matrix(2, 0.05, 0.4, 0.1, 0.3)),
+        {"certain": [MEANS.format(2),
+                     "Accuracy is 0.1 ± 2.2 above the baseline majority: it may be chance.",
+                     "Accuracy is 0.03 ± 0.95 above the second best, ours, rate=0.2: it may be "
+                     "chance."],
+         "next": ["2 repetitions cannot tell ours, rate=0.1 from majority by accuracy: take 6, "
+                  "with:", "--matrix runs=6"]},
+    ),
+    "that of the baseline": (_run(**_matrix(3, *[0.1] * 6)), {"next": NOTHING}),
+    "what a seed shares is no difference": (
+        _studies([1.0, 5.0, 9.0], [1.5, 5.6, 9.4], [2.0, 6.1, 10.0]),
+        {"certain": [MEANS.format(3),
+                     "Cost is 1.03 ± 0.14 below the baseline random: more than chance.",
+                     "Cost is 0.50 ± 0.25 below the second best, theirs: more than chance."]},
+    ),
+    "several that only reach the baseline": (
+        _studies([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
+        {"beaten": ["ours and theirs are not better than the baseline random in cost."],
+         "next": NOTHING},
+    ),
+    "a wide baseline": (
+        _studies([452.0, 455.0, 447.0], [452.0, 455.0, 447.0], [604.0, 447.0, 467.0]),
+        {"certain": [MEANS.format(3),
+                     "Cost is 55 ± 212 below the baseline random: it may be chance."],
+         "next": ["3 repetitions cannot tell ours and theirs from random by cost: take 6, with:",
+                  "studies.runs=6"]},
+    ),
+    "the experiment's own words": (
+        replace(_run(measures=_measures(ours=0.9, majority=0.5)), sections=(OWN,)),
+        {"certain": ["Certain."], "next": ["Do it."]},
+    ),
+    "not in a matrix, of which they show a point": (
+        replace(_run(**_matrix(3, *[0.1] * 6)), sections=(OWN,)), {"next": NOTHING},
+    ),
+    "failed": (
+        _run(stages=_stages("succeeded", "failed"), failures=FAILURES, steps=BEST_AT_20),
+        {"next": ["1 stage failed. Read the error, then continue:",
+                  f"raypipe logs RUN_DIR 'a unit'\n{COMMAND}"]},
+    ),
+    "stopped": (_run(stages=_stages("succeeded", "interrupted"), steps=BEST_AT_20),
+                {"next": ["1 stage not done. Continue:", COMMAND]}),
+    **{
+        f"overfitted {mode}": (
+            _run(steps=_steps(metric, *curve), trials=_trials()),
+            {"next": [text, f"'{MONITOR.format(metric.removeprefix('eval_'), mode)}'"]},
+        )
+        for metric, curve, mode, text in (
+            ("eval_loss", [5.0, 4.0, 3.6, 3.57, 3.6, 3.7, 3.81], "min",
+             "train: the held-out loss was best at step 40 (3.57) and is worse at the end (3.81). "
+             "Keep the best model and stop early, with:"),
+            ("eval_accuracy", [0.1, 0.5, 0.8, 0.7, 0.6], "max",
+             "train: the held-out accuracy was best at step 30 (0.8) and is worse at the end "
+             "(0.6). Keep the best model and stop early, with:"),
+        )
+    },
+    "trainings of a matrix": (
+        _run(LISTED, **_trainings(0.9, 0.5, 0.79, 0.81)),
+        {"asked": ["Classify things.", "Varied: train.rate (2 values), 2 seeds.",
+                   "1 of 1 stage succeeded."],
+         "tiles": [(HELD_OUT.format("accuracy", "higher"), "0.80 ± 0.13",
+                    "rate=0.2, perhaps by chance before rate=0.1 (0.7); highest of 2", "")],
+         "next": ["2 repetitions cannot tell rate=0.2 from rate=0.1 by held-out accuracy: take 6, "
+                  "with:", "--matrix 'train.seed=[0, 1, 2, 3, 4, 5]'"]},
+    ),
+    **{
+        f"seeds of a function: {more}": (
+            _function(dict(zip([(C, 1, seed) for C in (1, 2) for seed in seeds], scores,
+                               strict=True)), "higher"),
+            {"last": f"'seed={more}'"},
+        )
+        for seeds, scores, more in (
+            ([0], [0.1, 0.2], [0, 1, 2, 3, 4, 5]),
+            ([3, 4], [0.1, 0.9, 0.5, 0.6], [3, 4, 5, 6, 7, 8]),
+            ([0, 3], [0.1, 0.9, 0.5, 0.6], [0, 3, 4, 5, 6, 7]),
+        )
+    },
+    **{
+        f"no direction: {command}": (
+            _function(FUNCTION, command=command, loss=3.0),
+            {"asked": ["Compared: C (2 values).", "2 of 2 calls succeeded."],
+             "tiles": [("score", "0.1 to 0.2", "mean 0.15 of 2 rows", ""), ("loss", "3", "", "")],
+             "last": code},
+        )
+        for command, code in (
+            ("raypipe map m:f --run-dir r", "--minimize loss"),
+            ("raypipe run f.yaml --run-dir r", "'minimize=[loss]'"),
+            ("rp.map(f, ..., run_dir='r')", "minimize='loss'"),
+        )
+    },
+    "a failed call": (
+        _function({**FUNCTION, (3, 1, 0): None}, status="failed"),
+        {"asked": ["Compared: C (2 values).", "2 of 3 calls succeeded."],
+         "next": ["1 call failed. Read the error, then continue:", "raypipe map m:f --run-dir r"]},
+    ),
+    "a call not done": (
+        _function({**FUNCTION, (3, 1, 0): None}, status="interrupted"),
+        {"next": ["1 call not done. Continue:", "raypipe map m:f --run-dir r"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_boxes_say(name: str) -> None:
+    run, expected = CASES[name]
+    advice = [part.text if isinstance(part, Code) else str(part) for part in next_step(run)]
+    tiles = [tile for part in came_out(run) if isinstance(part, Tiles) for tile in part.tiles]
+    found = {
+        "asked": list(asked(run)),
+        "tiles": [(tile.label, tile.value, tile.note, tile.tone) for tile in tiles],
+        "certain": list(certainty(run)),
+        "next": advice,
+        "last": advice[-1],
+        "beaten": run.beaten,
+    }
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_a_run_without_results_says_so() -> None:
+    assert came_out(_run()) == ["No table has a number."]
+
+
 @pytest.mark.parametrize(
-    ("seeds", "scores", "more"),
-    [
-        ([0], [0.1, 0.2], "'seed=[0, 1, 2, 3, 4, 5]'"),
-        ([3, 4], [0.1, 0.9, 0.5, 0.6], "'seed=[3, 4, 5, 6, 7, 8]'"),
-        ([0, 3], [0.1, 0.9, 0.5, 0.6], "'seed=[0, 3, 4, 5, 6, 7]'"),
-    ],
+    ("last", "values", "runs"), [(None, {"C": 0, "gamma": 1}, 3), (3.0, {"C": 1, "gamma": 1}, 1)]
 )
-def test_calls_of_a_function_are_repeated_by_their_argument(seeds, scores, more) -> None:
-    rows = [(C, seed) for C in (1, 2) for seed in seeds]
-    calls = pd.DataFrame(rows, columns=["C", "seed"]).assign(score=scores)
-    assert _next(_function(calls, "higher"))[-1] == more
-
-
-def test_a_setting_whose_difficult_seeds_failed_is_not_the_best() -> None:
-    calls = pd.DataFrame(
-        {"C": C, "gamma": gamma, "seed": seed, "score": score + 0.1 * seed + 2.0 * (seed == 0)}
+def test_a_setting_whose_difficult_seeds_failed_is_not_the_best(last, values, runs) -> None:
+    scores = {
+        (C, gamma, seed): score + 0.1 * seed + 2.0 * (seed == 0)  # the first one is easy
         for C, row in enumerate([[0.5, 0.6], [0.4, 0.3]])
         for gamma, score in enumerate(row)
-        for seed in range(3)  # the first one is easy
-    )
-    last = (calls["C"] == 1) & (calls["gamma"] == 1)
-    calls.loc[last & (calls["seed"] > 0), "score"] = np.nan
-    (best,) = _function(calls, "higher").headlines
-    assert (best.values, best.runs) == ({"C": 0, "gamma": 1}, 3)
-    calls.loc[last & (calls["seed"] == 0), "score"] = 3.0
-    (best,) = _function(calls, "higher").headlines
-    assert (best.values, best.runs) == ({"C": 1, "gamma": 1}, 1)
-
-
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("raypipe map m:f --run-dir r", "--minimize loss"),
-        ("raypipe run f.yaml --run-dir r", "'minimize=[loss]'"),
-        ("rp.map(f, ..., run_dir='r')", "minimize='loss'"),
-    ],
-)
-def test_a_function_without_a_direction_shows_its_numbers_and_how_to_give_one(command, code):
-    calls = pd.DataFrame({"C": [1, 2], "gamma": 1, "seed": 0, "score": [0.1, 0.2], "loss": 3.0})
-    about = _function(calls, command=command)
-    assert "Compared: C (2 values)." in list(asked(about))
-    assert [tile.label for tile in _tiles(about)] == ["score", "loss"]
-    text, shown = _next(about)
-    assert (text.startswith("Say which number is better"), shown) == (True, code)
-    assert not any("Say which" in text for text in _next(_function(calls, "higher")))
-
-
-def test_calls_of_a_function_are_counted() -> None:
-    calls = pd.DataFrame({"C": [1, 2], "gamma": 1, "seed": 0, "score": [0.1, None]})
-    about = _function(calls)
-    assert "1 of 2 calls succeeded." in list(asked(about))
-    assert _next(about)[0] == "1 call failed. Read the error, then continue:"
-    stopped = replace(about, tables={**about.tables, "stages": _stages("interrupted")})
-    assert _next(stopped)[0] == "1 call not done. Continue:"
+        for seed in range(3)
+    }
+    scores |= {(1, 1, 1): None, (1, 1, 2): None}
+    (best,) = _function(scores | ({(1, 1, 0): last} if last else {}), "higher").headlines
+    assert (best.values, best.runs) == (values, runs)
 
 
 def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
@@ -418,42 +355,102 @@ def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
 
     def words(*units: str) -> str:
         declared = Declarations(core=frozenset({"stages", "failures"}), asked=lambda: units)
-        return _words(replace(_about(failures=failures), declared=declared))
+        return page_of(replace(_run(failures=failures), declared=declared)).words
 
     more = "The table failures has 1 more, of units that are not asked for any more."
     first = f"1 attempt failed: error (1). Every stage succeeded in the end. {more}"
     assert first in words("calls/x=1")
     assert "thirteen" not in words("calls/x=1")
-    assert "has 2 more" in words("calls/x=2")
     assert "not asked for" not in words("calls/x=1", "calls/x=13")
 
 
 def test_the_page_repeats_the_run_and_has_its_command_once() -> None:
-    environment = pd.DataFrame(
-        {"hostname": ["n1"], "git_commit": "abc123", "git_dirty": True, "python": "3.11.7",
-         "torch": "2.13.0", "cpus": 8, "memory_bytes": 2**30, "started_at": "2026-01-01",
-         "run_id": "r", "variant": "base", "command_id": "a", "command": COMMAND}
-    )  # fmt: skip
-    about = _about(environment=environment)
-    words = _words(about)
-    assert "git checkout abc123 raypipe run config.yaml --run-dir repeated" in words
-    assert "Files differed from this commit" in words
-    assert words.count("2.13.0") == 1
-    assert words.count(COMMAND) == 1
-    moved = _words(replace(about, command="raypipe run y"))
-    assert "compute more in it: raypipe run y" in moved
-    files = report_files(about.tables, [], "toy", {}, COMMAND, CONFIGURATION)
-    page = Page(files["index.html"].decode())
+    nodes = NODES.assign(git_commit="abc123", git_dirty=True, torch="2.13.0", command=COMMAND)
+    run = _run(environment=nodes.iloc[:1])
+    page = page_of(run)
+    assert "git checkout abc123 raypipe run config.yaml --run-dir repeated" in page.words
+    assert "Files differed from this commit" in page.words
+    assert page.words.count("2.13.0") == 1
     (link,) = (attrs for attrs in page.all("a") if "download" in attrs)
     assert link["download"] == "config.yaml"
     assert str(link["href"]).startswith("data:text/plain;charset=utf-8,train%3A%20%7B")
+    assert (
+        "compute more in it: raypipe run y" in page_of(replace(run, command="raypipe run y")).words
+    )
 
 
-def test_predictions_of_cards_have_a_table_and_are_no_result_of_the_run() -> None:
-    row = {"stage": "train", "card": "L4", "precision": "bf16", "micro_batch": 8,
-           "samples_per_s": 100.0, "note": "predicted, uncalibrated"}  # fmt: skip
-    about = _about(card_predictions=pd.DataFrame([row, {**row, "card": "H100"}]))
-    declared = replace(about.declared, core=CORE | {"card_predictions"})
-    about = replace(about, declared=declared)
-    assert about.bests == []
-    assert "predicted, uncalibrated" in _words(about)
+def boxes(page: str) -> dict[str, list[str]]:
+    """Return the paragraphs of each box: three sentences at most, none twice on the page."""
+    main = re.sub(r"<svg.*?</svg>", "", page[page.index("<main>") :], flags=re.DOTALL)
+    texts = _paragraphs(main)
+    assert [text for text, count in Counter(texts).items() if count > 1] == []
+    answers = re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", main, re.DOTALL)
+    found = {question: _paragraphs(answer) for question, answer in answers}
+    for question, paragraphs in found.items():
+        ends = re.findall(r"[.!?](?=\s+[A-Z]|$)|:$", "\n".join(paragraphs), re.MULTILINE)
+        assert len(ends) <= 3, (question, paragraphs)
+    return found
+
+
+def _paragraphs(text: str) -> list[str]:
+    found = re.findall(r"<p>(.*?)</p>", text, re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]+>", "", each)).strip() for each in found]
+
+
+NOT_FINITE = (
+    "calls.y is not finite in 2 of 3 rows: NaN at x=0; inf at x=1; calls.z is not finite in any of "
+    "3 rows: NaN at x=0, x=1 and x=2."
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "said"),
+    [
+        (lambda x: {"y": 1.0}, {"x": range(9)}, {"maximize": "y"},
+         {"What to do next": NOTHING}),
+        (lambda x: {"y": [math.nan, math.inf, 1.0][x], "z": math.nan}, {"x": range(3)},
+         {"maximize": ["y", "z"]}, {"What came out": [NOT_FINITE]}),
+        (lambda x, seed: {"y": x + seed % 3, "z": -x}, {"x": range(3), "seed": range(4)},
+         {"maximize": ["y", "z"]}, {}),
+        (lambda x, k: {"y": x * k}, {"x": 1, "k": [1, 2]},
+         {"minimize": "y", "overrides": {"matrix.axes": {"arguments.x": [1, 2, 3]}}}, {}),
+    ],
+    ids=("tie", "not finite", "seeds", "matrix"),
+)  # fmt: skip
+def test_the_first_screen_of_functions(
+    tmp_path: Path, function: Callable[..., Any], arguments: Any, options: Any, said: Any
+) -> None:
+    rp.map(function, arguments, run_dir=tmp_path / "r", local=True, **options)
+    found = boxes((tmp_path / "r/report/index.html").read_text())
+    assert {name: found[name] for name in said} == said
+
+
+NUMBERS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-9, 9), st.sampled_from(
+    [math.nan, math.inf, None]))  # fmt: skip
+ROW = st.fixed_dictionaries(
+    {"method": st.sampled_from(["m0", "m1", "m2", "m3"]), "corpus": st.sampled_from("ab"),
+     "seed": st.integers(0, 3), "score": NUMBERS, "cost": NUMBERS}
+)  # fmt: skip
+SCORES = Table(
+    "scores",
+    "a score",
+    (
+        Column("score", "real", "It.", better="higher"),
+        Column("cost", "real", "It.", better="lower"),
+    ),
+    axes=("method",),
+    groups=("corpus",),
+    baselines=("m0",),
+    repeats="seeds",
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.booleans(), st.lists(ROW, max_size=25))
+def test_the_first_screen_of_any_table(says_too_much: bool, rows: list[dict[str, Any]]) -> None:
+    found, certain, do = ([f"{name} {n}." for n in range(5)] for name in ("Found", "Sure", "Do"))
+    own = Section("Own", [], findings=found, certainty=certain, advice=[*do, Code("go")])
+    names = ["method", "corpus", "seed", "score", "cost"]
+    run = _run(declared=(SCORES,), scores=pd.DataFrame(rows, columns=names))
+    run = replace(run, sections=(own,) if says_too_much else ())
+    boxes(page_of(run).source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from raypipe.report.headlines import RunResults
@@ -42,24 +41,14 @@ def test_the_loss_curve_is_the_table_and_its_running_median() -> None:
     steps = _steps()
     trials = pd.DataFrame({"trial_id": ["trial-0"], "stage": ["train_small"]})
     figures = _named({"steps": steps.sample(frac=1, random_state=0), "trials": trials})
-    assert list(figures) == ["loss-train_small", "throughput-train_small"]
+    assert list(figures) == ["loss-train_small", "samples_per_s-train_small"]
     raw, smooth = figures["loss-train_small"].figure.axes[0].lines
     assert_array_equal(raw.get_xdata(), steps["step"])
     assert_array_equal(raw.get_ydata(), steps["loss"])
     median = steps["loss"].rolling(3, center=True, min_periods=1).median()
     assert_allclose(smooth.get_ydata(), median)
-    assert figures["throughput-train_small"].figure.axes[0].get_ylim()[0] == 0
     falling = _steps().assign(loss=lambda table: np.exp(-table["step"] / 100))
     assert _named({"steps": falling})["loss-trial-0"].figure.axes[0].get_yscale() == "log"
-
-
-def test_a_further_phase_is_marked_where_it_begins() -> None:
-    steps = _steps(points=20)
-    steps["phase"] = np.where(steps["step"] < 150, "burn_in", "policy")
-    for figure in training_plots({"steps": steps}):
-        axes = figure.figure.axes[0]
-        assert list(axes.lines[-1].get_xdata()) == [150, 150]
-        assert axes.texts[-1].get_text() == " policy"
 
 
 def _samples(name: str, seconds: list[float], **columns: object) -> pd.DataFrame:
@@ -72,20 +61,12 @@ def test_gpu_samples_are_drawn_against_time_for_each_device() -> None:
                    memory_bytes=[4 * GIB, 2 * GIB])  # fmt: skip
     two = one.assign(gpu_uuid="GPU-b", util=[50.0, 50.0])
     cpu = _samples("t", [0, 1], rank=1, cpu_util=[5.0, 6.0], rss_bytes=[1 * GIB, 9 * GIB])
-    use, memory = training_plots({"gpu_samples": pd.concat([one, two, cpu])})
-    assert (use.name, memory.name) == ("gpu-util-train", "gpu-memory_bytes-train")
+    use, memory, *_ = training_plots({"gpu_samples": pd.concat([one, two, cpu])})
+    assert (use.name, memory.name) == ("util-train", "memory_bytes-train")
     axes = use.figure.axes[0]
     lines = [line for line in axes.lines if str(line.get_label())[:1] != "_"]
     assert [text.get_text() for text in axes.texts] == ["GPU-a", "GPU-b"]
     assert_allclose(lines[0].get_data(), ([0, 2], [10, 90]))
-    assert (use.caption, memory.caption) == ("Mean 50 %.", "Peak 4.0 GiB.")
-
-
-@pytest.mark.parametrize(("warmup", "mean"), [([True, False], "90"), ([True, True], "50")])
-def test_the_mean_leaves_the_warm_up_out_unless_there_is_nothing_else(warmup, mean) -> None:
-    table = _samples("t", [0, 1], gpu_uuid="GPU-a", util=[10.0, 90.0], memory_bytes=GIB)
-    use, _ = training_plots({"gpu_samples": table.assign(warmup=warmup)})
-    assert use.caption == f"Mean {mean} %."
 
 
 def test_without_a_gpu_the_use_of_the_cpu_is_drawn_for_each_worker_and_attempt() -> None:
@@ -96,11 +77,10 @@ def test_without_a_gpu_the_use_of_the_cpu_is_drawn_for_each_worker_and_attempt()
         for attempt, start in ((1, 0), (2, 60))
     ]  # fmt: skip
     use, memory = training_plots({"gpu_samples": pd.concat(parts)})
-    assert use.name == "cpu-cpu_util-train"
+    assert use.name == "cpu_util-train"
     lines = [list(line.get_xdata()) for line in memory.figure.axes[0].lines
              if str(line.get_label())[:1] != "_"]  # fmt: skip
     assert sorted(lines) == [[0, 1], [0, 1], [60, 61], [60, 61]]
-    assert memory.caption == "Peak 2.0 GiB."
 
 
 def test_every_held_out_column_is_drawn_and_listed() -> None:
@@ -113,15 +93,12 @@ def test_every_held_out_column_is_drawn_and_listed() -> None:
     section = training_section(tables, RunResults(tables).evaluations)
     view = section.parts[-1]
     assert isinstance(view, TableView)
-    assert view.visible_columns == [
-        "trial_id", "status", "steps", "eval_loss", "best_loss", "eval_size",
-    ]  # fmt: skip
-    assert list(view.rows["best_loss"]) == ["3 at step 20"]
+    assert view.visible_columns == ["trial_id", "status", "steps", "eval_loss", "eval_size"]
     drawn = [part for part in section.parts if isinstance(part, Plot)]
     assert [plot.name for plot in drawn][:2] == ["eval_size-train", "eval_loss-train"]
     (ring,) = (line for line in drawn[1].figure.axes[0].lines if line.get_label() == "_best")
     assert ring.get_xydata().tolist() == [[20.0, 3.0]]
-    assert "worse than the best by more than noise" in drawn[1].caption
+    assert "ended worse than the best by more than noise" in drawn[1].caption
 
 
 def test_noise_is_no_worse_end() -> None:

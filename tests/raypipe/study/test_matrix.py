@@ -121,7 +121,7 @@ def test_every_table_and_the_report_have_the_variants(capsys):
     assert joined.groupby("judge.power")["value"].count().to_dict() == {1.0: 4, 2.0: 4, 3.0: 4}
     page = Path("run/report/index.html")
     text = page.read_text()
-    assert "6 points over fit.rate (2 values), judge.power (3 values), with 2 seeds." in text
+    assert "6 points, 2 seeds." in text
     assert "cannot tell: needs at least 6 runs" in text
     point = "fit.rate=2.0,judge.power=3,seed=1"
     assert raypipe("report", "run", "--variant", point) == 0

@@ -18,17 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from raypipe.report import charts
+from raypipe.report import plots
 from raypipe.report.best import Results
-from raypipe.report.charts import Line
-from raypipe.report.formatting import short_labels
 from raypipe.report.plots import (
+    Line,
     Plot,
     encode,
     frame_y,
     label_lines,
     slug,
-    spread,
     strokes,
     style,
 )
@@ -68,16 +66,6 @@ def test_a_name_keeps_its_stroke_when_names_are_added_and_eighteen_differ() -> N
     all_strokes = list(strokes([str(i) for i in range(18)]).values())
     assert len({stroke.color for stroke in all_strokes[:9]}) == 9
     assert len({(stroke.color, str(stroke.line)) for stroke in all_strokes}) == 18
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_spread_keeps_order_and_distance(positions: list[float]) -> None:
-    gap = 0.1
-    placed = spread(np.array(positions), gap)
-    order = np.argsort(positions, kind="stable")
-    assert (np.diff(placed[order]) >= gap - 1e-9).all()
-    assert placed.min() >= -1e-9
-    assert placed.max() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -127,7 +115,7 @@ def _lines(count: int, **options: str) -> Axes:
     x = np.arange(10.0)
     drawn = [Line(f"run {n}", x, x + n) for n in range(count)]
     with style():
-        return charts.lines(drawn, "step", "loss", **options).axes[0]
+        return plots.lines(drawn, "step", "loss", **options).axes[0]
 
 
 @pytest.mark.parametrize(
@@ -154,12 +142,3 @@ def test_a_line_has_a_gap_where_a_result_is_not_finite():
     assert low < 0
     assert high > 5
     assert "has a gap, and a cross, where a value is missing or not finite." in plot.caption
-
-
-def test_labels_that_are_cut_stay_different():
-    names = [f"evaluate_large, far, quadratic, {kind}" for kind in ("near", "far")]
-    for longest in (12, 22, 80):
-        labels = short_labels([*names, "a"], longest)
-        assert len(set(labels)) == 3
-        assert all(len(label) <= longest for label in labels)
-    assert len(set(short_labels(["a" * 30 + str(n) + "b" * 30 for n in range(12)], 22))) == 12
