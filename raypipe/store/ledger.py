@@ -84,7 +84,7 @@ class Ledger:
         self._lock = RLock()
         self.changes = 0
         self._segments: list[str] = []
-        self._lines: int | None = 0  # of the last segment; None if an append was interrupted
+        self._end = (0, 0)  # the bytes and the lines of the last segment
         self._writable = writable
         self._token = secrets.token_hex(4)
         self._damaged: dict[str, list[str]] = {}  # by segment, its damaged lines in words
@@ -104,7 +104,7 @@ class Ledger:
     @property
     def version(self) -> tuple[Any, ...]:
         """Equal for two readings between which no command wrote."""
-        return *self._segments, self._lines
+        return *self._segments, self._end
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by key, durably; they replace earlier rows with the same keys."""
@@ -181,22 +181,15 @@ class Ledger:
             Path(self._run.ledger, _segment(0)).touch()
             sync_folder(self._run.ledger)
             self._segments.append(_segment(0))
-        path = Path(self._run.ledger, self._segments[-1])
-        lines, self._lines = self._lines, None
-        if lines is None:
-            lines = _count(path)
+        size, lines = self._end
         content = _encode(entries, lines)
-        with path.open("ab", buffering=0) as stream:
-            before = stream.tell()
-            try:
-                rest = memoryview(content)
-                while rest:  # an unbuffered write may be short
-                    rest = rest[stream.write(rest) :]
-                os.fsync(stream.fileno())
-            except BaseException:  # disk full or interrupted: the next append starts a new line
-                stream.truncate(before)
-                raise
-        self._lines = lines + len(entries)
+        with Path(self._run.ledger, self._segments[-1]).open("r+b") as stream:
+            stream.seek(size)
+            stream.truncate()  # what an append left that was interrupted, or had no room
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._end = size + len(content), lines + len(entries)
 
     def _write_segment(self, entries: Sequence[_Entry]) -> None:
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
@@ -204,7 +197,7 @@ class Ledger:
         content = _encode(entries, 0)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
-        self._lines = len(entries)
+        self._end = len(content), len(entries)
 
     def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
         """Write all rows and the new ones to one segment, then remove the segments it replaces."""
@@ -266,29 +259,28 @@ class Ledger:
         """Read the rows of a segment, and note its damaged lines."""
         path = f"{self._run.ledger}/{name}"
         content = self._run.read(path)
-        damaged, self._lines = list[str](), 0
+        damaged, last, size = list[str](), 0, 0
         for number, line in enumerate(BytesIO(content), start=1):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # the next append overwrites it
                 if not self._writable:
                     log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
-                elif self._run.is_local:
-                    os.truncate(path, len(content) - len(line))
                 break
-            self._lines += 1
+            last, size = last + 1, size + len(line)
             try:
                 table, key, row, place = _decode(line.removesuffix(b"\n"))
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged.append(f"line {number}")
                 continue
-            if place != self._lines:
+            if place != last:
                 damaged.append(f"before line {number}")
-                self._lines = place
+                last = place
             rows = self._tables.setdefault(table, {})
             if row is None:
                 rows.pop(key, None)
             else:
                 rows[key] = row
         self._segments.append(name)
+        self._end = size, last
         if damaged:
             self._damaged[name] = damaged
 
@@ -395,15 +387,8 @@ def _segment(number: int, writer: str = "") -> str:
     return f"{number:08d}{writer}.jsonl"
 
 
-def _count(path: Path) -> int:
-    """Return the number of lines of a segment; an incomplete last one is dropped."""
-    content = path.read_bytes()
-    os.truncate(path, content.rfind(b"\n") + 1)
-    return content.count(b"\n")
-
-
 def _encode(entries: Iterable[_Entry], before: int) -> bytes:
-    """Return the lines of a segment, numbered from ``number`` on."""
+    """Return lines of a segment, numbered from ``before`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
         content = {"table": table, "key": key, "row": row, "line": number}

@@ -74,30 +74,6 @@ def test_pair_equals_the_enumeration_of_all_signs(values):
     assert pair["p_value"] >= 2 / 2**d.size or not d.size
 
 
-@pytest.mark.parametrize("n", [5, 13, 30, 50, 51, 80])
-def test_pair_without_ties_equals_scipy(n):
-    values = frame(np.random.default_rng(n).normal([0, 0.3], 1, (n, 2)))
-    pair, reference = pair_of(values), stats.wilcoxon(values["a"], values["b"])
-    assert pair["statistic"] == pytest.approx(reference.statistic)
-    assert pair["p_value"] == pytest.approx(reference.pvalue)
-
-
-@quick
-@given(tables(), st.randoms(use_true_random=False), st.sampled_from([0.25, 2.0, 1024.0]))
-def test_pairs_ignore_the_order_of_columns_and_runs_and_the_unit(values, random, factor):
-    columns, rows = list(values.columns), list(values.index)
-    random.shuffle(columns)
-    random.shuffle(rows)
-    other = paired_comparisons(values.loc[rows, columns] * factor)
-    by_pair = {(r["first"], r["second"]): r for _, r in other.iterrows()}
-    for _, expected in paired_comparisons(values).iterrows():
-        a, b = expected["first"], expected["second"]
-        sign, found = (1, by_pair[a, b]) if (a, b) in by_pair else (-1, by_pair[b, a])
-        assert found["p_holm"] == pytest.approx(expected["p_holm"])
-        assert found["effect"] == pytest.approx(sign * expected["effect"])
-        assert found["conclusion"] == expected["conclusion"]
-
-
 @quick
 @given(
     tables(
@@ -191,36 +167,17 @@ def test_friedman_equals_scipy_and_a_worked_example():
     )
 
 
-@quick
-@given(tables(algorithms=(3, 5), runs=(1, 12)), st.randoms(use_true_random=False))
-def test_friedman_ignores_the_order_of_columns_and_monotone_transforms(values, random):
-    expected = friedman(values)
-    columns = list(values.columns)
-    random.shuffle(columns)
-    per_run = np.arange(len(values))[:, None] * 1e6  # a run's own level does not matter either
-    result = friedman(np.exp(values[columns] / 4) + values[columns] + per_run)
-    for key in ("chi2", "p_value", "kendalls_w", "average_ranks"):
-        assert result[key] == pytest.approx(expected[key])
-    assert result["conclusion"] == expected["conclusion"]
-
-
-def test_friedman_extremes():
-    same_ranking = friedman(frame(np.arange(3) + np.zeros((5, 1))))
-    assert same_ranking["kendalls_w"] == pytest.approx(1)
-    assert same_ranking["average_ranks"] == {"a": 1, "b": 2, "c": 3}
-    identical = friedman(frame(np.ones((5, 3))))
-    assert (identical["chi2"], identical["p_value"], identical["kendalls_w"]) == (0, 1, 0)
-    assert identical["conclusion"] == "no difference found"
-
-
 def test_friedman_says_when_it_cannot_tell():
+    same = friedman(frame(np.ones((5, 3))))
+    assert (same["chi2"], same["p_value"], same["conclusion"]) == (0, 1, "no difference found")
     two = friedman(frame(np.arange(10).reshape(5, 2)))
     assert two["conclusion"] == "cannot tell: needs at least 3 algorithms"
     assert math.isnan(two["p_value"])
     ranking = np.arange(3) + np.zeros((5, 1))
     few = friedman(frame(ranking[:2]))
     assert few["conclusion"] == "cannot tell: needs at least 3 runs"
-    assert friedman(frame(ranking[:3]))["conclusion"] == "the algorithms differ"
+    enough = friedman(frame(ranking[:3]))
+    assert (enough["kendalls_w"], enough["conclusion"]) == (1, "the algorithms differ")
     missing = friedman(frame(np.where(np.eye(5, 3), np.nan, ranking)))
     assert (missing["n"], missing["dropped"]) == (2, 3)
     assert friedman(frame(np.full((2, 3), np.nan)))["conclusion"].startswith("cannot tell")

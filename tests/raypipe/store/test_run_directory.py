@@ -1,25 +1,15 @@
 from __future__ import annotations
 
-import errno
 import os
-import pickle
-import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory, cache_directory
-
-
-@pytest.fixture(params=["local", "remote"])
-def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
-    found: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
-    return found
 
 
 def test_files_and_folders(anywhere: RunDirectory) -> None:
@@ -100,18 +90,6 @@ def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(
     assert [folder.stat().st_ino for folder in folders] == [*synced[:3], synced[-1]]
 
 
-def test_a_file_system_that_syncs_no_folders_is_fine(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sync(file: int) -> None:
-        if stat.S_ISDIR(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", sync)
-    run.write(run.path("file"), b"1")
-    assert run.read(run.path("file")) == b"1"
-
-
 def test_names_with_slashes_stay_one_file() -> None:
     run = RunDirectory("/runs/x")
     assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
@@ -158,27 +136,9 @@ def test_a_place_that_no_path_leads_to_is_a_mistake(
         RunDirectory.at("runs")
 
 
-def test_a_path_that_the_file_system_refuses_is_a_mistake(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*given: object) -> None:
-        raise pa.ArrowInvalid("empty path component")
-
-    monkeypatch.setattr(RunDirectory, "list", refuse)
-    with pytest.raises(ConfigError, match="cannot be read: empty path component"):
-        run.check()
-
-
 def test_a_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "~nobodyx/cache")
         with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
             cache_directory()
         monkeypatch.delenv(name)
-
-
-def test_it_travels_to_workers(run: RunDirectory) -> None:
-    run.write(run.path("x"), b"1")
-    there = pickle.loads(pickle.dumps(run))
-    assert there == run
-    assert there.read(there.path("x")) == b"1"

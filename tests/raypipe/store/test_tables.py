@@ -78,11 +78,6 @@ def test_every_declaration_says_what_its_rows_and_columns_are() -> None:
             assert column.meaning.endswith("."), f"{table.name}.{column.name}"
 
 
-def test_a_table_nobody_wrote_is_empty(run: RunDirectory) -> None:
-    assert read_table(run, "steps").empty
-    assert read_tables(run) == {}
-
-
 @pytest.mark.parametrize(
     ("column", "value"),
     [("best_T", "5"), ("best_T", 5.5), ("best_T", True), ("optimizer", 3), ("duration_s", "1")],
@@ -95,9 +90,9 @@ def test_a_value_of_another_type_than_declared_is_an_error(
     assert read_tables(run) == {}
 
 
-def test_keys_for_the_ledger_alone_are_no_columns(run: RunDirectory) -> None:
-    write_table(run, TABLES["trials"], [{"trial_id": "t", "point": {"a": 1}}], "run-1")
-    assert "point" not in read_table(run, "trials").columns
+def test_keys_for_the_ledger_alone_are_no_columns(anywhere: RunDirectory) -> None:
+    write_table(anywhere, TABLES["trials"], [{"trial_id": "t", "point": {"a": 1}}], "run-1")
+    assert "point" not in read_table(anywhere, "trials").columns
 
 
 def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirectory) -> None:
@@ -224,8 +219,3 @@ def test_a_damaged_file_is_named_with_what_to_do(run: RunDirectory) -> None:
         except AssertionError:
             assert place >= footer, "damaged rows were read as if they were whole"
     assert told > 20
-
-
-def test_object_storage(remote: RunDirectory) -> None:
-    write_table(remote, TABLES["steps"], [{"trial_id": "a", "step": 1}], "r", "a")
-    assert list(read_table(remote, "steps")["step"]) == [1]
