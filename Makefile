@@ -44,9 +44,8 @@ audit:
 	$(PYTHON) -m pip_audit --skip-editable
 
 bench:
-	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
 	$(PYTHON) -m benchmarks.trials sweep
 	$(PYTHON) -m benchmarks.trials matrix
 	$(PYTHON) -m benchmarks.lda
-	$(PYTHON) -m benchmarks.teleclass refine
+	$(PYTHON) -m benchmarks.teleclass
 	$(PYTHON) -m benchmarks.scale overhead

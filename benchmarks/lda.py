@@ -23,7 +23,6 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
@@ -33,7 +32,6 @@ from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
 from benchmarks.rounds import rotated, write_report
-from benchmarks.training import machine
 from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation
 
@@ -166,8 +164,7 @@ def main(
         "batch_size": BATCH_SIZE,
         "topics": results,
     }
-    about = machine(torch.device("cpu"), threads=1)
-    write_report(out / f"{name}.json", started, about, ("scikit-learn", "numba"), **report)
+    write_report(out / f"{name}.json", started, ("scikit-learn", "numba"), **report)
     title = f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn"
     Console(width=120).print(table(results, title))
     for row in results:

@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from benchmarks.rounds import write_report
@@ -32,7 +31,6 @@ from benchmarks.scaling import overhead as against_ray
 from benchmarks.scaling import runs
 from benchmarks.scaling import studies as made_up
 from benchmarks.scaling.overhead import OURS, REFERENCE, Case
-from benchmarks.training import machine
 from raypipe.launch.cluster import RayLauncher
 
 OUT = Path("benchmarks/results/scale")
@@ -153,9 +151,8 @@ def _now() -> str:
 
 
 def _write(file: Path, started: str, found: dict[str, Any]) -> None:
-    about = machine(torch.device("cpu"), threads=1)
     load = os.getloadavg()
-    write_report(file, started, about, ("ray", "raypipe-runner"), load_at_the_end=load, **found)
+    write_report(file, started, ("ray", "raypipe-runner"), load_at_the_end=load, **found)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
-"""Benchmark TELEClass at scale: time and memory of refine, speed and memory of the classifier.
+"""Benchmark TELEClass at scale: time and memory of refine, by number of documents; 1000 classes.
 
-    python -m benchmarks.teleclass refine       # 10^5 to 10^6 documents x 1000 classes, no GPU
-    python -m benchmarks.teleclass classifier   # a BERT-base-sized classifier, on a GPU
+    python -m benchmarks.teleclass
 
-``refine`` runs phase 2 in one process on memory-mapped random vectors, for growing numbers of
-documents. For comparison it runs the method of the published pipeline, which sorts each row of the
-whole similarity matrix, on the smallest number of documents, whose matrix fits in memory.
-``classifier`` measures samples per second and peak memory of forward passes as in phase 6 (infer)
-and of training steps as in phase 5 (train), in fp32, tf32 and bf16.
+It runs phase 2 in one process on memory-mapped random vectors, for growing numbers of documents.
+``measure_classifier`` measures samples per second and peak memory of forward passes as in phase 6
+(infer) and of training steps as in phase 5 (train), in fp32, tf32 and bf16, on a GPU:
+`benchmarks.gpu` calls it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import resource
@@ -99,48 +96,16 @@ def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
     return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}
 
 
-def dense_once(run: RunDirectory, documents: int) -> dict[str, Any]:
-    """Run three rounds and the labels in torch, with the whole matrix and sorted rows."""
-    encoding = EncodeSettings()
-    stores = [
-        Embeddings(run, n, r, encoding.block)
-        for n, r in (("train", documents), ("classes", CLASSES))
-    ]
-    texts, classes = (torch.tensor(np.concatenate([b for _, b in s.blocks()])) for s in stores)
-    clock, cpu = time.perf_counter(), time.process_time()
-    texts = torch.nn.functional.normalize(texts)
-    for _ in range(3):
-        scores = texts @ torch.nn.functional.normalize(classes).T
-        classes = texts[scores.topk(20, dim=0).indices].mean(0)
-    scores = texts @ torch.nn.functional.normalize(classes).T
-    ordered, _ = scores.sort(dim=1, descending=True)
-    (ordered[:, :5] - ordered[:, 1:6]).argmax(1)
-    seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}
-
-
 def measure_refine(sizes: list[int]) -> dict[str, Any]:
-    """Measure each size in a separate process, one thread; the published method at the smallest."""
+    """Measure each size in a separate process, with one thread."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
         with TemporaryDirectory(prefix="raypipe-teleclass-") as folder:
-            run = RunDirectory.at(folder)
-            make_vectors(run, EncodeSettings(), size)
-            for how in ("blocks", "dense") if size == min(sizes) else ("blocks",):
-                command = [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.teleclass",
-                    "one",
-                    how,
-                    folder,
-                    str(size),
-                ]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                row = {"how": how, **json.loads(done.stdout.splitlines()[-1])}
-                print(row, flush=True)
-                rows.append(row)
+            make_vectors(RunDirectory.at(folder), EncodeSettings(), size)
+            command = [sys.executable, "-m", "benchmarks.teleclass", folder, str(size)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            print(rows[-1], flush=True)
     about = {"classes": CLASSES, "dimensions": DIMENSIONS, "machine": platform.processor()}
     return {**about, "rows": rows}
 
@@ -201,32 +166,15 @@ def _speed(
 
 
 def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    sizes = commands.add_parser("refine", help="time and memory of phase 2")
-    sizes.add_argument("--documents", type=int, nargs="+", default=list(SIZES))
-    speed = commands.add_parser("classifier", help="a BERT-base-sized classifier on a GPU")
-    speed.add_argument("--batches", type=int, nargs="+", default=[16, 64, 256])
-    speed.add_argument("--steps", type=int, default=20)
-    one = commands.add_parser("one", help="one measurement of refine, in this process")
-    one.add_argument("how", choices=["blocks", "dense"])
-    one.add_argument("folder")
-    one.add_argument("size", type=int)
-    given = parser.parse_args()
-    if given.command == "one":
+    """Measure all sizes; with a folder and a size, that one in this process."""
+    if len(sys.argv) > 1:
+        folder, size = sys.argv[1:]
         torch.set_num_threads(1)
-        measure = refine_once if given.how == "blocks" else dense_once
-        print(json.dumps(measure(RunDirectory.at(given.folder), given.size)))
+        print(json.dumps(refine_once(RunDirectory.at(folder), int(size))))
         return
-    if given.command == "refine":
-        content = measure_refine(given.documents)
-    else:
-        content = measure_classifier(given.batches, given.steps)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{given.command}.json").write_text(json.dumps(content, indent=1) + "\n")
+    content = measure_refine(list(SIZES))
+    (RESULTS / "refine.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -31,13 +30,9 @@ from benchmarks.gpu_parts.bench import (
     Row,
     Trained,
     read_rows,
-    write_rows,
 )
 from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
-from benchmarks.loops.cases import LOG_EVERY, Case, make
-from benchmarks.loops.measure import Alternation, Logged
-from raypipe.cards import calibration
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
 
@@ -87,27 +82,6 @@ def test_quick_parts_are_expected_to_take_nine_minutes() -> None:
     limits = [part.limit(minutes, quick=True) for minutes in (2, 9, 18)]
     assert limits == [67.5, 67.5, 135]
     assert part.limit(9, quick=False) == part.seconds
-
-
-@pytest.mark.parametrize(
-    ("name", "machine", "reason"),
-    [
-        ("two_cards", H100, "needs 2 GPUs; this machine has 1"),
-        ("two_cards", replace(H100, gpus=2), None),
-        ("two_cards", CPU, None),
-        ("losses", H100, None),
-    ],
-)
-def test_a_part_that_cannot_run_says_why(name: str, machine: Machine, reason: str | None) -> None:
-    (part,) = (part for part in PARTS if part.name == name)
-    assert part.obstacle(machine) == reason
-
-
-def test_only_finished_parts_are_not_tried_again() -> None:
-    statuses = ("done", "failed", "timed out", "skipped", "not started")
-    parts, outcomes = PARTS[:6], [outcome(p.name, s) for p, s in zip(PARTS, statuses, strict=False)]
-    assert gpu.to_do(parts, outcomes, again=False) == list(PARTS[1:6])
-    assert gpu.to_do(parts, outcomes, again=True) == list(parts)
 
 
 @pytest.mark.parametrize(
@@ -289,27 +263,6 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "no time was left" in (tmp_path / "other" / "results.md").read_text()
 
 
-def test_measuring_again_without_time_keeps_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results of finished parts, and trainings of a part that continues."""
-    machine_with(monkeypatch, Gpu(0, "GPU-1", "NVIDIA H100", 85 * 10**9, "9.0"))
-    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
-    here = Machine.here(rehearsal=False)
-    before = [outcome("mfu", "timed out", here), outcome("two_cards", "done", here)]
-    write_rows(tmp_path, gpu.OUTCOMES, before)
-    training = tmp_path / "work" / "nvidia-h100" / "mfu"
-    training.mkdir(parents=True)
-    given = ["--out", str(tmp_path), "--again", "--minutes", "0"]
-    given += ["--only", "mfu", "--only", "two_cards"]
-    ended = CliRunner().invoke(command(), given)
-    assert ended.exit_code == 1
-    assert "== mfu: not started, no time was left" in ended.output
-    assert "this machine has 1; its results are kept" in ended.output
-    assert training.exists()
-    assert read_rows(tmp_path, gpu.OUTCOMES) == before
-
-
 def test_the_page_of_a_rehearsal_says_so_first() -> None:
     assert page([outcome("mfu", "done", CPU)], {}).splitlines()[0] == (
         "# Rehearsal on the CPU: nothing on this page is a measurement of a GPU"
@@ -356,20 +309,6 @@ def test_the_limit_is_tried_below_and_above(
     assert "1 of 2 trainings ended as predicted." in text
 
 
-def test_a_precision_in_which_no_sample_fits_is_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = {**PREDICTION, "micro_batch": None, "note": "micro-batch 1 does not fit; predicted"}
-    monkeypatch.setattr(Bench, "capacity_bytes", 2**36)
-    monkeypatch.setattr(Bench, "predict", lambda *_: full)
-    bench = bench_of(tmp_path, H100, "out_of_memory")
-    memory.out_of_memory(bench)
-    rows = read_rows(bench.out, "out_of_memory")
-    text = page([outcome("out_of_memory", "done")], {"out_of_memory": rows})
-    assert "Not measured: micro-batch 1 does not fit; predicted" in text
-    assert "0 of 0" in text
-
-
 def test_a_measurement_lies_next_to_its_prediction() -> None:
     trial = {"gpu_peak_bytes": 1430, "samples_per_s": 30.0, "status": "succeeded"}
     found = memory.compared(PREDICTION, Trained("run", trial))
@@ -398,36 +337,6 @@ def test_losses_are_compared_step_by_step_within_a_phase() -> None:
     assert training.differences([], reference) == {"": ({}, [])}
 
 
-def test_contenders_take_turns_of_ten_steps() -> None:
-    """Each one's steps of a burst follow one another, and the threads end with the trainings."""
-    case = make("lm-tiny", 3 * LOG_EVERY, torch.device("cpu"), 0)
-    order: list[str] = []
-
-    def contender(name: str) -> Any:
-        def train(case: Case, device: torch.device) -> list[Logged]:
-            model = torch.nn.Linear(1, 1).to(device)
-            optimizer = torch.optim.SGD(model.parameters())
-            for _ in range(case.steps):
-                order.append(name)
-                optimizer.step()
-            return [Logged(0, 1, 1.0)]
-
-        return train
-
-    race = Alternation({name: contender(name) for name in "ab"}, case, torch.device("cpu"))
-    bursts = [(burst.contender, burst.number) for burst in race.bursts()]
-    assert bursts == [("b", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
-    assert "".join(order) == "b" * 10 + "a" * 20 + "b" * 20 + "a" * 10
-    assert set(race.losses) == {"a", "b"}
-
-    def failing(case: Case, device: torch.device) -> list[Logged]:
-        raise ValueError("no")
-
-    race = Alternation({"a": failing, "b": contender("b")}, case, torch.device("cpu"))
-    assert [burst.contender for burst in race.bursts()] == ["b", "b", "b"]
-    assert str(race.errors["a"]) == "no"
-
-
 def test_the_loops_are_compared_burst_by_burst(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, CPU, "loop")
     contenders.loop(bench)
@@ -446,21 +355,6 @@ def test_what_nvidia_smi_prints_is_read() -> None:
     assert training.summary(rows) == {
         "samples": 3, "gpu_util_mean": 97, "power_w_mean": 310.5, "memory_max_bytes": 2 * 2**30
     }  # fmt: skip
-
-
-def test_no_earlier_measurement_calibrates_predictions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither one of another part, nor one of an earlier try."""
-    benches = [bench_of(tmp_path, part=part.name) for part in PARTS[:3]]
-    assert len({bench.cache for bench in benches}) == 3
-    monkeypatch.setenv("RAYPIPE_CACHE", str(benches[2].cache))
-    calibration.save("Card", [calibration.Measurement(key="earlier", speed=2.0)])
-    assert calibration.load("Card").number == 1
-    monkeypatch.setattr(Bench, "predict", lambda *_: PREDICTION)
-    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
-    memory.predictions(benches[2])
-    assert calibration.load("Card").number == 0
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])

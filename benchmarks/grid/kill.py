@@ -18,8 +18,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -34,20 +34,7 @@ TOOLS = {
     "hydra": ["with_hydra", "--multirun", "hydra/launcher=joblib", *ARGUMENTS],
 }
 RAYPIPE = ["map", "benchmarks.grid.score:score", "C=[0.1,1,10]", "seed=0..4", "--run-dir", "out"]
-CALLS, KILLED_AFTER = 15, 6
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Calls that ran before and after the kill, and lines of code."""
-
-    tool: str
-    before: int  # calls that had ended when the command was killed
-    left: int  # calls that ended in the five seconds after it, in processes that it left
-    again: int  # calls of the second command
-    repeated: int  # calls that ran more than once
-    status: int  # exit status of the second command
-    lines: int  # lines of code, without blank lines, comments and docstrings of one line
+KILLED_AFTER = 6
 
 
 def main() -> None:
@@ -55,11 +42,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tools", nargs="*", default=[*TOOLS, "raypipe"])
     for tool in parser.parse_args().tools:
-        print(json.dumps(asdict(measure(tool))), flush=True)
+        print(json.dumps(measure(tool)), flush=True)
 
 
-def measure(tool: str) -> Outcome:
-    """Kill a tool after some calls, run it again, and count."""
+def measure(tool: str) -> dict[str, Any]:
+    """Kill a tool after some calls, run it again, and count.
+
+    ``left`` are calls that ended in the five seconds after the kill, in processes that it left, and
+    ``repeated`` the calls that ran more than once.
+    """
     with tempfile.TemporaryDirectory(prefix="grid-") as name:
         folder = Path(name)
         log = folder / "calls.txt"
@@ -79,9 +70,14 @@ def measure(tool: str) -> Outcome:
         for process in _left(folder):
             process.kill()
         ran = Counter(_calls(log))
-        repeated = sum(count > 1 for count in ran.values())
-        again = ran.total() - before - left
-        return Outcome(tool, before, left, again, repeated, status, _lines(tool))
+        return {
+            "tool": tool,
+            "before": before,
+            "left": left,
+            "again": ran.total() - before - left,
+            "repeated": sum(count > 1 for count in ran.values()),
+            "status": status,
+        }
 
 
 def _command(tool: str) -> list[str]:
@@ -117,13 +113,6 @@ def _left(folder: Path) -> Iterator[psutil.Process]:
 
 def _calls(log: Path) -> list[str]:
     return log.read_text().splitlines()
-
-
-def _lines(tool: str) -> int:
-    if tool == "raypipe":  # the command is all of it
-        return 1
-    text = (Path(__file__).parent / f"with_{tool}.py").read_text().splitlines()
-    return sum(bool(line.strip()) and not line.strip().startswith(("#", '"""')) for line in text)
 
 
 if __name__ == "__main__":

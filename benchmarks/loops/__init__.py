@@ -1,1 +1,1 @@
-"""The contenders of benchmarks.training: the same training, written five ways."""
+"""Contenders of ``benchmarks.gpu``: the same training, written four ways."""

@@ -9,18 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from experiments.lm_pretrain.model import LmSettings, medium, tiny
+from experiments.lm_pretrain.model import medium, tiny
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from experiments.transformer.settings import TransformerSettings
-from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.hardware import Precision
 from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext, TrainTask
 
-NAMES = ("lm-tiny", "lm-small", "transformer", "lm-medium")
-#: steps per round; the first LOG_EVERY are not counted
-STEPS = {"lm-tiny": 210, "lm-small": 30, "transformer": 30, "lm-medium": 40}
 LOG_EVERY = 10
 CLIP_NORM = 1.0
 _WARMUP_STEPS = 10
@@ -111,31 +106,15 @@ def make(name: str, steps: int, device: torch.device, loader_workers: int) -> Ca
         ValueError: the name is unknown.
 
     """
-    on_gpu = device.type == "cuda"
-    if name == "transformer":
-        sequences = TransformerSettings(
-            vocabulary=4096, length=128, outputs=4, hidden=256, layers=3, dropout=0.0
-        )
-        micro_batch, accumulation = 16, 2
-        classifier = TransformerTask(
-            sequences, RandomSamples(sequences, steps * micro_batch * accumulation)
-        )
-        classifier.shuffle = False
-        return Case(
-            name, classifier, micro_batch, accumulation, steps,
-            _training(steps, precision="bf16" if on_gpu else "fp32"), loader_workers, "samples", 1,
-        )  # fmt: skip
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     if name == "lm-tiny":
         settings, micro_batch, accumulation = tiny(), 4, 1
         training = _training(steps)
-    elif name == "lm-small":
-        settings = LmSettings(vocabulary=4096, width=256, layers=4, feed_forward=768, context=128)
-        micro_batch, accumulation, training = 4, 4, _training(steps)
     elif name == "lm-medium":
         settings, micro_batch, accumulation = medium().model_copy(update={"dropout": 0.0}), 16, 8
-        training = _training(steps, precision="bf16" if on_gpu else "fp32", compiled=True)
+        training = _training(steps, precision=precision, compiled=True)
     else:
-        raise ValueError(f"--case {name}: there are {', '.join(NAMES)}")
+        raise ValueError(f"{name}: there are lm-tiny and lm-medium")
     data = RandomTokens(settings.vocabulary, settings.context, steps * micro_batch * accumulation)
     task = LanguageModelTask(settings, data)
     task.shuffle = False

@@ -34,14 +34,12 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import ray
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rounds import extent, rotated, write_report
-from benchmarks.training import machine
 from benchmarks.trials import by_ray, by_raypipe
 from benchmarks.trials.experiment import Contender, Study, matrix_of, spans, sweep_of
 from raypipe.launch.cluster import RayLauncher
@@ -117,8 +115,7 @@ def compare(study: Study, contenders: Mapping[str, Contender], rounds: int, out:
         "summary": summary,
         "rounds": rows,
     }
-    about = machine(torch.device("cpu"), threads=1)
-    write_report(out / f"{study.name}.json", started, about, PACKAGES, **report)
+    write_report(out / f"{study.name}.json", started, PACKAGES, **report)
     Console().print(table(study, summary))
     typer.echo(
         f"last losses: {exceeding:.0%} differ by more than {TOLERANCE:g}, the largest by "

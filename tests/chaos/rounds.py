@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -29,6 +28,7 @@ from raypipe.store.tables import read_table
 from tests.chaos import surroundings
 from tests.chaos.disturbances import ALL, Disturbance
 from tests.chaos.scene import Scene, assert_gone, living
+from tests.command import until
 
 _BASE = """
 experiment: experiments.pabbo_lda
@@ -62,14 +62,7 @@ _STAGES = ("train_small", "lda")
 # what does not hang on the order of events or on time
 _TABLES = {
     "study_history": [
-        "dataset",
-        "optimizer",
-        "variant",
-        "run",
-        "evaluation",
-        "batch",
-        "T",
-        "value",
+        *("dataset", "optimizer", "variant", "run", "evaluation", "batch", "T", "value"),
     ],
     "evaluations": ["dataset", "seed", "T", "variant", "value"],
     "steps": ["trial_id", "step", "loss", "lr", "variant"],
@@ -220,10 +213,7 @@ def _traces() -> set[Path | psutil.Process]:
 
 def _assert_gone(traces: set[Path | psutil.Process]) -> None:
     """Wait until none of them is there: others may use Ray here too."""
-    deadline = time.monotonic() + _GONE_S
-    while left := traces & _traces():
-        assert time.monotonic() < deadline, left
-        time.sleep(1)
+    until(lambda: not traces & _traces(), "no trace is left", _GONE_S)
 
 
 def main() -> None:

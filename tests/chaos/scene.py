@@ -14,7 +14,7 @@ from subprocess import Popen
 
 import psutil
 
-from tests.command import start
+from tests.command import start, until
 
 PROJECT = Path(__file__).resolve().parents[2]
 #: what every process of a round has in its environment
@@ -122,7 +122,4 @@ def living(name: str) -> list[psutil.Process]:
 
 def assert_gone(name: str) -> None:
     """Wait until no process of a round lives."""
-    deadline = time.monotonic() + _GONE_S
-    while left := living(name):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
-        time.sleep(0.5)
+    until(lambda: not living(name), "no process lives", _GONE_S, detail=lambda: living(name))

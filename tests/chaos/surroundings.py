@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 from ray.cluster_utils import Cluster
 
 from tests.chaos.scene import MARK
+from tests.command import until
 
 _STORE_BYTES = 80_000_000
 _EMPTY_S = 60
@@ -51,11 +51,12 @@ def add_node(cluster: Cluster) -> Any:
 
 def assert_stores_empty(cluster: Cluster) -> None:
     """Wait until no object lies in the store of any node."""
-    deadline = time.monotonic() + _EMPTY_S
     state = get_state_from_address(cluster.address)
-    while used := get_memory_info_reply(state).store_stats.object_store_bytes_used:
-        assert time.monotonic() < deadline, f"{used} bytes are left in the object stores"
-        time.sleep(1)
+
+    def used() -> int:
+        return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
+
+    until(lambda: not used(), "the object stores are empty", _EMPTY_S, detail=used)
 
 
 @contextmanager

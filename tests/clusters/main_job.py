@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -76,15 +73,3 @@ def assert_same(folder: Path, undisturbed: Path) -> None:
             for each in (folder, undisturbed)
         )
         pd.testing.assert_frame_equal(found, expected, obj=name)
-
-
-def wait_until(
-    happened: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None
-) -> None:
-    """As long as the process runs, if one is given."""
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        if process is not None:
-            assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {what}"
-        time.sleep(0.1)

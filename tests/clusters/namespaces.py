@@ -11,13 +11,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.command import until
 
 _BITS = 24
 _SHM_MB = 200
@@ -144,11 +145,8 @@ class Network:
         host = Host(name, address, folder, first, dict(environment or {}))
         self._stack.callback(_end, first)
         self._stack.callback(host.power_off)
-        deadline = time.monotonic() + 30
-        while not (folder / "ready").exists():
-            assert first.poll() is None, (folder / "first.log").read_text()
-            assert time.monotonic() < deadline, f"{name} did not start"
-            time.sleep(0.02)
+        log = folder / "first.log"
+        until((folder / "ready").exists, f"{name} starts", 30, detail=log.read_text)
         return host
 
 

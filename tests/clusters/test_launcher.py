@@ -19,9 +19,10 @@ import yaml
 from ray.autoscaler._private.providers import _get_default_config
 
 from tests.clusters import main_job, namespaces
-from tests.clusters.main_job import PROJECT, WAIT_S, wait_until
+from tests.clusters.main_job import PROJECT, WAIT_S
 from tests.clusters.namespaces import Host
 from tests.clusters.provider import Machines
+from tests.command import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -175,7 +176,7 @@ def cluster(launcher: Launcher) -> Iterator[Path]:
     file = launcher.configuration()
     shown = launcher.run("ray", "up", "--yes", "--no-config-cache", file)
     assert "Ray runtime started" in shown, shown
-    wait_until(lambda: launcher.running() == 2, "the least of the cpu nodes runs")
+    until(lambda: launcher.running() == 2, "the least of the cpu nodes runs", WAIT_S)
     yield file
     launcher.run("ray", "down", "--yes", file)
     assert not launcher.running()
@@ -224,7 +225,7 @@ def test_what_is_taken_away_comes_again(
     overrides = " ".join(f"train_small.{each}" for each in keys)
     command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
     process = launcher.start(*submit(cluster, work, command))
-    wait_until(lambda: any(folder.glob("checkpoints/train_small/step_*")), "it trains", process)
+    until(lambda: any(folder.glob("checkpoints/train_small/step_*")), "it trains", WAIT_S, process)
     launcher.take_away("cpu-2")
     launcher.offer("cpu-3")
     launcher.end(process)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import main_job, namespaces
-from tests.clusters.main_job import WAIT_S, stored_evaluations, table, wait_until
+from tests.clusters.main_job import WAIT_S, stored_evaluations, table
 from tests.clusters.namespaces import Host, Network
 from tests.clusters.tunnel import Tunnel
+from tests.command import listens, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -47,7 +47,7 @@ class Cluster:
         ray_start = ("ray", "start", "--head", "--port=6379", f"--node-ip-address={address}")
         self.head.run(*ray_start, "--dashboard-host=0.0.0.0", *NODE)
         self.dashboard = f"http://{address}:8265"
-        wait_until(lambda: _listens(address, 8265), "the dashboard listens")
+        until(lambda: listens(address, 8265), "the dashboard listens", WAIT_S)
 
     def add(self) -> Host:
         """One more node."""
@@ -130,7 +130,7 @@ def test_a_node_goes_away(
     folder = tmp_path / "run"
     try:
         process = cluster.ray_job_submit(folder, SLOWLY)
-        wait_until(lambda: stored_evaluations(folder) >= 6, "values are stored", process)
+        until(lambda: stored_evaluations(folder) >= 6, "values are stored", WAIT_S, process)
         remove(others[0])
         removed_at = stored_evaluations(folder)
         output, _ = process.communicate(timeout=WAIT_S)
@@ -145,14 +145,6 @@ def test_a_node_goes_away(
     main_job.assert_same(folder, alone)
 
 
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     quick = ("lda.optimizers=[ga,tpe]", "--only", "lda")
@@ -160,7 +152,7 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     assert process.stdout is not None
     job = re.search(r"^job (\S+) on ", process.stdout.readline())
     assert job is not None
-    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
+    until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
     cluster.stop(job[1])
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, output
@@ -178,9 +170,9 @@ def test_the_log_goes_on_after_the_tunnel_broke(cluster: Cluster, tmp_path: Path
     quick = ("lda.optimizers=[tpe]", "--only", "lda")
     tunnel = Tunnel(cluster.head.address, 8265)
     process = cluster.raypipe_submit(folder, SLOWLY, *quick, by=tunnel.address)
-    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
+    until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
     tunnel.close()
-    wait_until(lambda: stored_evaluations(folder) >= 4, "more are stored", process)
+    until(lambda: stored_evaluations(folder) >= 4, "more are stored", WAIT_S, process)
     tunnel.open()
     output, _ = process.communicate(timeout=WAIT_S)
     tunnel.close()

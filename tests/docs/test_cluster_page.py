@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
+from tests.command import listens, until
 from tests.docs.pages import DOCS, Reader, blocks, files_before
 
 PAGE = DOCS / "tutorial" / "cluster.md"
@@ -65,8 +66,8 @@ def head() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
             start_new_session=True,
         )
         try:
-            for port in (gcs, dashboard):
-                await_port(int(port))
+            for port in map(int, (gcs, dashboard)):
+                until(partial(listens, "127.0.0.1", port), f"port {port} is taken", 120)
             yield {GCS: gcs, DASHBOARD: dashboard}, environment
         finally:
             process.send_signal(signal.SIGTERM)  # it ends the processes that it has started
@@ -75,16 +76,6 @@ def head() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-def await_port(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.5)
-    raise AssertionError(f"nothing listens on port {port}")
 
 
 def test_the_commands_of_the_page(head: tuple[dict[str, str], dict[str, str]], tmp_path: Path):

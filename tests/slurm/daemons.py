@@ -7,11 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.command import until
 
 NODES = ("n1", "n2")
 _NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter")
@@ -130,7 +131,7 @@ class Slurm:
         """A job once it has ended."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         until(lambda: self.job(job).state in over, f"job {job} ends", within_s,
-              lambda: self.job(job).log)  # fmt: skip
+              detail=lambda: self.job(job).log)  # fmt: skip
         until(self._idle, "the nodes are idle again", 60)
         return self.job(job)
 
@@ -201,20 +202,6 @@ class Slurm:
             start_new_session=True,
         )  # fmt: skip
         self._stack.callback(_end, process)
-
-
-def until(
-    condition: Callable[[], bool],
-    what: str,
-    within_s: float = 30,
-    detail: Callable[[], str] = str,
-) -> None:
-    """Wait until something holds. Raises TimeoutError, which tells the detail."""
-    end = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited {within_s:g} s until {what}\n{detail()}")
-        time.sleep(0.5)
 
 
 def _address(number: int) -> str:

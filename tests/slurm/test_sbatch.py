@@ -14,7 +14,8 @@ import pytest
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.slurm.daemons import Slurm, missing, until
+from tests.command import until
+from tests.slurm.daemons import Slurm, missing
 
 PROJECT = Path(__file__).parents[2]
 SCRIPT = PROJECT / "slurm" / "raypipe.sbatch"
@@ -38,7 +39,12 @@ def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
     (tmp_path / "nodes.yaml").write_text("experiment: example_nodes\n")
     yield tmp_path
     slurm.clear()
-    until(lambda: not processes(tmp_path), "every process ended", 20, lambda: processes(tmp_path))
+    until(
+        lambda: not processes(tmp_path),
+        "every process ended",
+        20,
+        detail=lambda: processes(tmp_path),
+    )
     assert not list(Path("/tmp").glob("rp-*-*/*.log")), "a node's directory is left"
 
 
@@ -137,11 +143,13 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@60", "nodes.yaml",
                  "tasks.units=10", "tasks.held=6")  # fmt: skip
     log = lambda: slurm.job(job).log  # noqa: E731
-    until(lambda: log().count("is done") == 6, "six tasks are done", 300, log)
+    until(lambda: log().count("is done") == 6, "six tasks are done", 300, detail=log)
     # the controller looks twice a minute whose end is near, and sends the signal early
     soon = datetime.now() + timedelta(seconds=120)
     slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
-    until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, log)
+    until(
+        lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, detail=log
+    )
     # it would wait for two minutes; in the second in which it ended nodes refuse it (its credential
     # is revoked by the second)
     time.sleep(2)
@@ -156,7 +164,7 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
 def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.held=4")
     log = lambda: slurm.job(job).log  # noqa: E731
-    until(lambda: log().count("is done") == 4, "four tasks are done", 300, log)
+    until(lambda: log().count("is done") == 4, "four tasks are done", 300, detail=log)
     slurm.cancel(job)
     ended = slurm.ended(job)
     assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
