@@ -39,16 +39,7 @@ class BatchPlan:
         """Return the plan with the same effective batch for another number of workers.
 
         The accumulation steps make up for the difference.
-
-        Raises:
-            ValueError: there are more workers than samples per step.
-
         """
-        if workers > self.effective_batch:
-            raise ValueError(
-                f"{workers} workers for training.effective_batch = {self.effective_batch}: "
-                "each takes a sample of a step at least; lower scaling.workers"
-            )
         most = -(-self.effective_batch // workers)
         micro = min(self.micro_batch, most)
         return BatchPlan(micro, -(-most // micro), self.effective_batch, workers)

@@ -114,10 +114,9 @@ class CheckpointStore:
         others = []
         for name in reversed(self._names()):
             try:
-                if trace is not None and not _is_of(self._manifest(name), trace):
-                    others.append(name)
-                    continue
-                return self.read(name)
+                if trace is None or _is_of(self._manifest(name), trace):
+                    return self.read(name)
+                others.append(name)
             except (OSError, ValueError) as error:
                 warn(
                     f"{self._folder}/{name} is incomplete or corrupt ({error}); "
@@ -284,15 +283,12 @@ def _copied(state: dict[str, Any], worker: Worker) -> dict[str, Any]:
 
     torch copies what is on a GPU, but not numbers of steps, which optimizers keep on the CPU.
     """
-    if worker.rank:
-        return state
-    on_cpu = worker.device.type == "cpu"
 
     def copy(leaf: Any) -> Any:
-        own = isinstance(leaf, Tensor) and (on_cpu or leaf.dim() == 0)
-        return leaf.clone() if own else leaf
+        is_own = isinstance(leaf, Tensor) and (worker.device.type == "cpu" or leaf.dim() == 0)
+        return leaf.clone() if is_own else leaf
 
-    copied: dict[str, Any] = over_leaves(state, copy)
+    copied: dict[str, Any] = state if worker.rank else over_leaves(state, copy)
     return copied
 
 

@@ -130,7 +130,7 @@ class _Loop:
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
-        self.saved_at = time.monotonic()
+        self.saved_at = self.since = time.monotonic()
         self.step_s = self.evaluation_s = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class _Loop:
                 if over or ends or number == total:
                     break
                 step = number + 1
-                last, begun = step == total, time.monotonic()
+                last = step == total
                 evaluate = last or self.monitor.is_evaluated(step)
                 log = evaluate or step % self.training.log_every == 0
                 # phases differ in speed: no measured interval has steps of two
@@ -165,9 +165,7 @@ class _Loop:
                 rate = self.task.learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
                 ends = self.agreement.reached(sums)
-                self.step_s = max(time.monotonic() - begun, _DECAY * self.step_s)
-                steps_s = (1 + LAG) * self.step_s
-                self.ending.seconds = steps_s + self.evaluation_s + self.saver.longest_s
+                self._expect_end()
                 self.throughput.count(phase.samples)
                 if log:
                     self._log(step, phase, rate, sums)
@@ -242,6 +240,13 @@ class _Loop:
         self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
         self.interval_weight = torch.zeros_like(self.interval_weight)
 
+    def _expect_end(self) -> None:
+        """Tell how long an end takes: the steps under way, an evaluation and a checkpoint."""
+        now = time.monotonic()
+        self.step_s, self.since = max(now - self.since, _DECAY * self.step_s), now
+        steps_s = (1 + LAG) * self.step_s
+        self.ending.seconds = steps_s + self.evaluation_s + self.saver.longest_s
+
     def _evaluate(self, step: int, phase: Phase) -> bool:
         """Evaluate on held-out data and keep the best model. Return whether the run should end."""
         begun = time.monotonic()
@@ -253,7 +258,8 @@ class _Loop:
                 self.task, self.settings, self.worker, call, self.held_out, size, context
             )
         self.history.settle(measures)
-        self.evaluation_s = time.monotonic() - begun
+        self.since = time.monotonic()
+        self.evaluation_s = self.since - begun
         rows = self.history.rows
         best = parallel.from_rank_0(self.monitor.best(rows), self.worker)
         if best is None:
@@ -289,7 +295,7 @@ class _Loop:
             scaler = self.update.scaler_state()
             checkpoint = Checkpoint(step, *contents, scaler, self.trace.after(step))
             self.saver.start(self.store.save, checkpoint)
-        self.saved_at = time.monotonic()
+        self.saved_at = self.since = time.monotonic()
 
     def _resume(self) -> int:
         if self.job.measured:

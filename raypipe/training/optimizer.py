@@ -39,10 +39,9 @@ def build(
     parameters = list(model.parameters())
     if training.optimizer == "adafactor":
         return Adafactor(_groups(parameters, training))
-    if training.optimizer == "adam":
-        return torch.optim.Adam(_groups(parameters, training), betas=training.betas, fused=True)
-    if training.optimizer == "adamw":
-        return torch.optim.AdamW(_groups(parameters, training), betas=training.betas, fused=True)
+    if training.optimizer != "muon":
+        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+        return kind(_groups(parameters, training), betas=training.betas, fused=True)
     hidden = _matrices(blocks)
     if not hidden:
         raise ValueError(

@@ -80,14 +80,6 @@ def lost_state(job: TrainingJob) -> str:
     )
 
 
-def _with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
-    """Return the job after a step of ``on_oom`` and a description; None without effect."""
-    if step == "shorten":
-        shorter = job.task.shortened()
-        return shorter and (replace(job, task=shorter[0]), f"again with {shorter[1]}")
-    return _changed(job, *_CHANGES[step], f"again with {step}")
-
-
 def _changed(
     job: TrainingJob, section: _Section, key: str, value: Any, text: str
 ) -> tuple[TrainingJob, str] | None:
@@ -113,4 +105,12 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
     if plan is not None and (limit is None or limit.size > 1):
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
-    return next(filter(None, (_with_oom_step(job, step) for step in job.settings.on_oom)), None)
+    for step in job.settings.on_oom:
+        change: tuple[TrainingJob, str] | None = None
+        if step != "shorten":
+            change = _changed(job, *_CHANGES[step], f"again with {step}")
+        elif shorter := job.task.shortened():
+            change = replace(job, task=shorter[0]), f"again with {shorter[1]}"
+        if change is not None:
+            return change
+    return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _SHA256, _METADATA, _SUFFIX = "sha256", "__metadata__", ".safetensors"
-_MOST_SHOWN = 5
+_LONGEST_MESSAGE = 2000
 #: a header is some hundred bytes per tensor
 _LONGEST_HEADER = 100 * 2**20
 
@@ -129,23 +129,12 @@ class InitialWeights:
         """The run directory and the training, without credentials."""
         return f"{self.run.shown}/{self.name}"
 
-    def check(self, expected: Mapping[str, Sequence[int]]) -> None:
-        """Raise ConfigError, with the names, if a model has other weights than these."""
-        mistakes = {
-            "missing in the file": [name for name in expected if name not in self.shapes],
-            "unknown to the model": [name for name in self.shapes if name not in expected],
-            "of another shape": [
-                f"{name} ({list(self.shapes[name])} instead of {list(shape)})"
-                for name, shape in expected.items()
-                if name in self.shapes and self.shapes[name] != tuple(shape)
-            ],
-        }
-        lines = [f"  {what}: {_some(names)}" for what, names in mistakes.items() if names]
-        if lines:
-            raise ConfigError(
-                f"{self.key} = {self.shown}: its weights do not fit the model; give a model of "
-                "the same settings:\n" + "\n".join(lines)
-            )
+    def check(self, model: nn.Module) -> None:
+        """Raise ConfigError if a model, which has no values (meta device), has other weights."""
+        import torch
+
+        shapes = self.shapes.items()
+        self._load(model, {name: torch.empty(shape, device="meta") for name, shape in shapes})
 
     def load_into(self, model: nn.Module) -> None:
         """Give a model these weights.
@@ -158,8 +147,16 @@ class InitialWeights:
         content, (weights, _) = _verified(self.run, self.run.model(self.name))
         if metadata_of(content)[_SHA256] != self.sha256:
             raise ConfigError(f"{self.key} = {self.shown}: changed since the command started")
-        self.check({name: tensor.shape for name, tensor in model.state_dict().items()})
-        model.load_state_dict(weights)
+        self._load(model, weights)
+
+    def _load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:  # it names the weights
+            raise ConfigError(
+                f"{self.key} = {self.shown}: its weights do not fit the model; give a model of "
+                f"the same settings:\n{str(error)[:_LONGEST_MESSAGE]}"
+            ) from error
 
 
 def find(location: str, stage: str, key: str) -> InitialWeights:
@@ -223,11 +220,6 @@ def _header(run: RunDirectory, path: str) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise TypeError("its header is damaged")
     return header
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(names[:_MOST_SHOWN]) + more
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:

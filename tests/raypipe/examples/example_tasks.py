@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.schedule import Phase, learning_rate
+from raypipe.training.schedule import Phase
 from raypipe.training.settings import (
     LoaderSettings,
     ScalingSettings,
@@ -164,11 +164,15 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
     torch.manual_seed(training.seed)
     model = task.build_model()
     points = task.build_dataset()
+    given: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(), betas=training.betas, weight_decay=training.weight_decay
+        model.parameters(), betas=training.betas, **given
     )
     if training.optimizer == "adafactor":
-        optimizer = torch.optim.Adafactor(model.parameters(), weight_decay=training.weight_decay)
+        optimizer = torch.optim.Adafactor(model.parameters(), **given)
+    if type(task).optimizer is not TrainTask.optimizer:
+        optimizer = task.optimizer(model, training)
+    factors = [group["lr"] / training.learning_rate for group in optimizer.param_groups]
     losses, position, step = [], 0, 0
     for phase in task.phases(training, job.plan.effective_batch):
         for phase_step in range(phase.steps):
@@ -182,8 +186,9 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
             value.backward()
             if training.clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(training, phase, phase_step)
+            rate = task.learning_rate(training, phase, phase_step)
+            for group, factor in zip(optimizer.param_groups, factors, strict=True):
+                group["lr"] = factor * rate
             optimizer.step()
             losses.append(value.item())
             step += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bdb import BdbQuit
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from raypipe.training.evaluation import refuse_means
 from raypipe.training.loop import train
 from raypipe.training.parallel import ModelCall, Worker
 from raypipe.training.schedule import Phase
-from raypipe.training.task import Loss, StepContext
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
@@ -195,8 +195,7 @@ class Normalized(Regression):
         noisy = batch["x"] + 0.1 * torch.randn_like(batch["x"])
         return super().loss(model, {**batch, "x": noisy}, context)
 
-    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        return ()
+    blocks = TrainTask.blocks
 
 
 def test_the_losses_of_a_training_are_those_without_the_check(

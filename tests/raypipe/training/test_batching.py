@@ -29,22 +29,18 @@ def forwards(plan: BatchPlan) -> int:
     return runs
 
 
-@given(st.integers(0, 300), st.integers(1, 20))
-def test_shares_are_a_partition_and_differ_by_one_at_most(samples: int, workers: int) -> None:
-    shares = [share(samples, workers, rank) for rank in range(workers)]
-    assert [i for part in shares for i in part] == list(range(samples))
-    sizes = {len(part) for part in shares}
-    assert max(sizes) - min(sizes) <= 1
-
-
 @given(st.integers(1, 100), st.integers(1, 12), size)
 def test_micro_batches_are_as_many_on_every_worker_and_even(
     samples: int, workers: int, micro: int
 ) -> None:
+    """The shares of the workers are a partition of a step, and differ by one at most."""
+    shares = [share(samples, workers, rank) for rank in range(workers)]
+    assert [i for part in shares for i in part] == list(range(samples))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
     cut = [micro_batches(samples, workers, rank, micro) for rank in range(workers)]
     assert {len(parts) for parts in cut} == {math.ceil(math.ceil(samples / workers) / micro)}
     for rank, parts in enumerate(cut):
-        assert [i for part in parts for i in part] == list(share(samples, workers, rank))
+        assert [i for part in parts for i in part] == list(shares[rank])
         lengths = {len(part) for part in parts}
         assert max(lengths) <= micro
         assert max(lengths) - min(lengths) <= 1
@@ -58,10 +54,6 @@ def test_another_number_of_workers_keeps_the_effective_batch(
 ) -> None:
     plan = BatchPlan(micro, accumulation, micro * accumulation * workers, workers)
     assert plan.for_workers(workers) == plan
-    if others > plan.effective_batch:
-        with pytest.raises(ValueError, match=r"lower scaling\.workers"):
-            plan.for_workers(others)
-        return
     other = plan.for_workers(others)
     assert (other.effective_batch, other.workers) == (plan.effective_batch, others)
     assert other.micro_batch <= plan.micro_batch
@@ -85,14 +77,9 @@ def test_halving_keeps_the_effective_batch_and_ends_at_one(
             assert plan.micro_batch == 1
         else:
             product = plan.micro_batch * plan.accumulation
-            assert smaller.micro_batch <= plan.micro_batch // 2
-            assert product % smaller.micro_batch == 0
-            assert not any(
-                product % between == 0
-                for between in range(smaller.micro_batch + 1, plan.micro_batch // 2 + 1)
-            )
-            assert smaller.effective_batch == plan.effective_batch
-            assert smaller.workers == plan.workers
+            divisors = [n for n in range(1, plan.micro_batch // 2 + 1) if product % n == 0]
+            assert smaller.micro_batch == divisors[-1]
+            assert (smaller.effective_batch, smaller.workers) == (effective, workers)
             if missing == 0:
                 assert smaller.micro_batch * smaller.accumulation == product
         plan = smaller

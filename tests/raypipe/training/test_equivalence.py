@@ -122,7 +122,6 @@ def _member(rank: int, folder: Path) -> None:
         if rank == 0:
             torch.save(states, folder / f"{strategy}.pt")
     _in_half_precision(folder, rank)
-    _compiled(folder, rank)
 
 
 def _gradients_after_passes(asked: TrainingJob, rank: int) -> list[str]:
@@ -158,17 +157,6 @@ def _in_half_precision(folder: Path, rank: int) -> None:
             train(one, Worker(rank, torch.device("cpu"), 2))
 
 
-def _compiled(folder: Path, rank: int) -> None:
-    """Train the language model in graphs, which are not compiled further."""
-    real = torch.compile
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", lambda function, **_: real(function, backend="eager"))
-        for strategy in ("ddp", "fsdp"):
-            task, where = Language(torch.float32), folder / f"compiled-{strategy}"
-            one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=4, compile=True)
-            train(one, Worker(rank, torch.device("cpu"), 2))
-
-
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every run of two workers, in one group of two processes."""
@@ -201,11 +189,3 @@ def test_weights_gathered_in_half_precision_train_as_replicated_ones(group: Path
     )
     assert fsdp != ddp  # weights of the norms are rounded, too
     assert fsdp == pytest.approx(ddp, rel=2e-3)
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_compiled_blocks_and_losses_are_the_same(group: Path, strategy: str) -> None:
-    plain = asked(group, "language", torch.float32, (4, 2, 16, 2), strategy).run_dir
-    compiled = RunDirectory.at(group / f"compiled-{strategy}")
-    losses = [list(results.read_table(run, "steps")["loss"]) for run in (compiled, plain)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

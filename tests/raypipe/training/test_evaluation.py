@@ -54,13 +54,17 @@ def weights(job: TrainingJob) -> dict[str, Tensor]:
     return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
 
 
-def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
-    """The weights of a run at a step, which do not depend on how long it goes on."""
-    given: dict[str, Any] = {"checkpoint_every": steps, "keep_checkpoints": 100}
-    asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, **given)
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    """The weights of a run after each step, which do not depend on how long it goes on."""
+    folder = tmp_path_factory.mktemp("whole")
+    asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, checkpoint_every=1, keep_checkpoints=100)
     train(asked, Worker(0, CPU))
-    found = CheckpointStore(asked.run_dir, "fit", 100).read(f"step_{steps:08d}")
-    return found.model
+    return CheckpointStore(asked.run_dir, "fit")
+
+
+def assert_equal(found: TrainingJob, expected: dict[str, Tensor]) -> None:
+    assert all(torch.equal(value, expected[name]) for name, value in weights(found).items())
 
 
 @pytest.mark.parametrize(
@@ -75,19 +79,15 @@ def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
     ],
 )
 def test_the_best_model_is_the_result_and_patience_ends_the_run(
-    tmp_path: Path, monitor: dict[str, Any], stopped: int, best: int
+    tmp_path: Path, checkpoints: CheckpointStore, monitor: dict[str, Any], stopped: int, best: int
 ) -> None:
-    asked = curve(tmp_path / "run", monitor)
+    asked = curve(tmp_path, monitor)
     said: list[Any] = []
     outcome = train(asked, Worker(0, CPU), said.append)
     assert outcome["steps"] == stopped
     assert results.read_table(asked.run_dir, "steps")["step"].max() == stopped
-    assert any(isinstance(text, str) and "stopped at step" in text for text in said) == (
-        stopped < 16
-    )
-    expected = weights_after(tmp_path / "other", best)
-    for name, value in weights(asked).items():
-        assert torch.equal(value, expected[name])
+    assert any("stopped at step" in text for text in map(str, said)) == (stopped < 16)
+    assert_equal(asked, checkpoints.read(f"step_{best:08d}").model)
 
 
 @pytest.mark.parametrize("fail_at", [5, 9, 11])
@@ -99,7 +99,7 @@ def test_a_resumed_run_stops_where_the_uninterrupted_one_does(tmp_path: Path, fa
         train(broken, Worker(0, CPU))
     resumed = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3)
     assert train(resumed, Worker(0, CPU))["steps"] == 12
-    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
+    assert_equal(resumed, weights(whole))
     never = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3, fail_at=12)
     assert train(never, Worker(0, CPU))["steps"] == 12  # it had stopped, and does nothing
 
@@ -139,7 +139,7 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int
     again = train(resumed, Worker(0, CPU))
     names = ["steps", "best_step", "stopped_early", "eval_loss", "loss_final"]
     assert [again[name] for name in names] == [outcome[name] for name in names]
-    assert all(torch.equal(v, weights(whole)[name]) for name, v in weights(resumed).items())
+    assert_equal(resumed, weights(whole))
 
 
 def _member(rank: int, folder: Path) -> None:

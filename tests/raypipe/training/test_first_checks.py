@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from raypipe import Loss
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
@@ -112,12 +110,3 @@ def test_a_mean_that_says_so_trains_as_the_sum():
     columns = ["step", "loss", "small"]
     found = [read_table(RunDirectory.at(kind), "steps")[columns] for kind in ("sum", "given")]
     assert found[0].round(5).equals(found[1].round(5))
-
-
-def test_the_mean_of_tokens():
-    values = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
-    loss = Loss.mean(values.mean(), torch.tensor(3), {"share": torch.tensor(0.5)})
-    assert (loss.total.item(), float(loss.weight)) == (9.0, 3.0)
-    assert loss.metrics["share"].item() == 1.5
-    loss.total.backward()
-    assert values.grad.tolist() == [1.0, 1.0, 1.0]
