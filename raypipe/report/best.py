@@ -353,8 +353,6 @@ def is_number(values: pd.Series[Any]) -> bool:
 
 def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
     """Whether a column has texts longer than this number of characters, by its first rows."""
-    if values.dtype != object and not pd.api.types.is_string_dtype(values):
-        return False
     first = values.head(_FIRST_ROWS)
     return any(isinstance(value, str) and len(value) > length for value in first)
 

@@ -15,7 +15,6 @@ from raypipe.hardware import bytes_text
 MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
 _THIN_SPACE = "\u202f"  # does not break a line
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _HEADINGS = {
     "p_value": "p",
     "p_holm": "p (Holm)",
@@ -123,16 +122,6 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
-def quantity(value: float, unit: str) -> str:
-    """Return an amount with its SI prefix and three significant digits: ``212 kJ``, ``1.2 k``."""
-    if not math.isfinite(value):
-        return number(value)
-    power = 0
-    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g} {_PREFIXES[power]}{unit}"
-
-
 def probability(p: float) -> str:
     """Return a p-value with its sign and two significant digits: ``= 0.013``, ``< 0.0001``."""
     if math.isnan(p):
@@ -158,8 +147,8 @@ _WRITERS: dict[str, Callable[[float], str]] = {
     "_per_s": number,
     "_s": duration,
     "_bytes": lambda size: bytes_text(size) if math.isfinite(size) else number(size),
-    "_j": lambda joules: quantity(joules, "J"),
-    "power_w": lambda watts: quantity(watts, "W"),
+    "_j": lambda joules: f"{number(joules)} J",
+    "power_w": lambda watts: f"{number(watts)} W",
     "util": lambda percent: f"{percent:.0f} %" if math.isfinite(percent) else MISSING,
     "p_value": lambda p: probability(p).removeprefix("= "),
     "p_holm": lambda p: probability(p).removeprefix("= "),

@@ -81,12 +81,15 @@ def held_out_columns(
         found.append(replace(column, better=better))
     places = {name: place for place, name in enumerate([*monitors, *known])}
 
-    def importance(column: Column) -> tuple[bool, bool, bool, int]:
-        name = column.name
-        monitored, is_loss = name in monitors, name == f"{PREFIX}loss"
-        return not monitored, name not in known, is_loss, places.get(name, 0)
-
-    return sorted(found, key=importance)
+    return sorted(
+        found,
+        key=lambda column: (
+            column.name not in monitors,
+            column.name not in known,
+            column.name == f"{PREFIX}loss",
+            places.get(column.name, 0),
+        ),
+    )
 
 
 def training_measures(

@@ -103,16 +103,6 @@ def _point(tables: Tables, variant: str | None) -> dict[str, str] | None:
     return next(preferred, next(iter(names.values()), None))
 
 
-def _facts(run: RunResults) -> dict[str, str]:
-    if (stages := rows(run.tables, "stages")) is None:
-        return {}
-    return {
-        "run": str(stages["run_id"].iloc[0]),
-        "started": cell("started_at", stages["started_at"].min()),
-        "computing": cell("duration_s", stages["duration_s"].sum()),
-    }
-
-
 @style()
 def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
@@ -150,7 +140,7 @@ def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[
         _repetition(run),
     ]
     status = Pill.of_status(worst) if statuses else None
-    return render(run.title, status, _facts(run), sections)
+    return render(run.title, status, sections)
 
 
 def _failures(run: RunResults, *, recovered: bool) -> Section:

@@ -158,12 +158,10 @@ def cells(values: Iterable[Any]) -> Any:
     return list(values)
 
 
-def render(
-    title: str, status: Pill | None, facts: Mapping[str, str], sections: Sequence[Section]
-) -> dict[str, bytes]:
+def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict[str, bytes]:
     """Return the files of a report by name: each plot as PNG and SVG, ``index.html`` last.
 
-    ``facts`` stand below the title. Raises ValueError when two plots share a name.
+    Raises ValueError when two plots share a name.
     """
     files: dict[str, bytes] = {}
     environment = Environment(
@@ -183,7 +181,6 @@ def render(
     page = environment.get_template("page.html").render(
         title=title,
         status=status,
-        facts=facts,
         sections=_anchored(sections),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

@@ -257,9 +257,9 @@ def seeds_needed(tables: Tables) -> int:
 class Swept:
     """The trials of one swept stage, and the recommended one.
 
-    ``trials`` have a column per axis, named as a reader knows it, and a speed unless the trial
-    failed. Trials that were measured again occur once, with the medians. ``recommendation`` is the
-    row of the table, empty without one; ``chosen`` the id of its trial.
+    ``trials`` have a column per axis, its dotted key, and a speed unless the trial failed. Trials
+    that were measured again occur once, with the medians. ``recommendation`` is the row of the
+    table, empty without one; ``chosen`` the id of its trial.
     """
 
     stage: str
@@ -297,9 +297,7 @@ def sweeps(tables: Tables) -> list[Swept]:
     for stage, own in swept[swept["stage"] == SWEEP].groupby("trained_stage", sort=False):
         own = _medians(own[~own["reference"].eq(True)])
         keys = [str(name) for name in axes if name not in _NOT_AXES]
-        names = {key: key.removeprefix(f"{stage}.").removeprefix("training.") for key in keys}
-        own = own.rename(columns={k: v for k, v in names.items() if v not in own})
-        several = [name for name in names.values() if own[name].map(repr).nunique() > 1]
+        several = [key for key in keys if own[key].map(repr).nunique() > 1]
         rows_of = best[best["trained_stage"] == stage]
         row = {} if rows_of.empty else dict(rows_of.iloc[0].dropna())
         name = str(row.get("metric", _SPEED))

@@ -275,15 +275,14 @@ def _texts(rows: pd.DataFrame) -> list[Part]:
     """Return the long texts of the first rows, which a table cannot show."""
     names = [name for name in rows.columns if name not in ADDED and is_long(rows[name])]
     parts: list[Part] = []
-    for place, row in rows[names].head(_MOST_TEXTS).iterrows():
+    for place, row in enumerate(rows[names].head(_MOST_TEXTS).to_dict("records")):
         of_row: list[Part] = []
         for name, text in row.items():
             if isinstance(text, str) and text:
                 cut = "…" if len(text) > _MOST_CHARACTERS else ""
                 of_row += [Heading(heading(str(name))), Code(text[:_MOST_CHARACTERS] + cut)]
-        if of_row and len(rows) > 1:
-            of_row = [Fold(f"Texts of row {place + 1} of {number(len(rows))}", of_row)]  # type: ignore[operator]
-        parts += of_row
+        fold = Fold(f"Texts of row {place + 1} of {number(len(rows))}", of_row)
+        parts += [fold] if of_row and len(rows) > 1 else of_row
     return parts
 
 

@@ -34,30 +34,21 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A column of logged steps or hardware samples of which each stage has a plot.
-
-    There is a line for each value of ``each``.
-    """
-
-    column: str
-    title: str
-    each: str = "trial_id"
-
-
+#: titles of the columns of which each stage has a plot, by their table and what has a line each
 CHARTS = {
-    "steps": (
-        Chart("loss", "training loss"),
-        Chart("lr", "learning rate"),
-        Chart("samples_per_s", "samples per second"),
-    ),
-    "gpu_samples": (
-        Chart("util", "GPU utilization, %", "gpu_uuid"),
-        Chart("memory_bytes", "GPU memory, GiB", "gpu_uuid"),
-        Chart("cpu_util", "CPU use, % of one core", "rank"),
-        Chart("rss_bytes", "resident memory, GiB", "rank"),
-    ),
+    ("steps", "trial_id"): {
+        "loss": "training loss",
+        "lr": "learning rate",
+        "samples_per_s": "samples per second",
+    },
+    ("gpu_samples", "gpu_uuid"): {
+        "util": "GPU utilization, %",
+        "memory_bytes": "GPU memory, GiB",
+    },
+    ("gpu_samples", "rank"): {
+        "cpu_util": "CPU use, % of one core",
+        "rss_bytes": "resident memory, GiB",
+    },
 }
 
 
@@ -225,28 +216,28 @@ def training_plots(tables: Tables) -> Iterator[Plot]:
 
     Each stage has its own plots, of what was measured. A sweep's trials have other plots.
     """
-    for table, charts in CHARTS.items():
+    for (table, each), titles in CHARTS.items():
         rows = _staged(tables, table)
-        for chart in (chart for chart in charts if chart.column in rows):
+        for column in (column for column in titles if column in rows):
             for stage, own in rows.groupby("stage", sort=False):
-                values = finite(as_numbers(own[chart.column]))
-                if len(values) and (chart.column != "lr" or np.unique(values).size > 1):
-                    yield _chart(str(stage), own, chart)
+                values = finite(as_numbers(own[column]))
+                if len(values) and (column != "lr" or np.unique(values).size > 1):
+                    yield _chart(str(stage), own, column, titles[column], each)
 
 
-def _chart(stage: str, table: pd.DataFrame, chart: Chart) -> Plot:
-    column, xlabel = chart.column, "optimizer step"
+def _chart(stage: str, table: pd.DataFrame, column: str, title: str, each: str) -> Plot:
+    xlabel = "optimizer step"
     if "at" in table:
         table = table.assign(step=(table["at"] - table["at"].min()).dt.total_seconds())
         xlabel = "time, s"
-    table = table.dropna(subset=[chart.each, column]).sort_values("step", kind="stable")
-    if chart.each == "rank":
+    table = table.dropna(subset=[each, column]).sort_values("step", kind="stable")
+    if each == "rank":
         table = table.assign(rank=[f"worker {rank:.0f}" for rank in table["rank"]])
     scale = 2**30 if column.endswith("_bytes") else 1
-    labels = short_names(list(dict.fromkeys(map(str, table[chart.each]))))
-    drawn = step_lines(table.assign(**{column: table[column] / scale}), column, labels, chart.each)
-    figure = plots.lines(drawn, xlabel, chart.title)
-    title = f"{chart.title[:1].upper()}{chart.title[1:]}: {stage}"
+    labels = short_names(list(dict.fromkeys(map(str, table[each]))))
+    drawn = step_lines(table.assign(**{column: table[column] / scale}), column, labels, each)
+    figure = plots.lines(drawn, xlabel, title)
+    title = f"{title[:1].upper()}{title[1:]}: {stage}"
     return Plot(f"{column}-{stage}", title, counted(len(drawn), "line"), figure)
 
 

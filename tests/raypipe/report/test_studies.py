@@ -140,7 +140,7 @@ def test_a_sweep_counts_measured_points_once_and_neither_failures_nor_references
     (sweep,) = sweeps(_sweep(trials, ["micro_batch"], references=[3]))
     assert list(sweep.trials["trial_id"]) == [trials[0]["trial_id"], trials[4]["trial_id"]]
     np.testing.assert_array_equal(sweep.trials["samples_per_s"], [14.0, np.nan])
-    assert sweep.axes == ["micro_batch"]
+    assert sweep.axes == [f"{STAGE}.training.micro_batch"]
 
 
 def test_learning_curves_show_every_trial_where_it_ended_and_the_recommended_one() -> None:
@@ -149,7 +149,7 @@ def test_learning_curves_show_every_trial_where_it_ended_and_the_recommended_one
     curves = [line for line in axes.lines if str(line.get_label())[:1] != "_"]
     assert [max(line.get_xdata()) for line in curves].count(300) == 4
     assert [line.get_label() for line in curves if line.get_linewidth() > 1] == ["recommended"]
-    assert plot.caption == "12 trials, named by learning_rate; lower is better."
+    assert plot.caption == (f"12 trials, named by {STAGE}.training.learning_rate; lower is better.")
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

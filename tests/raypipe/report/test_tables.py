@@ -67,7 +67,7 @@ def _all(parts: object, kind: type) -> list:
 
 
 def _page(section: Section) -> Page:
-    return Page(render("x", None, {}, [section])["index.html"].decode())
+    return Page(render("x", None, [section])["index.html"].decode())
 
 
 def test_axes_and_repetitions_are_found_in_the_rows() -> None:
