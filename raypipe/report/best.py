@@ -181,8 +181,7 @@ class Headline:
     @property
     def label(self) -> str:
         """The number for readers, with its unit and the better direction."""
-        column = self.column
-        return with_unit(column.name, column.unit, column.better, self.group)
+        return with_unit(self.column.name, self.column.unit, self.column.better, self.group)
 
     @property
     def leaders(self) -> str:
@@ -407,10 +406,8 @@ def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
 def _groups(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the values of the columns that separate what is not comparable, with their rows."""
     varied = [name for name in names if rows[name].nunique() > 1]
-    if not varied:
-        yield "", rows
-        return
-    for values, part in rows.groupby(varied, sort=False, dropna=False):
+    groups = rows.groupby(varied, sort=False, dropna=False) if varied else [((), rows)]
+    for values, part in groups:
         yield point_label(dict(zip(varied, values, strict=True))), part
 
 
@@ -434,12 +431,9 @@ def best_point(
     contenders, ties = _ranked(found, column, ~baseline)
     if not contenders:
         return None
+    runs = found.runs if shape.seeds else pd.Series(1, found.runs.index)
     ranking = [
-        Ranked(
-            dict(found.points.loc[place]),
-            float(found.mean[place]),
-            int(found.runs[place]) if shape.seeds else 1,
-        )
+        Ranked(dict(found.points.loc[place]), float(found.mean[place]), int(runs[place]))
         for place in contenders[: ties + MOST_NAMED]
     ]
     second = baseline_rival = None

@@ -47,12 +47,11 @@ def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame
     """Return the tables with only the rows that belong to a point: those that have its values."""
     variants = variants_of(tables)
     others = [name for name, values in variants.items() if not values.items() <= point.items()]
-    return {
-        name: table[~table["variant"].isin(others)].reset_index(drop=True)
-        if "variant" in table.columns and name != "variants"
-        else table
-        for name, table in tables.items()
-    }
+    found = dict(tables)
+    for name, table in tables.items():
+        if "variant" in table.columns and name != "variants":
+            found[name] = table[~table["variant"].isin(others)].reset_index(drop=True)
+    return found
 
 
 def point_name(point: Mapping[str, str]) -> str:

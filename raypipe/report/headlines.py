@@ -109,11 +109,8 @@ class RunResults:
         if self.declared.core is not None:
             known = {table.name for table in declared} | self.declared.core
             declared += [Table(name, "") for name in self.tables if name not in known]
-        return [
-            joined(table, self.tables[table.name], self.tables)
-            for table in declared
-            if table.name in self.tables and len(self.tables[table.name])
-        ]
+        written = [table for table in declared if len(self.tables.get(table.name, ()))]
+        return [joined(table, self.tables[table.name], self.tables) for table in written]
 
     @cached_property
     def trained(self) -> list[Results]:
@@ -189,9 +186,8 @@ class RunResults:
                 labels += [f"{more} more"] * (more > 0)
                 texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed(labels)}")
             if texts:
-                count = "any" if is_bad.all() else str(len(bad))
-                where_text = f"{count} of {counted(len(rows), 'row')}"
-                yield f"{table.name}.{name} is not finite in {where_text}: {'; '.join(texts)}."
+                count = f"{'any' if is_bad.all() else len(bad)} of {counted(len(rows), 'row')}"
+                yield f"{table.name}.{name} is not finite in {count}: {'; '.join(texts)}."
 
     @property
     def beaten(self) -> list[str]:

@@ -81,15 +81,12 @@ def held_out_columns(
         found.append(replace(column, better=better))
     places = {name: place for place, name in enumerate([*monitors, *known])}
 
-    return sorted(
-        found,
-        key=lambda column: (
-            column.name not in monitors,
-            column.name not in known,
-            column.name == f"{PREFIX}loss",
-            places.get(column.name, 0),
-        ),
-    )
+    def importance(column: Column) -> tuple[bool, bool, bool, int]:
+        name = column.name
+        is_loss, place = name == f"{PREFIX}loss", places.get(name, 0)
+        return name not in monitors, name not in known, is_loss, place
+
+    return sorted(found, key=importance)
 
 
 def training_measures(

@@ -14,7 +14,7 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
 from raypipe.report.best import ADDED, Tables
 from raypipe.report.comparison import of_point, point_name, points
-from raypipe.report.formatting import cell, counted, heading
+from raypipe.report.formatting import counted
 from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.plots import rows, style
 from raypipe.report.sections import (
@@ -35,7 +35,7 @@ from raypipe.report.studies import (
     sweep_section,
     variants_section,
 )
-from raypipe.report.summary import summary_section, summary_tiles
+from raypipe.report.summary import summary_section
 from raypipe.report.tables import table_section
 from raypipe.report.trainings import SWEEP, training_section
 from raypipe.store.run_directory import RunDirectory
@@ -123,17 +123,16 @@ def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[
     worst = next((status for status in _WORST if status in statuses), "succeeded")
     covered = {name for section in run.sections for name in section.covers if section.parts}
     free = [results for results in run.results if results.table.name not in covered]
-    said = summary_tiles(run)
     sections = [
         summary_section(run),
         _failures(run, recovered=worst == "succeeded"),
         sweep_section(tables, run.sweeps),
-        *(table_section(results, said) for results in free if results.headlines),
+        *(table_section(results) for results in free if results.headlines),
         search_section(tables),
         race_section(tables),
         variants_section(tables, shown, run.trained),
         *run.sections,
-        *(table_section(results, said) for results in free if not results.headlines),
+        *(table_section(results) for results in free if not results.headlines),
         training_section(tables, run.evaluations),
         _stages(run),
         _environment(run),
@@ -176,16 +175,11 @@ def _stages(run: RunResults) -> Section:
 
 
 def _environment(run: RunResults) -> Section:
-    """Return the nodes of the last command: a column each, with a row per property or package."""
-    if (nodes := run.nodes).empty:
-        return Section("Environment", [])
     hidden = {*ADDED, "command"}  # which the summary shows
-    names = [name for name in map(str, nodes) if name not in hidden and nodes[name].notna().any()]
-    shown = pd.DataFrame({"property": [heading(name) for name in names]})
-    for _, node in nodes.iterrows():
-        shown[str(node["hostname"])] = [cell(name, node[name]) for name in names]
+    columns = [name for name in run.nodes if name not in hidden]
     text = "Of the last command; the table environment has the nodes of all commands."
-    return Section("Environment", [text, TableView(shown, list(shown), "Nodes and packages")])
+    view = TableView(run.nodes, columns, "Nodes and packages", caption=text)
+    return Section("Environment", [view])
 
 
 def _repetition(run: RunResults) -> Section:

@@ -1,11 +1,11 @@
-"""A table of rows with axes and numbers: headline numbers, a plot of each number, best rows.
+"""A table of rows with axes and numbers: tiles, a plot of each number, best rows.
 
 Calls of a function, a matrix, a search, a sweep and trainings are all shown by this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,14 +45,12 @@ from raypipe.report.sections import (
     Section,
     TableView,
     Tile,
-    Tiles,
     cells,
 )
 from raypipe.store.tables import Column, Table
 
 _MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows
-_MOST_TILES = 8
 _MOST_RANGES = 4
 _MOST_TEXTS = 3
 _MOST_RANKED = 16
@@ -64,21 +62,15 @@ _LEAST_DOTS = 3  # the headline compares two
 _LONGEST_NAME = 50  # characters; a longer text is not a name
 
 
-def table_section(results: Results, said: Collection[Tile] = ()) -> Section:
-    """Return the section of a table: headline numbers, plots, long texts, and the first 50 rows.
+def table_section(results: Results) -> Section:
+    """Return the section of a table: plots, long texts, and the first 50 rows.
 
     Numbers are averaged over repetitions, with Student's 95 % confidence interval. The best values
-    come from ``Column.better``, their distance to a baseline from ``Table.baselines``. ``said`` are
-    headline numbers that the page shows already, which are left out.
+    come from ``Column.better``; the first screen has them.
     """
     table, rows = results.table, results.rows
     title = heading(table.name).capitalize()
-    if rows.empty:
-        return Section(title, [], covers=(table.name,))
-    tiles = [tile(each) for each in results.headlines] or range_tiles(results)
-    tiles = [each for each in tiles if each not in said]
-    parts = [Tiles(tiles[:_MOST_TILES]), *result_parts(results), *_texts(rows)]
-    parts.append(_view(table, rows, title))
+    parts = [*result_parts(results), *_texts(rows), _view(table, rows, title)]
     return Section(title, parts, covers=(table.name,))
 
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 
 from raypipe.report.best import Results, headlines, means, plain, point_label, shape_of
 from raypipe.report.plots import Plot
-from raypipe.report.sections import Code, Fold, Section, TableView, Tiles, render
+from raypipe.report.sections import Code, Fold, Section, TableView, render
 from raypipe.report.tables import table_section, tile
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
@@ -169,15 +169,8 @@ def test_long_texts_are_shown_in_full_and_cut_in_the_table() -> None:
     text = "A long text. " * 30
     section = _section(Table("samples", "a sample"), pd.DataFrame({"text": [text], "n": 3}))
     assert [code.text for code in _all(section.parts, Code)] == [text]
-    assert not any(_all(section.parts, Tiles))
     (view,) = _all(section.parts, TableView)
     assert view.rows["text"].iloc[0] == text[:120] + "…"
-
-
-def test_one_row_and_no_rows() -> None:
-    one = _section(Table("results", ""), pd.DataFrame({"score": [0.5]}))
-    assert [tile.value for tile in _all(one.parts, Tiles)[0].tiles] == ["0.5"]
-    assert list(_section(METHODS, pd.DataFrame({"loss": []})).parts) == []
 
 
 CELLS = {
