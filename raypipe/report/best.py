@@ -334,8 +334,7 @@ def _found_axes(rows: pd.DataFrame, taken: Sequence[str]) -> list[str]:
             break
         if _combinations(rows, [*taken, *axes, name]) > count:
             axes.append(name)
-    is_curve = len(rows) <= _MOST_POINTS and len(numbers) > 1 and not axes
-    if is_curve and several[numbers[0]] == len(rows):
+    if not axes and len(numbers) > 1 and several[numbers[0]] == len(rows) <= _MOST_POINTS:
         return numbers[:1]  # a curve over the first column
     return axes
 

@@ -210,8 +210,7 @@ def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | 
         if group is None:
             for part in shown:
                 is_long = isinstance(part, TableView) and len(part.rows) > _MOST_ROWS
-                title = f"{part.label} ({len(part.rows)} rows)" if is_long else ""
-                yield Fold(title, [part]) if is_long and not is_folded else part
+                yield Fold(part.label, [part]) if is_long and not is_folded else part
             continue
         yield from [Heading(group)] if group else []
         most = len(shown) if is_folded else _MOST_PLOTS

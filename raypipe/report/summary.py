@@ -96,10 +96,8 @@ def _hardware(run: RunResults) -> str:
         return ""
     gpus = ", ".join(dict.fromkeys(nodes["gpus"].dropna())) or "no GPU"
     memory = bytes_text(float(nodes["memory_bytes"].sum()))
-    return (
-        f" on {counted(len(nodes), 'node')} "
-        f"({gpus}, {nodes['cpus'].sum():.0f} CPUs, {memory} of memory)"
-    )
+    each = f"{gpus}, {nodes['cpus'].sum():.0f} CPUs, {memory} of memory"
+    return f" on {counted(len(nodes), 'node')} ({each})"
 
 
 def came_out(run: RunResults) -> list[Part]:

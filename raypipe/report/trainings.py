@@ -37,19 +37,13 @@ _COLUMNS = (
 #: titles of the columns of which each stage has a plot, by their table and what has a line each
 CHARTS = {
     ("steps", "trial_id"): {
-        "loss": "training loss",
-        "lr": "learning rate",
-        "samples_per_s": "samples per second",
+        "loss": "training loss", "lr": "learning rate", "samples_per_s": "samples per second"
     },
-    ("gpu_samples", "gpu_uuid"): {
-        "util": "GPU utilization, %",
-        "memory_bytes": "GPU memory, GiB",
-    },
+    ("gpu_samples", "gpu_uuid"): {"util": "GPU utilization, %", "memory_bytes": "GPU memory, GiB"},
     ("gpu_samples", "rank"): {
-        "cpu_util": "CPU use, % of one core",
-        "rss_bytes": "resident memory, GiB",
+        "cpu_util": "CPU use, % of one core", "rss_bytes": "resident memory, GiB"
     },
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,6 @@ def test_a_slug_is_a_plain_file_name_and_tells_texts_apart(first: str, second: s
     assert (slug(first) == slug(second)) == (first == second)
 
 
-def test_a_name_keeps_its_stroke_when_names_are_added_and_eighteen_differ() -> None:
-    few, many = strokes(["ga", "es"]), strokes(["ga", "es", "tpe"])
-    assert {name: many[name] for name in few} == few
-    all_strokes = list(strokes([str(i) for i in range(18)]).values())
-    assert len({stroke.color for stroke in all_strokes[:9]}) == 9
-    assert len({(stroke.color, str(stroke.line)) for stroke in all_strokes}) == 18
-
-
 @pytest.mark.parametrize(
     ("values", "scale"),
     [

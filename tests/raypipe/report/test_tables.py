@@ -231,13 +231,6 @@ def test_means_are_those_of_pandas(values: list[tuple[int, int, float | None]]) 
     assert_allclose(got["half"], quantiles * expected["sem"], rtol=1e-6, atol=1e-6)
 
 
-def test_sixty_columns_and_repeated_names() -> None:
-    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 60)))
-    rows.columns = [f"c{place % 50}" for place in range(60)]
-    page = _page(_section(Table("wide", "a row"), rows))
-    assert "c49" in page.words
-
-
 def test_points_are_named_for_readers() -> None:
     assert point_label({"method": "ours", "train.training.learning_rate": 0.01}) == (
         "ours, learning_rate=0.01"
