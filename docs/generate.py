@@ -15,7 +15,6 @@ import yaml
 from docs.benchmark_tables import leaderboard_lines, median_lines
 from docs.command_reference import api_lines, command_lines
 from raypipe.commands.configuration import CommonSettings
-from raypipe.commands.declarations import PREDICTIONS
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import load_experiment
@@ -78,8 +77,6 @@ def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield "### Of a search, a race or a sweep\n"
     for table in STUDIES:
         yield from _table(table)
-    yield "### Of a prediction\n"
-    yield from _table(PREDICTIONS)
     yield "### Of a function\n"
     for table in function_experiment("module:function", None).tables:
         yield from _table(table)

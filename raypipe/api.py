@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ Location = str | os.PathLike[str]
 #: arguments of verbs that say how a run is executed
 _OPTIONS = (
     *("run_dir", "profile", "only", "address", "time_budget"),
-    *("yes", "strict_code", "local", "at_end"),
+    *("strict_code", "local", "at_end"),
 )
 
 
@@ -179,7 +179,6 @@ def run(
     matrix: Values = (),
     address: str | None = None,
     time_budget: str | None = None,
-    yes: bool = False,
     strict_code: bool = False,
     local: bool = False,
 ) -> Run:
@@ -199,7 +198,6 @@ def run(
         address: A Ray cluster to use. [default: start one here]
         time_budget: End in order before this time is over, with checkpoints of running trainings:
             2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
-        yes: Run a matrix of more than 10,000 points.
         strict_code: Refuse to continue a run whose experiment's source code changed.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
@@ -325,7 +323,6 @@ def submit(
     only: Sequence[str] = (),
     matrix: Sequence[str] = (),
     time_budget: str | None = None,
-    yes: bool = False,
     follow: bool = True,
 ) -> int:
     r"""Run an experiment as a job of a Ray cluster, with a copy of this directory.
@@ -339,7 +336,6 @@ def submit(
         only: As of run.
         matrix: As of run.
         time_budget: As of run.
-        yes: As of run.
         follow: Show the log and wait for the end.
 
     Examples:
@@ -372,7 +368,6 @@ def plan(
     profile: str = "auto",
     only: Sequence[str] = (),
     matrix: Values = (),
-    yes: bool = False,
 ) -> pd.DataFrame:
     """Show what would run, what is done and the expected cost; start nothing.
 
@@ -383,7 +378,6 @@ def plan(
         profile: As of run.
         only: As of run.
         matrix: As of run.
-        yes: As of run.
 
     """
     from raypipe.commands.plan import plan as planned
@@ -391,7 +385,7 @@ def plan(
     location = None if run_dir is None else os.fspath(run_dir)
     with _messages_alone():
         texts = [*_texts(overrides), *_of_matrix(matrix)]
-        return planned(_document(config), texts, location, profile, only, confirmed=yes)
+        return planned(_document(config), texts, location, profile, only)
 
 
 def fit(
@@ -403,10 +397,6 @@ def fit(
     stage: str | None = None,
     card: str | None = None,
     precision: str | Sequence[str] = (),
-    gradient_checkpointing: bool | None = None,
-    cards_per_node: int | None = None,
-    cards: Location | None = None,
-    run_dir: Location | None = None,
 ) -> pd.DataFrame:
     """Find the largest micro-batch of each precision that fits, by a few real steps each.
 
@@ -420,41 +410,29 @@ def fit(
         overrides: As of run.
         profile: As of run.
         address: As of run.
-        stage: The training stage. [default: each of them]
+        stage: A training stage. [default: all]
         card: Predict for this card instead, e.g. "RTX A6000", h100-80; needs no GPU. `all` compares
-            all cards.
+            all cards. A file of further cards and prices: RAYPIPE_CARDS=FILE.
         precision: With --card: predict this precision only; may be repeated. [default: each that
             the card supports]
-        gradient_checkpointing: With --card: predict with gradient checkpointing, or without it,
-            alone. [default: without, and with it where the effective batch does not fit at once]
-        cards_per_node: With --card: number of cards. [default: scaling.workers]
-        cards: With --card: a file of further cards and prices. [default: RAYPIPE_CARDS]
-        run_dir: With --card: a run whose table `card_predictions` receives the rows, next to its
-            measurements.
-
-    Raises:
-        ConfigError: a mistake; nothing was started.
 
     Examples:
         raypipe fit configs/pabbo_lda.yaml
-        raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
         raypipe fit lm_pretrain --card "RTX A6000" --precision bf16
-        raypipe fit summarization model=mt5_1_2b --card a100-40 --cards-per-node 4
-        raypipe fit lm_pretrain --card all --cards prices.yaml
+        raypipe fit summarization model=mt5_1_2b train.scaling.workers=4 --card a100-40
+        RAYPIPE_CARDS=prices.yaml raypipe fit lm_pretrain --card all
 
     """
-    given = locals()
     import pandas as pd
 
-    wanted = (precision,) if isinstance(precision, str) else tuple(precision)
-    for name in ("precision", "gradient_checkpointing", "cards_per_node", "cards", "run_dir"):
-        if card is None and given[name] not in (None, ()):
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: needs --card: the card to predict for; the "
-                "measurements of a fit are not kept"
-            )
     with _messages_alone():
         document, texts = _document(config), _texts(overrides)
+        wanted = [precision] if isinstance(precision, str) else precision
+        if card is None and wanted:
+            raise ConfigError(
+                "--precision: needs --card: the card to predict for; the training's own key is "
+                "training.precision"
+            )
         if card is None:
             from raypipe.commands.fit import fit as fitted
 
@@ -462,18 +440,7 @@ def fit(
         else:
             from raypipe.commands.prediction import predict
 
-            rows = predict(
-                document,
-                texts,
-                card,
-                profile=profile,
-                stage=stage,
-                precisions=wanted,
-                checkpointing=gradient_checkpointing,
-                cards_per_node=cards_per_node,
-                file=cards,
-                run_dir=None if run_dir is None else os.fspath(run_dir),
-            )
+            rows = predict(document, texts, card, profile=profile, stage=stage, precisions=wanted)
     return pd.DataFrame(rows).convert_dtypes()
 
 
@@ -619,7 +586,8 @@ def ls(directory: str | None = None, *, as_json: bool = False) -> str:
     location = directory or runs_location()
     runs = summary.runs(location)
     if as_json:
-        return json.dumps([each.as_json() for each in runs], indent=1)
+        fields = ({"run_dir": each.run.shown, **asdict(each.details)} for each in runs)
+        return json.dumps(list(fields), indent=1)
     return summary.listing(runs, location, terminal_width())
 
 
@@ -643,7 +611,6 @@ def replay(
     run_dir: Location,
     units: Sequence[str] = (),
     *,
-    sample: int = 3,
     every: bool = False,
     tolerance: float = 1e-5,
     kept_code: bool = False,
@@ -656,9 +623,8 @@ def replay(
 
     Args:
         run_dir: The directory of a run.
-        units: Names of units, or what such names begin with, e.g. a stage. [default: a sample]
-        sample: Units of the sample, evenly spaced.
-        every: All units instead of a sample.
+        units: Names of units, or what such names begin with, e.g. a stage. [default: three]
+        every: All units instead of three that are evenly spaced.
         tolerance: Relative difference that counts as equal.
         kept_code: Run the code that RUN_DIR keeps, instead of the current code.
 
@@ -673,11 +639,10 @@ def replay(
     """
     from raypipe.commands.replay import replay as replayed
 
-    if sample < 1 or not 0 <= tolerance < 1:
-        raise ConfigError("replay: sample must be at least 1, and tolerance from 0 to below 1")
+    if not 0 <= tolerance < 1:
+        raise ConfigError("replay: tolerance must be from 0 to below 1")
     names = [units] if isinstance(units, str) else units
-    number = None if every or names else sample
-    return replayed(os.fspath(run_dir), names, number, tolerance, kept_code=kept_code)
+    return replayed(os.fspath(run_dir), names, tolerance, every=every, kept_code=kept_code)
 
 
 def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
@@ -695,7 +660,7 @@ def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
     if len(run_dirs) < 2:
         raise ConfigError("compare: give two run directories or more")
     found = compared([opened(each) for each in run_dirs])
-    return json.dumps(found.as_json(), indent=1) if as_json else found.text(terminal_width())
+    return json.dumps(asdict(found), indent=1) if as_json else found.text(terminal_width())
 
 
 def watch(run_dir: str) -> int:
@@ -839,7 +804,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [plain(each) for each in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist()) if value is not value.tolist() else value
+        return plain(value.tolist())
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if value is None or isinstance(value, bool | int | float | str):

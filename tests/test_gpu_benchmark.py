@@ -42,7 +42,7 @@ ONE_CARD = [part for part in PARTS if part.gpus == 1]
 PREDICTION = {
     "micro_batch": 10, "accumulation": 2, "effective_batch": 20, "precision": "bf16",
     "compile": False, "peak_bytes": 1300, "parameters_bytes": 100, "gradients_bytes": 100,
-    "optimizer_bytes": 100, "context_bytes": 200, "capacity_bytes": 2000, "measurements": 0,
+    "optimizer_bytes": 100, "context_bytes": 200, "capacity_bytes": 2000,
     "step_time_s": 0.5, "samples_per_s": 40.0, "samples_per_s_low": 20.0,
     "samples_per_s_high": 60.0, "mfu": 0.3,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,7 +216,7 @@ class Bench:
 
     @property
     def cache(self) -> Path:
-        """``RAYPIPE_CACHE`` of the part: no part calibrates the predictions of another."""
+        """``RAYPIPE_CACHE`` of the part: what one part learns does not change another."""
         return self.folder / "cache"
 
     @property
@@ -300,15 +301,14 @@ class Bench:
         failures = rows_of(run, "failures")
         return Trained(str(run_dir), trial, steps, samples, failures, error)
 
-    def predict(self, name: str, values: Mapping[str, Any], run_dir: str | None = None) -> Row:
+    def predict(self, name: str, values: Mapping[str, Any]) -> Row:
         """Return the prediction of a workload on this card: ``raypipe fit --card``.
 
-        It is that of the workload's precision without gradient checkpointing.
+        It is that of the workload's precision, without gradient checkpointing unless it has it.
 
         Args:
             name: the workload.
             values: settings of the stage by key.
-            run_dir: a run whose measurements calibrate the prediction.
 
         Raises:
             ConfigError: the card is not listed.
@@ -322,15 +322,13 @@ class Bench:
         if self.capacity_bytes is not None:
             about = {"memory_mib": self.capacity_bytes // _MIB}
         file.write_text(yaml.safe_dump({"cards": {self.card: about}}))
+        os.environ[data_sheets.CARDS] = str(file)
         found = rp.fit(
             WORKLOADS[name].config,
             self.overrides(name, values),
             stage=WORKLOADS[name].stage,
             card=self.card,
             precision=self.precision(name),
-            gradient_checkpointing=False,
-            cards=file,
-            run_dir=run_dir,
         )
         return plain(found)[0]
 

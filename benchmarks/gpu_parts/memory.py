@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -109,12 +108,7 @@ def fault(text: str | None) -> Iterator[None]:
 
 
 def predictions(bench: Bench) -> None:
-    """Predict and measure memory and speed, a row per workload.
-
-    The last row is the prediction of the transformer after the measurement has calibrated it.
-    """
-    if not bench.stored("lm_pretrain"):
-        shutil.rmtree(bench.cache / "cards", ignore_errors=True)  # calibrated by an earlier try
+    """Predict and measure memory and speed, a row per workload."""
     small = ("lm_pretrain", "transformer")
     names = ("lm_pretrain", "summarization", "teleclass", "pabbo_lda", "transformer")
     for name in bench.pick(names, small, small):
@@ -136,11 +130,7 @@ def _predicted_and_measured(bench: Bench, name: str) -> list[Row]:
         "training.warmup_steps": 1,
     }
     done = bench.train(name, name, given)
-    rows = [{"workload": name, **compared(prediction, done)}]
-    if name == "transformer" and done.error is None and not bench.machine.rehearsal:
-        again = bench.predict(name, given, done.run_dir)
-        rows.append({"workload": f"{name}, calibrated", **compared(again, done)})
-    return rows
+    return [{"workload": name, **compared(prediction, done)}]
 
 
 def compared(prediction: Row, done: Trained) -> Row:
@@ -170,5 +160,4 @@ def _predicted(prediction: Row) -> Row:
         **{name: prediction[name] for name in same if name in prediction},
         **named,
         **{f"predicted_{name}": prediction.get(name) for name in interval},
-        "measurements": prediction["measurements"],
     }

@@ -146,7 +146,7 @@ PARTS = (
         (
             *("workload", "precision", "micro_batch", "accumulation", "predicted_peak_bytes"),
             *("gpu_peak_bytes", "peak_ratio", "predicted_step_time_s", "step_time_s"),
-            *("speed_ratio", "speed_within_interval", "measurements"),
+            *("speed_ratio", "speed_within_interval"),
         ),
     ),
     Part(

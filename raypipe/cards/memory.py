@@ -42,9 +42,7 @@ def outside(workers: int) -> int:
     return CONTEXT_BYTES + (NCCL_BYTES if workers > 1 else 0)
 
 
-def memory(
-    recording: Recording, card: Card, workers: int, *, bucketed: bool, alone: bool = True
-) -> Memory:
+def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) -> Memory:
     """Return the memory of a step on a card.
 
     Args:
@@ -52,7 +50,6 @@ def memory(
         card: the card.
         workers: number of workers.
         bucketed: whether gradients are in DDP's buckets.
-        alone: whether the recording is of the micro-batch in question, not one of two around it.
 
     """
     hopper = card.capability >= _FIRST_HOPPER
@@ -68,7 +65,7 @@ def memory(
         recording.peaks[key] = replay(events)
     peak, limit = recording.peaks[key], room(card, workers)
     fits = peak.reserved <= limit
-    if alone and not fits and peak.allocated <= limit:  # it may do with fewer segments
+    if not fits and peak.allocated <= limit:  # it may do with fewer segments
         within = replay(events, limit)
         peak, fits = (within, True) if within.fits else (peak, False)
     sizes = dict(events[: peak.event + 1])
@@ -111,15 +108,9 @@ def _kernel(one: Kernel, two: Kernel, share: float) -> Kernel:
     def line(a: float, b: float) -> float:
         return max(0.0, a + share * (b - a))
 
-    def touched(
-        a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]
-    ) -> tuple[tuple[int, int], ...]:
-        return tuple((n, round(line(x, y))) for (n, x), (_, y) in zip(a, b, strict=False))
-
     return replace(
         one,
         flops=line(one.flops, two.flops),
-        reads=touched(one.reads, two.reads),
-        writes=touched(one.writes, two.writes),
+        bytes=round(line(one.bytes, two.bytes)),
         exchanged=line(one.exchanged, two.exchanged),
     )

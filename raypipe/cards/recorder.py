@@ -36,26 +36,19 @@ _NO_KERNEL = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "ne
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: its FLOPs, and the bytes that it reads, writes and exchanges with others.
+    """A kernel: its FLOPs, the bytes that it reads and writes, and those exchanged with others.
 
-    ``dtype`` is that of its matrix products, empty without any. ``reads`` and ``writes`` have
-    (storage, bytes). ``waits`` says that the host waits for its result, ``repeats`` that it
-    recomputes what the forward pass had computed.
+    ``dtype`` is that of its matrix products, empty without any. ``waits`` says that the host waits
+    for its result, ``repeats`` that it recomputes what the forward pass had computed.
     """
 
     name: str
     flops: float = 0.0
-    reads: tuple[tuple[int, int], ...] = ()
-    writes: tuple[tuple[int, int], ...] = ()
+    bytes: int = 0
     exchanged: float = 0.0
     dtype: str = ""
     waits: bool = False
     repeats: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that it reads and writes."""
-        return sum(size for _, size in (*self.reads, *self.writes))
 
 
 @dataclass
@@ -65,7 +58,7 @@ class Recording:
     ``events`` has (storage, bytes): a storage that begins, or ends with 0 bytes. ``parts`` names
     the use of a storage. ``kernels`` are by section: the ``first`` micro-batch of the step, a
     ``further`` one that accumulates gradients, and the ``update``. ``span`` are the events of the
-    further one.
+    last micro-batch.
     """
 
     events: list[tuple[int, int]] = field(default_factory=list)
@@ -91,17 +84,6 @@ class Recording:
     def flops(self) -> float:
         """The model FLOPs of a micro-batch: each operation once, without recomputation."""
         return sum(kernel.flops for kernel in self.kernels["first"] if not kernel.repeats)
-
-    def without_accumulation(self) -> Recording:
-        """Return the recording of a step of one micro-batch: of the further one, what stays."""
-        first, last = self.span
-        before, after = living(self.events[:first]), living(self.events[:last])
-        ended = [(number, 0) for number in before if number not in after]
-        begun = [(number, size) for number, size in after.items() if number not in before]
-        kept = [*self.events[:first], *ended, *begun]
-        kernels = {name: found for name, found in self.kernels.items() if name != "further"}
-        span = len(kept), len(kept)
-        return Recording([*kept, *self.events[last:]], self.parts, kernels, span)
 
     @cached_property
     def gradient_bytes(self) -> int:
@@ -192,7 +174,7 @@ class Recorder(TorchDispatchMode):
         result: Any,
     ) -> None:
         if func.namespace in ("c10d", "_c10d_functional"):
-            size = max((self._touched(each)[1] for each in (*inputs, *outputs)), default=0)
+            size = max(map(_touched, (*inputs, *outputs)), default=0)
             self._add(Kernel(name, exchanged=size))
             return
         mutated = list(_mutated(func, args, kwargs))
@@ -200,12 +182,12 @@ class Recorder(TorchDispatchMode):
         fresh = [each for each in outputs if each.untyped_storage()._cdata not in known]
         if not fresh and not mutated:
             return  # a view
-        writes = tuple(map(self._touched, [*fresh, *mutated]))
-        reads = tuple(map(self._touched, inputs))
+        writes = [_touched(each) for each in (*fresh, *mutated)]
+        reads = [_touched(each) for each in inputs]
         if name in _LOOKUPS and reads:
-            reads = ((reads[0][0], writes[0][1]), *reads[1:])
+            reads[0] = writes[0]
         elif name in _FILLS:
-            reads = reads[1:]
+            del reads[:1]
         packet, flops, kind = func._overloadpacket, 0.0, ""
         if packet in flop_registry:
             flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
@@ -217,13 +199,7 @@ class Recorder(TorchDispatchMode):
             self._end(self._number)
         # autograd's own kernels run without gradients
         repeats = self.backward and torch.is_grad_enabled()
-        self._add(Kernel(name, flops, reads, writes, dtype=kind, repeats=repeats))
-
-    def _touched(self, tensor: Tensor) -> tuple[int, int]:
-        """Return a tensor's storage, and its bytes that a kernel touches: expanded ones once."""
-        storage = tensor.untyped_storage()
-        number = self._live.get(storage._cdata, (0, None))[0]
-        return number, min(tensor.numel() * tensor.element_size(), storage.nbytes())
+        self._add(Kernel(name, flops, sum((*reads, *writes)), dtype=kind, repeats=repeats))
 
     def _add(self, kernel: Kernel) -> None:
         self.recording.kernels.setdefault(self.section, []).append(kernel)
@@ -312,6 +288,11 @@ def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
             yield from (each for each in tree_leaves(given) if isinstance(each, Tensor))
+
+
+def _touched(tensor: Tensor) -> int:
+    """Return the bytes of a tensor that a kernel touches: expanded ones once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _any_value(dtype: torch.dtype) -> bool | float | int:

@@ -7,8 +7,8 @@ the step takes the longer of the host's and the card's time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from raypipe.cards.recorder import Kernel, Recording
 from raypipe.hardware import Precision
@@ -40,8 +40,6 @@ class Factors:
 EXPECTED = Factors(0.65, 0.4, 0.75, 0.7, 8e-6)
 FASTEST = Factors(0.85, 0.6, 0.9, 0.9, 4e-6)
 SLOWEST = Factors(0.4, 0.2, 0.5, 0.4, 16e-6)
-#: host's time per kernel of a compiled step, as a fraction
-_COMPILED_LAUNCH = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ def step_time(
     accumulation: int,
     factors: Factors = EXPECTED,
     *,
-    compiled: bool = False,
     replicas: int = 1,
 ) -> StepTime:
     """Return the time of an optimizer step of ``accumulation`` micro-batches.
@@ -70,16 +67,13 @@ def step_time(
         precision: of the training.
         accumulation: micro-batches per worker per step.
         factors: efficiency.
-        compiled: whether pointwise kernels are fused, as torch.compile does.
         replicas: workers that average the gradients (DDP).
 
     """
-    if compiled:
-        factors = replace(factors, launch_s=factors.launch_s * _COMPILED_LAUNCH)
-    times = {}
-    for name, kernels in recording.kernels.items():
-        run = fused(kernels) if compiled and name != "update" else kernels
-        times[name] = _section(run, card, precision, factors)
+    times = {
+        name: _section(kernels, card, precision, factors)
+        for name, kernels in recording.kernels.items()
+    }
     first, update = times["first"], times["update"]
     further = times.get("further", first)
     seconds = first.seconds + (accumulation - 1) * further.seconds + update.seconds
@@ -124,41 +118,3 @@ def _peak(dtype: str, card: Card, precision: Precision) -> float:
         return _DOUBLE * card.peaks["fp32"]
     single: Precision = "tf32" if precision == "tf32" else "fp32"
     return card.peaks.get(_DTYPES.get(dtype, single)) or card.peaks["fp32"]
-
-
-def fused(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Return the kernels with runs of pointwise ones as one, as a compiler fuses them.
-
-    Such a kernel reads and writes only what others wrote before it or read after it.
-    """
-    last_read = {number: n for n, kernel in enumerate(kernels) for number, _ in kernel.reads}
-    found: list[Kernel] = []
-    start = 0
-    while start < len(kernels):
-        end = start + 1
-        if _is_fusible(kernels[start]):
-            while end < len(kernels) and _is_fusible(kernels[end]):
-                end += 1
-        found.append(_joined(kernels[start:end], last_read, end))
-        start = end
-    return found
-
-
-def _is_fusible(kernel: Kernel) -> bool:
-    return not (kernel.flops or kernel.waits or kernel.exchanged)
-
-
-def _joined(run: Sequence[Kernel], last_read: dict[int, int], end: int) -> Kernel:
-    """Return a run as one kernel, without reads of what it wrote itself."""
-    if len(run) == 1:
-        return run[0]
-    reads: dict[int, int] = {}
-    writes: dict[int, int] = {}
-    for kernel in run:
-        for number, size in kernel.reads:
-            if number not in writes:
-                reads[number] = max(size, reads.get(number, 0))
-        for number, size in kernel.writes:
-            writes[number] = max(size, writes.get(number, 0))
-    kept = {n: size for n, size in writes.items() if last_read.get(n, end) >= end}
-    return Kernel(run[0].name, reads=tuple(reads.items()), writes=tuple(kept.items()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import io
 import zlib
@@ -140,14 +139,13 @@ def code_text(run_dir: RunDirectory) -> str:
 
 
 def edits(earlier: Mapping[str, str], source: Mapping[str, bytes]) -> list[str]:
-    """Return what was edited since: each file, with the names of its functions and classes."""
+    """Return the files that were edited, added or removed since."""
     now = {name: _without_secrets(name, content) for name, content in source.items()}
+    names = sorted({*earlier, *now} - {_CHANGES})
+    changed = [name for name in names if earlier.get(name) != now.get(name)]
     return [
-        f"{name}: {_edited(earlier[name], now[name])}"
-        if name in earlier and name in now
-        else f"{name}: {'added' if name in now else 'removed'}"
-        for name in sorted({*earlier, *now} - {_CHANGES})
-        if earlier.get(name) != now.get(name)
+        f"{name}: {'removed' if name not in now else 'edited' if name in earlier else 'added'}"
+        for name in changed
     ]
 
 
@@ -201,30 +199,3 @@ def _shown(earlier: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str
     for name in sorted({*earlier, *files} - {_CHANGES}) if earlier else ():
         before, now = (each.get(name, "").splitlines() for each in (earlier, files))
         yield from difflib.unified_diff(before, now, f"before: {name}", name, lineterm="")
-
-
-def _edited(earlier: str, now: str) -> str:
-    """Return the functions and classes that differ between two states of a file."""
-    try:
-        before, after = _definitions(ast.parse(earlier)), _definitions(ast.parse(now))
-    except (SyntaxError, ValueError):
-        return "edited"
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    if len(names) > _MOST_NAMED:
-        names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} more"]
-    return ", ".join(names) or "only comments or layout"
-
-
-def _definitions(body: ast.Module | ast.ClassDef, prefix: str = "") -> dict[str, str]:
-    """Return the code of each function by its name, and what is outside of functions."""
-    found, rest = dict[str, str](), list[str]()
-    for node in body.body:
-        if isinstance(node, ast.ClassDef):
-            found |= _definitions(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found[f"{prefix}{node.name}"] = ast.dump(node)
-        else:
-            rest.append(ast.dump(node))
-    if isinstance(body, ast.ClassDef):
-        rest += map(ast.dump, (*body.bases, *body.keywords, *body.decorator_list))
-    return {prefix.rstrip(".") or "outside of functions": "".join(rest), **found}

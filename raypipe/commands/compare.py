@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,15 +22,14 @@ from raypipe.store import tables
 from raypipe.store.run_directory import BASE, RunDirectory
 from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
 
-if TYPE_CHECKING:
-    from raypipe.report.best import Headline
-
 #: columns of the environment that differ between any two runs
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
 #: columns of the blocks in addition to the runs
 _HEADINGS = frozenset({"key", "result", "row"})
 #: rows that are shown, and rows of a table of which no number is declared to be better
 _MOST_ROWS, _MOST_UNDECLARED = 60, 100
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ class Measure:
     better: str
     values: tuple[float | None, ...]
     counts: tuple[int, ...] = ()
-
-    @property
-    def differs(self) -> bool:
-        """Whether the runs have different numbers."""
-        return len(set(self.values)) > 1
 
     @property
     def cells(self) -> list[str]:
@@ -71,68 +65,49 @@ class Comparison:
     """Differences between runs, and all measures that any of them has.
 
     ``configuration`` and ``environment`` have the value of a key in each run, None where it has
-    none; ``best`` the best points of each run by each number that several points have.
+    none; ``best`` the best points of each run and their result in words, by each number that
+    several points have.
     """
 
-    runs: tuple[Summary, ...]
-    configuration: Mapping[str, tuple[Any, ...]]
-    environment: Mapping[str, tuple[Any, ...]]
-    results: tuple[Measure, ...]
-    best: Mapping[str, tuple[Headline | None, ...]]
-
-    @property
-    def names(self) -> list[str]:
-        """A short name of each run: the last part of its path, if these differ."""
-        paths = [each.run.shown for each in self.runs]
-        last = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        is_clear = len(set(last)) == len(last) and not _HEADINGS.intersection(last)
-        return last if is_clear else paths
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values: lists in the order of the runs."""
-        return {
-            "runs": [{"run_dir": each.run.shown, "status": each.status} for each in self.runs],
-            "configuration": {key: list(each) for key, each in self.configuration.items()},
-            "environment": {key: list(each) for key, each in self.environment.items()},
-            "results": [{**vars(each), "counts": list(each.counts)} for each in self.results],
-            "best": {
-                name: [each and each.leaders for each in bests] for name, bests in self.best.items()
-            },
-        }
+    runs: Sequence[Mapping[str, str]]
+    configuration: Mapping[str, Sequence[Any]]
+    environment: Mapping[str, Sequence[Any]]
+    results: Sequence[Measure]
+    best: Mapping[str, Sequence[Mapping[str, Any] | None]]
 
     def text(self, width: int | None) -> str:
         """Return the comparison for a reader, as wide as the terminal."""
-        names = self.names
-        runs = zip(names, self.runs, strict=True)
-        blocks = ["\n".join(f"{name}: {each.run.shown}, {each.status}" for name, each in runs)]
-        for title, differences in (
-            ("configuration", self.configuration),
-            ("environment", self.environment),
-        ):
-            rows = [
-                {"key": key, **dict(zip(names, map(cell, values), strict=True))}
-                for key, values in differences.items()
-            ]
+        names = _names([run["run_dir"] for run in self.runs])
+        lines = [
+            f"{n}: {r['run_dir']}, {r['status']}" for n, r in zip(names, self.runs, strict=True)
+        ]
+        blocks = ["\n".join(lines)]
+
+        def of_runs(cells: Sequence[str]) -> dict[str, str]:
+            return dict(zip(names, cells, strict=True))
+
+        for title in ("configuration", "environment"):
+            values: Mapping[str, Sequence[Any]] = getattr(self, title)
+            rows = [{"key": key, **of_runs([cell(v) for v in own])} for key, own in values.items()]
             blocks.append(_block(title, rows, width))
-        differing = [each for each in self.results if each.differs]
+        differing = [each for each in self.results if len(set(each.values)) > 1]
         rows = [
-            {
-                "result": f"{each.table}.{each.column}",
-                "row": each.row,
-                **dict(zip(names, each.cells, strict=True)),
-            }
+            {"result": f"{each.table}.{each.column}", "row": each.row, **of_runs(each.cells)}
             for each in differing[:_MOST_ROWS]
         ]
         blocks.append(_block("results", rows, width))
-        if self.best:
-            lines = ["best setting of each run:"]
-            for metric, bests in self.best.items():
-                lines.append(metric)
-                for name, best in zip(names, bests, strict=True):
-                    value = "none" if best is None else f"{best.mean:.5g} ({best.text})"
-                    lines.append(wrapped(f"  {name}: {value}", width, "    "))
-            blocks.append("\n".join(lines))
-        blocks += _averaged(self)
+        lines = []
+        for metric, bests in self.best.items():
+            lines.append(metric)
+            for name, best in of_runs([b["text"] if b else "none" for b in bests]).items():
+                lines.append(wrapped(f"  {name}: {best}", width, "    "))
+        if lines:
+            blocks.append("\n".join(["best setting of each run:", *lines]))
+        for table in dict.fromkeys(each.table for each in self.results if each.counts):
+            counts = [each.counts for each in self.results if each.table == table]
+            seeds = of_runs([_ends(of_run) for of_run in zip(*counts, strict=True)])
+            texts = (f"{number} in {name}" for name, number in seeds.items())
+            blocks.append(f"{table}: means over seeds: {', '.join(texts)}")
         if same := len(self.results) - len(differing):
             blocks.append(f"{same} results are the same")
         if len(differing) > _MOST_ROWS:
@@ -158,19 +133,32 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
 
     """
     try:
-        summaries = tuple(summary(run) for run in runs)
+        summaries = [summary(run) for run in runs]
         configurations = [_configuration(run) for run in runs]
     except OSError as error:
         raise ConfigError(f"compare: a run directory cannot be read: {error}") from error
-    bests = [{each.label_of_metric: each for each in about(run).bests} for run in runs]
-    metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each.leaders)
+    bests = [
+        {
+            each.label_of_metric: {"points": each.leaders, "text": f"{each.mean:.5g} ({each.text})"}
+            for each in about(run).bests
+        }
+        for run in runs
+    ]
+    metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each["points"])
     return Comparison(
-        summaries,
+        [{"run_dir": each.run.shown, "status": each.status} for each in summaries],
         _differences(configurations),
         _differences([_environment(each) for each in summaries]),
-        tuple(_measures(runs)),
-        {name: tuple(own.get(name) for own in bests) for name in metrics},
+        _measures(runs),
+        {name: [own.get(name) for own in bests] for name in metrics},
     )
+
+
+def _names(paths: Sequence[str]) -> Sequence[str]:
+    """Return a short name of each run: the last part of its path, if these differ."""
+    last = [path.rstrip("/").rpartition("/")[2] for path in paths]
+    is_clear = len(set(last)) == len(last) and not _HEADINGS.intersection(last)
+    return last if is_clear else paths
 
 
 def _block(title: str, rows: Sequence[Mapping[str, str]], width: int | None) -> str:
@@ -182,24 +170,16 @@ def _block(title: str, rows: Sequence[Mapping[str, str]], width: int | None) -> 
     return f"{title}:\n{shown}"
 
 
-def _averaged(found: Comparison) -> list[str]:
-    """Return a note per table that is averaged over seeds: the number of seeds in each run."""
-    notes = []
-    for table in dict.fromkeys(each.table for each in found.results if each.counts):
-        counts = [each.counts for each in found.results if each.table == table]
-        texts = []
-        for name, column in zip(found.names, zip(*counts, strict=True), strict=True):
-            known = sorted({count for count in column if count}) or [0]
-            ends = known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
-            texts.append(f"{ends} in {name}")
-        notes.append(f"{table}: means over seeds: {', '.join(texts)}")
-    return notes
+def _ends(counts: Sequence[int]) -> str:
+    """Return the smallest and the largest of some numbers of repetitions."""
+    known = sorted({count for count in counts if count}) or [0]
+    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
-def _differences(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    keys = dict.fromkeys(key for each in found for key in each)
-    values = {key: tuple(each.get(key) for each in found) for key in keys}
-    return {k: v for k, v in values.items() if any(one != v[0] for one in v)}
+def _differences(values: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
+    keys = dict.fromkeys(key for of_run in values for key in of_run)
+    every = {key: [of_run.get(key) for of_run in values] for key in keys}
+    return {key: own for key, own in every.items() if any(each != own[0] for each in own)}
 
 
 def _configuration(run: RunDirectory) -> dict[str, Any]:
@@ -230,11 +210,8 @@ def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
     """Return the measures of all tables: those declared, else the numbers of short tables."""
     core = by_name(CORE)
     names = dict.fromkeys(name for run in runs for name in run.list(run.path("results")))
-    parts = {
-        name: [tables.read_arrow(run, name) for run in runs]
-        for name in names
-        if name not in core or not core[name].partitioned
-    }
+    whole = [name for name in names if name not in core or not core[name].partitioned]
+    parts = {name: [tables.read_arrow(run, name) for run in runs] for name in whole}
     declared: dict[str, dict[str, str]] = {}
     for name in parts:
         columns = core[name].columns if name in core else ()
@@ -243,24 +220,18 @@ def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
             declared[name] |= tables.measures(run, name)
     if not any(better for name, better in declared.items() if name not in core):
         declared |= {name: _numbers(each) for name, each in parts.items() if name not in core}
-    return [
-        measure
-        for name, better in declared.items()
-        if better
-        for measure in _of_table(name, better, parts[name])
-    ]
+    every = (_of_table(name, better, parts[name]) for name, better in declared.items() if better)
+    return [measure for of_table in every for measure in of_table]
 
 
 def _numbers(parts: Sequence[pa.Table]) -> dict[str, str]:
     """Return the real numbers of a short table, apart from times and axes."""
     axes = _axes(parts)
-    for part in parts:
-        rows = {_key(row, axes) for row in part.to_pylist()} if axes else part
-        if len(rows) > _MOST_UNDECLARED:
-            return {}
-    numbers = [
-        each.name for part in parts for each in part.schema if pa.types.is_floating(each.type)
-    ]
+    counts = (len({_key(row, axes) for row in p.to_pylist()}) if axes else len(p) for p in parts)
+    if max(counts, default=0) > _MOST_UNDECLARED:
+        return {}
+    fields = [each for part in parts for each in part.schema]
+    numbers = [each.name for each in fields if pa.types.is_floating(each.type)]
     return {name: "" for name in numbers if not name.endswith("_s") and name not in axes}
 
 
@@ -273,15 +244,15 @@ def _axes(parts: Sequence[pa.Table]) -> list[str]:
 
 
 def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -> list[Measure]:
-    rows: list[list[dict[str, Any]]] = [part.to_pylist() for part in parts]
+    rows: list[Rows] = [part.to_pylist() for part in parts]
     axes = _axes(parts)
     keys = axes or _keys(parts, rows)
-    grouped: list[dict[tuple[str, ...], list[dict[str, Any]]]] = [{} for _ in rows]
+    grouped: list[dict[tuple[str, ...], Rows]] = [{} for _ in rows]
     for groups, of_run in zip(grouped, rows, strict=True):
         for row in of_run:
             groups.setdefault(_key(row, keys), []).append(row)
     known = list(dict.fromkeys(key for groups in grouped for key in groups))
-    varied = [len({key[place] for key in known}) > 1 for place in range(len(keys))]
+    varied = [len(set(column)) > 1 for column in zip(*known, strict=True)]
     measures: list[Measure] = []
     for key in known:
         label = " ".join(part for part in key if part and part != BASE)
@@ -297,22 +268,21 @@ def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -
     return measures
 
 
-def _keys(parts: Sequence[pa.Table], rows: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+def _keys(parts: Sequence[pa.Table], rows: Sequence[Rows]) -> list[str]:
     """Return the columns that tell the rows of each run apart: texts, then whole numbers."""
-    fields = [each for part in parts for each in part.schema]
+    fields = [f for p in parts for f in p.schema if f.name not in (RUN_ID.name, COMMAND_ID.name)]
     texts = [each.name for each in fields if pa.types.is_string(each.type)]
     numbers = [each.name for each in fields if pa.types.is_integer(each.type)]
+
+    def distinct(names: Sequence[str]) -> list[int]:
+        return [len({_key(row, names) for row in of_run}) for of_run in rows]
+
     keys: list[str] = []
-    distinct = [min(1, len(of_run)) for of_run in rows]
     for name in dict.fromkeys((*texts, *numbers)):
-        if name in (RUN_ID.name, COMMAND_ID.name):
-            continue
-        if all(count == len(of_run) for count, of_run in zip(distinct, rows, strict=True)):
+        if distinct(keys) == [len(of_run) for of_run in rows]:
             break
-        wider = [len({_key(row, [*keys, name]) for row in of_run}) for of_run in rows]
-        if wider != distinct:
+        if distinct([*keys, name]) != distinct(keys):
             keys.append(name)
-            distinct = wider
     return keys
 
 

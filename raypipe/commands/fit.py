@@ -48,9 +48,4 @@ def fit(
         session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
         for maker in makers:
             rows += fit_stage(maker, session)
-        if any(node.gpus for node in nodes):
-            from raypipe.commands.prediction import calibrate
-
-            display.prepare("calibrating predictions (raypipe fit --card)")
-            calibrate(document, overrides, profile, rows, nodes)
     return rows

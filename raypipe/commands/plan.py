@@ -28,8 +28,6 @@ def plan(
     run_dir: str | None = None,
     profile: str = "auto",
     only: Sequence[str] = (),
-    *,
-    confirmed: bool = False,
 ) -> pd.DataFrame:
     """Return a row per stage: its units, how many are finished, and their workload.
 
@@ -39,7 +37,7 @@ def plan(
 
     nodes = [hardware.detect()]
     configuration, _ = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
-    graph = selected(configuration, only, nodes, confirmed=confirmed)
+    graph = selected(configuration, only, nodes)
     if misfit := misfits(configuration, graph, nodes):
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None

@@ -15,7 +15,7 @@ from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pyarrow import fs as arrow_fs
 
@@ -49,6 +49,8 @@ from raypipe.training.tables import SETTINGS, TRIALS
 
 _UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"
 _MOST_LINES, _MOST_NAMED = 30, 8
+#: units that are computed by default
+_SAMPLE = 3
 #: tables that are not part of the result of a stage
 _NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
@@ -76,13 +78,8 @@ Outcome = Literal[
 _SAME: tuple[Outcome, ...] = ("equal", "within the tolerance")
 
 
-class Pair(NamedTuple):
-    """A row by its table and key: as it is stored, and as it was computed again."""
-
-    table: str
-    key: str
-    stored: Row | None
-    now: Row | None
+#: a row by its table and key: as it is stored, and as it was computed again
+Pair = tuple[str, str, Row | None, Row | None]
 
 
 @dataclass(frozen=True)
@@ -182,18 +179,18 @@ class _Stored:
 def replay(
     location: str,
     units: Sequence[str],
-    sample: int | None,
     tolerance: float,
     *,
+    every: bool,
     kept_code: bool,
 ) -> Replay:
     """Compute stored units again and compare them with what is stored.
 
     Args:
         location: the run directory, which is only read.
-        units: names of units, or what such names begin with; all if empty.
-        sample: how many of them are computed, evenly spaced; None for all.
+        units: names of units, or what such names begin with; a sample if empty.
         tolerance: the relative difference up to which numbers count as equal.
+        every: all units instead of a sample.
         kept_code: whether to run the code that the run directory keeps.
 
     Raises:
@@ -213,9 +210,8 @@ def replay(
         if not found and not rows:
             raise ConfigError(f"{run.shown}: has no stored unit that can be computed again")
         chosen = found
-        if sample is not None and sample < len(found):
-            places = (n * (len(found) - 1) // max(1, sample - 1) for n in range(sample))
-            chosen = [found[place] for place in places]
+        if not (units or every) and len(found) > _SAMPLE:  # evenly spaced
+            chosen = [found[n * (len(found) - 1) // (_SAMPLE - 1)] for n in range(_SAMPLE)]
         changes = _changes(run, ledger, chosen)
         if kept_code and any(each.startswith("code") for each in changes):
             raise ConfigError(
@@ -241,7 +237,7 @@ def replay(
     if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
         choice += f", {swept} of a sweep left out"
     if len(found) > len(chosen):
-        choice += f", a sample of {len(chosen)} (choose with --all, --sample or names)"
+        choice += f", a sample of {len(chosen)} (choose with --all or names)"
     not_compared = tuple(sorted(left_out))
     return Replay(run.shown, len(stored), tuple(rows), tuple(changes), not_compared, choice)
 
@@ -362,7 +358,7 @@ def _find(
         try:
             refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
             configuration, _ = matrix_or_sweep(resolve(document, (), "auto", nodes), ())
-            graph = selected(configuration, (), nodes, confirmed=True)
+            graph = selected(configuration, (), nodes)
             check_training(configuration, graph, nodes)
         except ConfigError:
             if number == 0:
@@ -531,14 +527,14 @@ def _computed(
         if unit is None and len(units) == 1:
             (unit,) = units.values()
         shared = f"{variant_name(place[0], stage.variant)}, rows of several units of {stage.name}"
-        pair = Pair(*place, ledger.get(*place), now.get(place))
+        pair = (*place, ledger.get(*place), now.get(place))
         pairs.setdefault(unit or shared, []).append(pair)
     for key, unit in units.items() if stage.training is not None else ():
         old, new = (
             {str(row["step"]): row for row in read_rows(files, _STEPS, files.trial_id(key))}
             for files in map(stage.files, (run, scratch))
         )
-        pairs[unit] += [Pair(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
+        pairs[unit] += [(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
     failed = {
         unit: Replayed(unit, "failed", failure)
         for unit in units.values()

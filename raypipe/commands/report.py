@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.declarations import declared, of_report
-from raypipe.commands.results import existing, newest_environment
+from raypipe.commands.results import existing
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
@@ -83,14 +83,11 @@ def refuse_code_inside(run: RunDirectory, module: str) -> None:
 
 
 def command_of(run_dir: RunDirectory) -> str:
-    """Return the newest command of a run directory: as its status has it, else the environment.
+    """Return the newest command of a run directory, as its status has it.
 
-    Of a run that recorded none it is the one that continues its configuration.
+    Of a damaged status it is the one that continues the run's configuration.
     """
     if (status := run_status.read(run_dir)) is not None and status.command:
         return status.command
-    for row in newest_environment(run_dir):
-        if command := row.get("command"):
-            return str(command)
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     return shlex.join(["raypipe", "run", path, "--run-dir", run_dir.shown])

@@ -102,7 +102,6 @@ def printed(
         names = run.list(run.path("results"))
         counts = [len(tables.read_arrow(run, each)) for each in names]
         rows = pa.table({"table": pa.array(names, pa.string()), "rows": pa.array(counts)})
-    is_list = name is None and query is None and columns is None
     if sort:
         order = [_sort_key(rows, each) for each in _names(sort)]
         rows = rows.take(pc.sort_indices(rows, sort_keys=order))
@@ -113,11 +112,6 @@ def printed(
     if form:
         return _csv(rows) if form == "csv" else _json(rows)
     notes = []
-    if is_list:
-        is_empty = pc.equal(rows["rows"], 0)
-        if empty := rows.filter(is_empty)["table"].to_pylist():
-            notes.append(f"empty: {', '.join(empty)}")
-        rows = rows.filter(pc.invert(is_empty))
     shown = rows.slice(0, _MOST_ROWS) if limit is None and sys.stdout.isatty() else rows
     if len(shown) < len(rows):
         notes.append(f"{len(shown):,} of {len(rows):,} rows; --limit 0 shows all")

@@ -98,7 +98,6 @@ def execute(
     only: Sequence[str] = (),
     address: str | None = None,
     time_budget: str | None = None,
-    yes: bool = False,
     strict_code: bool = False,
     local: bool = False,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
@@ -121,7 +120,7 @@ def execute(
         launcher = None if local else cluster.attach(address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration, note = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
-        graph = selected(configuration, only, nodes, confirmed=yes)
+        graph = selected(configuration, only, nodes)
         check_training(configuration, graph, nodes)
         if launcher is None and not local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
@@ -342,7 +341,7 @@ def _report(
         own = of_report(experiment)
         build(work.run_dir, work.name, experiment.report, command, None, own)
     ledger.put("runs", {_SHOWN: {"all": True}})
-    results = about(work.run_dir, experiment)
+    results = about(work.run_dir)
     status.key_result = results.key_result
     if results.key_result is not None:
         display.say(f"result: {results.key_result.text}")

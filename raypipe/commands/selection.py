@@ -18,9 +18,6 @@ from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
 
-#: points of a matrix that need no --yes
-_MOST_POINTS = 10_000
-
 
 def matrix_or_sweep(configuration: Configuration, only: Sequence[str]) -> tuple[Configuration, str]:
     """Return a configuration without its sweep if it has a matrix, and a message that says so.
@@ -64,19 +61,14 @@ def selected(
     configuration: Configuration,
     only: Sequence[str],
     nodes: Sequence[Hardware],
-    *,
-    confirmed: bool = False,
 ) -> StudyGraph:
     """Return the graph of the wanted stages and what they need, the sweep included.
 
     Raises:
-        ConfigError: a stage that does not exist, a matrix that cannot be, or one of more than
-            10,000 points that is not ``confirmed``.
+        ConfigError: a stage that does not exist, or a matrix that cannot be.
 
     """
-    matrix, origin = configuration.settings.matrix, configuration.origin
-    if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
-        raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
+    origin = configuration.origin
     tables = declared(configuration.experiment)
     graph = study_of(configuration, lambda varied: _stages(varied, nodes), tables, nodes)
     names = list(dict.fromkeys(stage.name for stage in graph.stages))

@@ -65,21 +65,14 @@ class Summary:
         return self.details.status
 
     @property
-    def started_at(self) -> datetime | None:
-        """The start of the newest command; None if unknown."""
-        text = self.details.started_at
-        return None if text == _NEVER else datetime.fromisoformat(text)
-
-    @property
     def duration_s(self) -> float | None:
         """The seconds of all commands; None if unknown."""
-        return None if self.started_at is None else self.details.duration_s + self.since_s
+        return self.details.duration_s + self.since_s if self.ago else None
 
     @property
     def result(self) -> str:
         """The result that stands for the run, in words."""
-        key = self.details.key_result
-        return key.text if key is not None else ""
+        return self.details.key_result.text if self.details.key_result is not None else ""
 
     @property
     def progress(self) -> str:
@@ -89,23 +82,9 @@ class Summary:
 
     @property
     def ago(self) -> str:
-        """How long ago the newest command started: ``3 min ago``."""
-        return f"{rough(_since(self.details.started_at))} ago" if self.started_at else ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        known = self.details
-        return {
-            "run_dir": self.run.shown,
-            "experiment": known.experiment,
-            "status": known.status,
-            "message": known.message,
-            "started_at": self.started_at and self.started_at.isoformat(),
-            "duration_s": self.duration_s,
-            "stages_ended": known.ended,
-            "stages": known.stages,
-            "result": known.key_result and vars(known.key_result),
-        }
+        """How long ago the newest command started: ``3 min ago``; empty if unknown."""
+        started_at = self.details.started_at
+        return "" if started_at == _NEVER else f"{rough(_since(started_at))} ago"
 
 
 def _since(time: str) -> float:
@@ -153,8 +132,7 @@ def runs(location: str) -> list[Summary]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{root.shown}: cannot be read: {error}") from error
-    oldest = datetime.fromtimestamp(0, UTC)
-    return sorted(found, key=lambda each: each.started_at or oldest, reverse=True)
+    return sorted(found, key=lambda each: _since(each.details.started_at))
 
 
 def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
@@ -321,9 +299,10 @@ def _node(row: Mapping[str, Any]) -> str:
 
 
 def _time(found: Summary) -> str:
-    if found.started_at is None or found.duration_s is None:
+    if found.duration_s is None:
         return "unknown"
-    at = found.started_at.astimezone().strftime("%Y-%m-%d %H:%M")
+    started_at = datetime.fromisoformat(found.details.started_at)
+    at = started_at.astimezone().strftime("%Y-%m-%d %H:%M")
     many = found.details.commands
     of = f" in {many} commands" if many > 1 else ""
     verb = "runs" if found.status == "running" else "took"

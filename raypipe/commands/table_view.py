@@ -144,18 +144,14 @@ def _without_constant(
     columns: Sequence[_TextColumn], rows: int
 ) -> tuple[list[_TextColumn], dict[str, str]]:
     """Return the columns that say something of a row, and the values of the others."""
-    varying: list[_TextColumn] = []
     constant: dict[str, str] = {}
     for column in columns:
         values = set(column.cells)
         is_base = column.name == VARIANT.name and values == {BASE}
         if values == {""} or is_base or (rows > 1 and len(values) == 1):
             constant[column.name] = column.cells[0]
-        else:
-            varying.append(column)
-    if not varying:
-        return list(columns)[:1], {k: v for k, v in constant.items() if k != columns[0].name}
-    return varying, constant
+    varying = [column for column in columns if column.name not in constant] or [*columns[:1]]
+    return varying, {k: v for k, v in constant.items() if k not in {c.name for c in varying}}
 
 
 def _total(columns: Sequence[_TextColumn], *, least: bool = False) -> int:

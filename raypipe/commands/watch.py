@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from raypipe.commands.summary import Summary, summary
@@ -27,13 +24,13 @@ _PLAIN_PERIOD_S = 10.0
 #: failing looks, one after the other, that are taken for a pause of the store
 _PATIENCE = 5
 #: lines that the run printed before the watching began, and running stages, at most
-_MOST_EARLIER, _MOST_STAGES, _BAR = 10, 20, 12
+_MOST_EARLIER, _MOST_STAGES = 10, 20
 
 
 def watch(run: RunDirectory, console: Console | None = None, period_s: float | None = None) -> int:
     """Follow a run until its command ends; return the exit status of that: 0, 1 or 130.
 
-    On a terminal the progress is live, below the lines that the run prints; else there is a line
+    On a terminal the last line is live, below the lines that the run prints; else there is a line
     every ten seconds. A run that has ended is shown once.
 
     Raises:
@@ -46,10 +43,8 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
     begun: str | None = None  # the command whose lines are printed
     last, was_running = 0, False
     printed_at, printed = float("-inf"), ""
-    with ExitStack() as stack:
-        live = None
-        if console.is_terminal:
-            live = stack.enter_context(Live(console=console, auto_refresh=False, transient=True))
+    # without a terminal nothing is live
+    with console.status("", spinner="line") if console.is_terminal else nullcontext() as live:
         for found in _looks(run, period_s):
             # the next command of a run begins with the lock, and then writes its status
             if found.status != "running" and not was_running and is_held(run):
@@ -62,12 +57,10 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
             if found.status != "running":
                 console.print(_ending(found), markup=False, soft_wrap=True)
                 return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
-            was_running = True
+            was_running, text = True, _progress(found)
             if live is not None:
-                live.update(_rendered(found), refresh=True)
-                continue
-            text = "; ".join([_whole(found), *(" ".join(filter(None, s)) for s in _stages(found))])
-            if time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
+                live.update(Text(text))
+            elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
                 printed_at, printed = time.monotonic(), text
                 console.print(text, markup=False, soft_wrap=True)
     raise AssertionError
@@ -109,34 +102,15 @@ def _ending(found: Summary) -> str:
     return f"{found.status}{why}{took}{ended}{result}: {found.run.shown}"
 
 
-def _whole(found: Summary) -> str:
+def _progress(found: Summary) -> str:
+    """Return how far a run is, and its running stages, on a line."""
     known = found.details
     parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
     if found.duration_s is not None:
         parts.append(f"{clock_text(found.duration_s)} elapsed")
-    return ", ".join([*parts, *filter(None, (known.left, known.use))])
-
-
-def _stages(found: Summary) -> list[tuple[str, str, str]]:
-    """Return the running stages: name, units done and in all, and a note."""
-    return [
-        (
-            str(row.get("stage")),
-            f"{row.get('done')}/{row['total']}" if row.get("total") else "",
-            str(row.get("note") or ""),
-        )
-        for row in found.details.running[:_MOST_STAGES]
-    ]
-
-
-def _rendered(found: Summary) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    for justify in ("left", "left", "right", "right", "left"):
-        table.add_column(justify=justify)
-    rows = found.details.running
-    for row, (name, count, note) in zip(rows, _stages(found), strict=False):
-        done, total = float(row.get("done") or 0), float(row.get("total") or 0)
-        bar = ProgressBar(total, done, width=_BAR) if total else Text()
-        elapsed = clock_text(float(row.get("seconds") or 0.0) + found.since_s)
-        table.add_row(Text(name), bar, Text(count), Text(elapsed), Text(note))
-    return Group(Text(_whole(found), style="bold"), table)
+    stages = []
+    for row in known.running[:_MOST_STAGES]:
+        count = f"{row.get('done')}/{row['total']}" if row.get("total") else ""
+        words = (str(row.get("stage")), count, str(row.get("note") or ""))
+        stages.append(" ".join(filter(None, words)))
+    return "; ".join([", ".join([*parts, *filter(None, (known.left, known.use))]), *stages])

@@ -113,7 +113,7 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
         names = [each for text in near for each in known if _text(each) == text]
         raise ConfigError(
             f"--card {name}: unknown card; nearest names: {', '.join(names) or 'none'} "
-            "(`--card all` lists all; add others with --cards FILE)"
+            "(`--card all` lists all; add others with RAYPIPE_CARDS=FILE)"
         )
     names = [card.name for card in exact or matching]
     raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.memory import memory
-from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
 from raypipe.study.trials import training_stage
@@ -76,8 +76,6 @@ def test_the_predicted_memory_is_what_cuda_reserves(
     found = rig.run(LOOP.format(**given), **MACHINE, env=ALLOCATOR)
     task, settings = of_workload(name, checkpointing)
     phase = task.phases(settings.training, 8 * accumulation)[0]
-    recording = record(task, StepCase(settings, phase, 0, 8, 2, 1, CARD.capability))
-    if accumulation == 1:
-        recording = recording.without_accumulation()
+    recording = record(task, StepCase(settings, phase, 0, 8, accumulation, 1, CARD.capability))
     predicted = memory(recording, CARD, 1, bucketed=False)
     assert predicted.reserved == pytest.approx(found["reserved"], rel=0.03, abs=SEGMENT)

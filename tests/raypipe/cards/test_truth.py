@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
+from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.recorder import Recording
-from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import detect
 from raypipe.store.run_directory import RunDirectory
@@ -64,12 +63,8 @@ def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) ->
     for number, phase in enumerate(task.phases(settings.training, plan.effective_batch)):
         size = min(plan.micro_batch, phase.samples)
         runs = min(2, -(-phase.samples // plan.workers // size))
-        case = StepCase(settings, phase, number, size, 2, plan.workers, None)
-        if plan.workers > 1:  # shards are recorded as they are
-            peaks.append(most(record(task, replace(case, accumulation=runs))))
-            continue
-        found = record(task, case)
-        peaks.append(most(found if runs > 1 else found.without_accumulation()))
+        case = StepCase(settings, phase, number, size, runs, plan.workers, None)
+        peaks.append(most(record(task, case)))
     return max(peaks)
 
 
@@ -132,7 +127,7 @@ def test_recorded_operations_are_those_of_the_analytic_count(name: str) -> None:
     analytic = task.flops_per_sample(task.build_model())
     if analytic is None:
         pytest.skip("the task does not count its operations")
-    case = replace(StepCase(own, phase, 0, size, 1, 1, 9.0))
+    case = StepCase(own, phase, 0, size, 1, 1, 9.0)
     assert record(task, case).flops / size == pytest.approx(analytic, rel=0.01)
 
 

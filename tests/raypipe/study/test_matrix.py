@@ -144,7 +144,6 @@ def test_every_table_and_the_report_have_the_variants(capsys):
         ("runs=0", "matrix.runs = 0"),
         ("points=[{fit.seed: 1, seed: 0}]", "fit.seed is an axis, and repetitions"),
         ("exclude=[{judge.power: 1}]", "exclude: judge.power is not varied"),
-        ("runs=10001", "has 10,001 points; give --yes"),
     ],
 )
 def test_an_impossible_matrix_is_one_message(capsys, text, message):

@@ -183,7 +183,6 @@ WHERE = "search.metrics=[{metric: measures.value, where: {methods: fit}}]"
         ("search.constraints=[{metric: measures.size}]", "measures.size: has no bound"),
         ("search.axes.seed={low: 1, high: 5}", "a seed is nothing to choose"),
         ("search.axes.fit.seed={low: 1, high: 5}", "a seed is nothing to choose"),
-        ("search.trials=10001", "has 10,001 points; give --yes"),
         ("race={metric: measures.value}", "race: cannot be combined with search"),
     ],
 )

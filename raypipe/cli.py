@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from raypipe import api
-from raypipe.cli import completion
 from raypipe.commands import stops_with_command
 from raypipe.errors import ConfigError, Interrupted, UnitError
 from raypipe.redaction import without_credentials
@@ -35,24 +34,20 @@ VERBS: tuple[Callable[..., Any], ...] = (
     *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.replay),
     *(api.compare, api.watch),
 )
-#: verbs of which a terminal shows that they have started: their imports take a second or more
-_SLOW = (api.run, api.sweep, api.fit, api.map, api.replay)
 #: names of options that are not those of the parameter
 _OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all", "listed": "--list"}
-#: parameters that only Python has: of the command line, the arguments of a function are typed
-_IN_PYTHON = {("map", "overrides")}
-#: how a terminal names and completes a parameter, and its bounds
+#: how a terminal names a parameter, and its bounds
 _PARAMETERS: dict[str, dict[str, Any]] = {
-    "config": {"metavar": "CONFIG", "autocompletion": completion.configurations},
-    "overrides": {"metavar": "[KEY=VALUE]...", "autocompletion": completion.keys},
-    "run_dir": {"metavar": "RUN_DIR", "autocompletion": completion.run_directories},
-    "run_dirs": {"metavar": "RUN_DIR...", "autocompletion": completion.run_directories},
-    "directory": {"metavar": "[DIR]", "autocompletion": completion.run_directories},
-    "table": {"metavar": "[TABLE]", "autocompletion": completion.tables},
-    "only": {"metavar": "STAGE...", "autocompletion": completion.stages},
+    "config": {"metavar": "CONFIG"},
+    "overrides": {"metavar": "[KEY=VALUE]..."},
+    "run_dir": {"metavar": "RUN_DIR"},
+    "run_dirs": {"metavar": "RUN_DIR..."},
+    "directory": {"metavar": "[DIR]"},
+    "only": {"metavar": "STAGE..."},
     "matrix": {"metavar": "KEY=[VALUE,...]"},
     "function": {"metavar": "MODULE:FUNCTION"},
     "arguments": {"metavar": "[NAME=VALUE]..."},
+    "table": {"metavar": "[TABLE]"},
     "unit": {"metavar": "[UNIT]"},
     "units": {"metavar": "[UNIT]..."},
     "name": {"metavar": "[NAME]"},
@@ -64,11 +59,8 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "sort": {"metavar": "[-]NAME,..."},
     "sql": {"metavar": "QUERY"},
     "write": {"metavar": "FILE"},
-    "cards": {"metavar": "FILE"},
     "limit": {"min": 0},
-    "sample": {"min": 1},
     "tolerance": {"min": 0, "max": 0.99},
-    "cards_per_node": {"min": 1},
 }
 
 
@@ -80,19 +72,13 @@ def _list_configurations(wanted: bool) -> None:
         raise typer.Exit
 
 
-#: options that only a terminal has
-_EXTRA = {
-    api.run: (
-        "_listed",
-        typer.Option(
-            "--list",
-            callback=_list_configurations,
-            is_eager=True,  # without CONFIG
-            help="List the configurations that come with raypipe.",
-        ),
-    ),
-    api.fit: ("as_json", typer.Option("--json", help="Print JSON.")),
-}
+#: the option that only a terminal has: without CONFIG
+_LIST = typer.Option(
+    "--list",
+    callback=_list_configurations,
+    is_eager=True,
+    help="List the configurations that come with raypipe.",
+)
 
 
 def _command(verb: Callable[..., Any]) -> Callable[..., None]:
@@ -105,13 +91,11 @@ def _command(verb: Callable[..., Any]) -> Callable[..., None]:
     signature = [
         _parameter(parameter, helps[name])
         for name, parameter in inspect.signature(verb).parameters.items()
-        if (verb.__name__, name) not in _IN_PYTHON
+        if not str(parameter.annotation).startswith("Mapping")  # only Python has such values
     ]
-    if verb in _EXTRA:
-        name, option = _EXTRA[verb]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        annotation = Annotated[bool, option]
-        signature.append(inspect.Parameter(name, kind, default=False, annotation=annotation))
+    if verb is api.run:
+        option = {"default": False, "annotation": Annotated[bool, _LIST]}
+        signature.append(inspect.Parameter("_listed", inspect.Parameter.KEYWORD_ONLY, **option))
     command.__doc__ = text
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
@@ -168,10 +152,7 @@ def _kind(annotation: str) -> Any:
 
 def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     """Run a verb and print what it returns; return the exit status."""
-    if verb in _SLOW and sys.stdout.isatty():
-        # until the first line of the command takes the place, which is longer
-        print("raypipe: loading", end="\r", flush=True)
-    extra = given.pop(_EXTRA[verb][0]) if verb in _EXTRA else None
+    given.pop("_listed", None)
     token = stops_with_command.set(True)
     try:
         result = verb(**{name: v for name, v in given.items() if v is not None and v != []})
@@ -180,7 +161,7 @@ def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     finally:
         stops_with_command.reset(token)
     if verb in (api.plan, api.fit):
-        return _print_rows(result, card=given.get("card"), as_json=bool(extra))
+        return _print_rows(result, card=given.get("card"))
     if isinstance(result, api.Run):
         return 0
     if isinstance(result, int):
@@ -190,17 +171,12 @@ def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     return int(not text.is_equal) if verb is api.replay else status
 
 
-def _print_rows(frame: Any, *, card: str | None, as_json: bool) -> int:
+def _print_rows(frame: Any, *, card: str | None) -> int:
     """Print what `plan` and `fit` return; return 1 if a precision could not be measured."""
     from raypipe.commands.table_view import terminal_width, view
 
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     failed = any(row.get("failed") for row in rows)
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(rows, indent=1))
-        return int(failed)
     note = ""
     if card is not None:
         from raypipe.commands.prediction import conclusion, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -63,43 +63,15 @@ def record(task: TrainTask, case: StepCase) -> Recording:
         ConfigError: the task does something that needs the values of tensors, or a real device.
 
     """
-    with _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
-        return _record(task, case, _batch(task, case.micro_batch), mesh)
-
-
-def has_blocks(task: TrainTask) -> bool:
-    """Whether a task names blocks of its model. Raises ConfigError, as ``record`` does."""
-    with _without_values(task), FakeTensorMode(allow_non_fake_inputs=True):
-        return any(True for _ in task.blocks(task.build_model()))
-
-
-@contextmanager
-def _without_values(task: TrainTask) -> Iterator[None]:
-    """Explain failures of a task in the body, and keep the random numbers of the process."""
-    try:
-        with _quiet(), torch.random.fork_rng([]):
-            yield
-    except ConfigError:
-        raise
-    except Exception as error:  # a user's model may raise anything
-        reason, _, _ = message_of(error).partition("\n")
-        raise ConfigError(
-            f"{type(task).__name__}: cannot be predicted, since a step of it fails without values "
-            f"({reason}); measure it on the card (`raypipe fit` without --card)"
-        ) from error
-
-
-def _record(
-    task: TrainTask,
-    case: StepCase,
-    batch: Any,
-    mesh: Callable[..., DeviceMesh],
-) -> Recording:
     uncompiled = case.settings.training.model_copy(update={"compile": False})
     settings = case.settings.model_copy(update={"training": uncompiled})
-    worker = Worker(0, _DEVICE, _sharding_workers(case))
+    worker = Worker(0, _DEVICE, case.workers if settings.scaling.strategy == "fsdp" else 1)
     recorder = Recorder()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _rules(case.compute_capability):
+    with _without_values(task), ExitStack() as stack:
+        batch = _batch(task, case.micro_batch)
+        mesh = stack.enter_context(_pretended_mesh(worker.workers))
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_rules(case.compute_capability))
         fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
         model = task.build_model()
         precision.store(model, uncompiled.weights)
@@ -116,11 +88,36 @@ def _record(
         model.register_forward_hook(partial(_after_model, recorder))
         context = StepContext(case.step, case.phase, settings.training.seed)
         with recorded_resizes(recorder), recorder:
-            step = _Step(recorder, task, module, model, update, settings, context)
-            step.run(fake, 1)  # creates the state of the optimizer
+            given = recorder, task, module, update, settings, context, fake
+            _step(*given, 1)  # creates the state of the optimizer
             recorder.recording.kernels.clear()
-            step.run(fake, case.accumulation)
+            _step(*given, case.accumulation)
     return recorder.recording.in_order()
+
+
+def has_blocks(task: TrainTask) -> bool:
+    """Whether a task names blocks of its model. Raises ConfigError, as ``record`` does."""
+    with _without_values(task), FakeTensorMode(allow_non_fake_inputs=True):
+        return any(True for _ in task.blocks(task.build_model()))
+
+
+@contextmanager
+def _without_values(task: TrainTask) -> Iterator[None]:
+    """Explain failures of a task in the body, and keep the random numbers of the process."""
+    logging.disable(logging.WARNING)  # about the missing card
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.random.fork_rng([]):
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        reason, _, _ = message_of(error).partition("\n")
+        raise ConfigError(
+            f"{type(task).__name__}: cannot be predicted, since a step of it fails without values "
+            f"({reason}); measure it on the card (`raypipe fit` without --card)"
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -131,49 +128,42 @@ def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any
         recorder.part = "logits and loss"
 
 
-@dataclass(frozen=True)
-class _Step:
-    """An optimizer step, as the training loop does it."""
-
-    recorder: Recorder
-    task: TrainTask
-    module: Any
-    model: nn.Module
-    update: Update
-    settings: TrainStageSettings
-    context: StepContext
-
-    def run(self, batch: Any, micro_batches: int) -> None:
-        recorder, sums = self.recorder, dict[str, Tensor]()
-        for number in range(micro_batches):
-            recorder.section = "further" if number else "first"
-            begun = len(recorder.recording.events)
-            loss = self._forward_backward(batch, exchange=number + 1 == micro_batches)
-            evaluation.add(sums, loss, _DEVICE)
-            del loss
-            grown = [p.grad for p in self.model.parameters() if p.grad is not None]
-            recorder.name(grown, "gradients")
-            recorder.recording.span = begun, len(recorder.recording.events)
-        recorder.section = "update"
-        self.update.step(1e-4, self.context.phase.samples / sums["weight"], norm=False)
-        states = self.update.optimizer.state.values()
-        kept = (each for values in states for each in values.values() if _is(each))
-        recorder.name(kept, "optimizer state")
-
-    def _forward_backward(self, batch: Any, *, exchange: bool) -> Loss:
-        recorder = self.recorder
+def _step(
+    recorder: Recorder,
+    task: TrainTask,
+    module: Any,
+    update: Update,
+    settings: TrainStageSettings,
+    context: StepContext,
+    batch: Any,
+    micro_batches: int,
+) -> None:
+    """Run an optimizer step, as the training loop does it."""
+    sums, training = dict[str, Tensor](), settings.training
+    for number in range(micro_batches):
+        recorder.section = "further" if number else "first"
+        begun = len(recorder.recording.events)
         recorder.part = "batch"
-        batch = over_leaves(batch, lambda leaf: torch.empty_like(leaf) if _is(leaf) else leaf)
+        own = over_leaves(batch, lambda leaf: torch.empty_like(leaf) if _is(leaf) else leaf)
         recorder.part = "activations"
-        with parallel.gradient_sync(self.module, exchange):
-            training = self.settings.training
-            recompute = training.gradient_checkpointing
+        recompute = training.gradient_checkpointing
+        with parallel.gradient_sync(module, number + 1 == micro_batches):
             with precision.autocast(training.precision, _DEVICE, recompute=recompute):
-                loss: Loss = self.module(self.task.loss, batch, self.context)
+                loss: Loss = module(task.loss, own, context)
             recorder.part, recorder.backward = "temporaries", True
-            self.update.backward(loss.total * (1 / self.context.phase.samples))
+            update.backward(loss.total * (1 / context.phase.samples))
             recorder.backward = False
-        return loss
+        del own
+        evaluation.add(sums, loss, _DEVICE)
+        del loss
+        gradients = (p.grad for p in module.parameters() if p.grad is not None)
+        recorder.name(gradients, "gradients")
+        recorder.recording.span = begun, len(recorder.recording.events)
+    recorder.section = "update"
+    update.step(1e-4, context.phase.samples / sums["weight"], norm=False)
+    states = update.optimizer.state.values()
+    kept = (each for values in states for each in values.values() if _is(each))
+    recorder.name(kept, "optimizer state")
 
 
 @contextmanager
@@ -210,10 +200,6 @@ def _is(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _sharding_workers(case: StepCase) -> int:
-    return case.workers if case.settings.scaling.strategy == "fsdp" else 1
-
-
 @contextmanager
 def _pretended_mesh(workers: int) -> Iterator[Callable[..., DeviceMesh]]:
     """Open a process group whose other workers do not exist; yield what returns its mesh."""
@@ -226,17 +212,3 @@ def _pretended_mesh(workers: int) -> Iterator[Callable[..., DeviceMesh]]:
         yield lambda *_: mesh
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings about the missing card."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
