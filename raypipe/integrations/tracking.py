@@ -1,34 +1,38 @@
 """Trackers: copies of training curves and settings for TensorBoard, MLflow and Weights & Biases.
 
 The tables of the run directory are the record. A tracker has one run per trial, or per call of a
-function, which is found again when the run directory is continued.
+function. When a run directory is continued, it is found again or replaced, and receives the steps
+of the table ``steps`` that it lacks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import posixpath
+import re
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raypipe.errors import ConfigError
-from raypipe.integrations.target import (
-    Setting,
-    Target,
-    finite_numbers,
-    mlflow_server,
-    wandb_is_offline,
-)
 from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
+from raypipe.stats import finite_or_none
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
     from raypipe.store.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+Setting = str | bool | int | float
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +56,233 @@ _SETTINGS = (
     *("micro_batch", "accumulation", "effective_batch"),
     *("precision", "gradient_checkpointing", "compile"),
 )
+_MOST_PARAMETERS = 100  # of MLflow, per request
+_LONGEST_VALUE = 6000
+_MLFLOW_STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED"}
 
 
-class TrialTracker(Protocol):
-    """A tracker's run for one trial, created or found by the constructor."""
+@dataclass(frozen=True)
+class Target:
+    """The raypipe run that trackers copy; ``configuration`` is flat, without secrets."""
+
+    run: RunDirectory
+    run_id: str
+    experiment: str
+    configuration: Mapping[str, Setting]
+
+
+class Outcome(NamedTuple):
+    """End of a trial; ``metrics`` are those of all ``steps``."""
+
+    status: str
+    settings: Mapping[str, Setting]
+    metrics: Mapping[str, float]
+    steps: int
+
+
+class TrialTracker(ABC):
+    """A tracker's run for one trial, created or found by the constructor.
+
+    ``last`` has the last step of each metric that it stores.
+    """
+
+    last: dict[str, int]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a training step; a step that is repeated after a restart is shown once."""
+        """Log a step; what is stored of it, as of a step repeated after a restart, stays."""
+        new = {name: value for name, value in metrics.items() if step > self.last.get(name, -1)}
+        if new:
+            self.write(step, new)
+            self.last |= dict.fromkeys(new, step)
 
-    def end(
-        self,
-        status: str,
-        settings: Mapping[str, Setting],
-        metrics: Mapping[str, float],
-        steps: int,
-    ) -> None:
-        """Record the outcome and close the run; ``metrics`` are those of all ``steps``."""
+    @abstractmethod
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Store metrics of a step before returning."""
+
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """Record the outcome and close the run."""
+
+
+class TensorBoardTrial(TrialTracker):
+    """Event files in ``tracking/tensorboard/<trial>``, which replace those of an earlier command.
+
+    The settings become hyperparameters when the trial ends.
+    """
+
+    def __init__(self, target: Target, trial_id: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        name = target.run.log(trial_id).rpartition("/")[2].removesuffix(".log")
+        folder = f"{target.run.tracking}/tensorboard/{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        self.last, self._writer = {}, SummaryWriter(folder)
+        lines = (f"    {name}: {value}" for name, value in target.configuration.items())
+        self._writer.add_text("configuration", "\n".join(lines), 0)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Store metrics of a step."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def end(self, outcome: Outcome) -> None:
+        """Write the row of the HParams view."""
+        from tensorboard.plugins.hparams.api_pb2 import Status
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from torch.utils.tensorboard.summary import hparams
+
+        self.write(outcome.steps, outcome.metrics)
+        chosen = {"status": outcome.status, **outcome.settings}
+        summaries = hparams(chosen, dict(outcome.metrics))
+        if outcome.status != "succeeded":  # torch marks every run as a success
+            plugin = summaries[-1].value[0].metadata.plugin_data
+            end = HParamsPluginData.FromString(plugin.content)
+            end.session_end_info.status = Status.STATUS_FAILURE
+            plugin.content = end.SerializeToString()
+        events: Any = self._writer.file_writer
+        for summary in summaries:
+            events.add_summary(summary)
+        self._writer.close()
+
+
+class MlflowTrial(TrialTracker):
+    """The MLflow run of a trial, found by its tags: in ``tracking/mlflow.db``, or on a server.
+
+    MLflow's parameters cannot change. If a later attempt has another value (half the micro-batch
+    after out of memory), the tag ``raypipe.<name>`` holds it.
+    """
+
+    def __init__(self, target: Target, trial_id: str) -> None:
+        from mlflow import MlflowClient
+
+        uri, artifacts = _mlflow_server(), None
+        if uri is None:
+            folder = Path(target.run.tracking)
+            folder.mkdir(parents=True, exist_ok=True)
+            uri, artifacts = f"sqlite:///{folder}/mlflow.db", f"{folder}/mlflow-artifacts"
+        self._client = client = MlflowClient(tracking_uri=uri)
+        self._configuration = target.configuration
+        self._names: dict[str, str] = {}
+        found = client.get_experiment_by_name(target.experiment)
+        experiment = (
+            found.experiment_id if found else client.create_experiment(target.experiment, artifacts)
+        )
+        tags = {"raypipe.run_id": target.run_id, "raypipe.trial_id": trial_id}
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        runs = client.search_runs([experiment], query, max_results=1)
+        run = runs[0] if runs else client.create_run(experiment, tags=tags, run_name=trial_id)
+        self._id = run.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        self.last = {
+            name: max(metric.step for metric in client.get_metric_history(self._id, name))
+            for name in run.data.metrics
+        }
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Store metrics of a step."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        stored = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=stored)
+
+    def end(self, outcome: Outcome) -> None:
+        """Store the configuration and the trial's settings as parameters."""
+        from mlflow.entities import Param
+
+        stored = self._client.get_run(self._id).data
+        values = {
+            self._name(name): str(value)[:_LONGEST_VALUE]
+            for name, value in {**self._configuration, **outcome.settings}.items()
+        }
+        new = [Param(name, value) for name, value in values.items() if name not in stored.params]
+        for start in range(0, len(new), _MOST_PARAMETERS):
+            self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMETERS])
+        tags = {"raypipe.status": outcome.status}
+        for name, value in values.items():
+            tag = f"raypipe.{name}"
+            if stored.tags.get(tag, stored.params.get(name, value)) != value:
+                tags[tag] = value
+        for tag, value in tags.items():
+            self._client.set_tag(self._id, tag, value)
+        final = {self._name(name): value for name, value in outcome.metrics.items()}
+        self.write(outcome.steps, {k: v for k, v in final.items() if stored.metrics.get(k) != v})
+        self._client.set_terminated(self._id, _MLFLOW_STATUS.get(outcome.status, "KILLED"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log a step by the names that MLflow stores."""
+        super().log(step, {self._name(name): value for name, value in metrics.items()})
+
+    def _name(self, name: str) -> str:
+        """Return a name of characters that MLflow accepts, unlike those of other names."""
+        if name not in self._names:
+            is_path = posixpath.normpath(f"/{name}") == f"/{name}"
+            own = re.sub(r"[^\w./ -]" if is_path else r"[^\w -]", "_", name)
+            while own in self._names.values():
+                own += "_"
+            self._names[name] = own
+        return self._names[name]
+
+
+class WandbTrial(TrialTracker):
+    """The W&B run of a trial, in the group of its raypipe run; the id derives from both.
+
+    The server continues a run. Offline, the package writes another folder for ``wandb sync``, does
+    not know the steps in earlier folders, and may have lost the last ones with a killed process. So
+    the folder replaces earlier ones.
+    """
+
+    def __init__(self, target: Target, trial_id: str) -> None:
+        import wandb
+
+        name = hashlib.sha256(f"{target.run_id}/{trial_id}".encode()).hexdigest()[:16]
+        offline = _wandb_is_offline()
+        folder = Path(target.run.tracking) if target.run.is_local else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in list(folder.glob(f"wandb/offline-run-*-{name}*")) if offline else ():
+                shutil.rmtree(old)
+        self._run = wandb.init(
+            project=target.experiment,
+            group=target.run_id,
+            name=trial_id,
+            id=name,
+            resume=None if offline else "allow",
+            reinit="create_new",  # several trials are open at the same time
+            config=dict(target.configuration),
+            dir=folder,
+            settings=wandb.Settings(
+                mode="offline" if offline else os.environ["WANDB_MODE"],
+                silent=True,
+                console="off",
+                symlink=False,  # latest-run is ambiguous with concurrent trials
+                save_code=False,
+                disable_git=True,
+                x_disable_meta=True,  # the command line may contain secrets
+                x_disable_stats=True,  # it would sample the driver; raypipe samples the workers
+                x_save_requirements=False,
+            ),
+        )
+        self.last = {}
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Store metrics of a step; W&B takes each step once."""
+        if step >= self._run.step:
+            self._run.log(dict(metrics), step=step, commit=True)
+
+    def end(self, outcome: Outcome) -> None:
+        """Write the settings to the run's configuration, and the outcome to its summary."""
+        self._run.config.update(dict(outcome.settings), allow_val_change=True)
+        self._run.summary.update({"status": outcome.status, **outcome.metrics})
+        self._run.finish(exit_code=int(outcome.status != "succeeded"))
+
+
+_KINDS: Mapping[TrackerName, Callable[[Target, str], TrialTracker]] = {
+    "tensorboard": TensorBoardTrial,
+    "mlflow": MlflowTrial,
+    "wandb": WandbTrial,
+}
 
 
 class Trackers(AbstractContextManager["Trackers"]):
@@ -92,21 +307,12 @@ class Trackers(AbstractContextManager["Trackers"]):
         for variable, value in _ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
         self._target = Target(run, run_id, experiment, flat(configuration))
-        self._lock = Lock()
-        self._kinds: dict[TrackerName, Callable[[Target, str], TrialTracker]] = {}
+        self._lock, self._names = Lock(), list(names)
         self._trials: dict[tuple[TrackerName, str], TrialTracker] = {}
-        for name in names:
-            with self._sparing_the_training(name):
-                self._kinds[name] = _load(name)
 
     def log(self, trial_id: str, row: Mapping[str, Any]) -> None:
         """Log the finite numbers of a row of the table ``steps``."""
-        metrics = finite_numbers(row)
-        step = int(metrics.pop("step"))
-        with self._lock:
-            for name in list(self._kinds):
-                with self._sparing_the_training(name):
-                    self._trial(name, trial_id).log(step, metrics)
+        self._each(trial_id, lambda trial: _log(trial, row))
 
     def end(self, trial_id: str, row: Mapping[str, Any]) -> None:
         """Log a row of the table ``trials``: settings, status, and measurements as ``final/``."""
@@ -114,56 +320,55 @@ class Trackers(AbstractContextManager["Trackers"]):
         settings = flat({**chosen, **(row.get("point") or {})})
         measured = {name: value for name, value in row.items() if name not in _SETTINGS}
         metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
-        self._end(trial_id, str(row["status"]), settings, metrics)
+        steps = int(metrics.get("final/steps", 0))
+        self._end(trial_id, Outcome(str(row["status"]), settings, metrics, steps))
 
     def call(
         self, name: str, status: str, arguments: Mapping[str, Any], returned: Mapping[str, Any]
     ) -> None:
         """Log a call of a function: its arguments, and the finite numbers of what it returned."""
-        self._end(name, status, flat(arguments), finite_numbers(returned))
+        self._end(name, Outcome(status, flat(arguments), finite_numbers(returned), 0))
 
-    def _end(
-        self,
-        trial_id: str,
-        status: str,
-        settings: Mapping[str, Setting],
-        metrics: Mapping[str, float],
-    ) -> None:
-        steps = int(metrics.get("final/steps", 0))
-        with self._lock:
-            for name in list(self._kinds):
-                with self._sparing_the_training(name):
-                    self._trial(name, trial_id).end(status, settings, metrics, steps)
-                    del self._trials[name, trial_id]
+    def _end(self, trial_id: str, outcome: Outcome) -> None:
+        self._each(trial_id, lambda trial: trial.end(outcome))
+        self._trials = {key: trial for key, trial in self._trials.items() if key[1] != trial_id}
 
     def __exit__(self, *error: object) -> None:
         """Close all runs; trials that did not end are recorded as interrupted."""
         for trial_id in {trial_id for _, trial_id in self._trials}:
             self.end(trial_id, {"status": "interrupted"})
 
-    def _trial(self, name: TrackerName, trial_id: str) -> TrialTracker:
-        if (name, trial_id) not in self._trials:
-            self._trials[name, trial_id] = self._kinds[name](self._target, trial_id)
-        return self._trials[name, trial_id]
+    def _each(self, trial_id: str, act: Callable[[TrialTracker], None]) -> None:
+        """Call a function with the trial's run of each tracker, which is opened first.
 
-    @contextmanager
-    def _sparing_the_training(self, name: TrackerName) -> Iterator[None]:
-        """Disable the tracker for this command if the body raises.
-
-        Its package may raise anything (disk full, server down, a bug), and hours of training must
-        not end because of a copy of the run directory. This is the one place that catches every
-        exception.
+        A tracker that raises is disabled for this command. Its package may raise anything (disk
+        full, server down, a bug), and hours of training must not end because of a copy of the run
+        directory. This is the one place that catches every exception.
         """
-        try:
-            yield
-        except Exception as error:
-            self._kinds.pop(name, None)
-            self._trials = {key: trial for key, trial in self._trials.items() if key[0] != name}
-            log.warning(
-                "tracking: %s failed and is disabled for this command; the tables of the "
-                "run are complete: %s: %s",
-                *(name, type(error).__name__, without_credentials(str(error))),
-            )
+        from raypipe.store.tables import read_rows
+
+        target = self._target
+        with self._lock:
+            for name in list(self._names):
+                try:
+                    if (name, trial_id) not in self._trials:
+                        self._trials[name, trial_id] = trial = _KINDS[name](target, trial_id)
+                        for row in read_rows(target.run, "steps", trial_id):
+                            _log(trial, row)
+                    act(self._trials[name, trial_id])
+                except Exception as error:
+                    self._names.remove(name)
+                    self._trials = {key: t for key, t in self._trials.items() if key[0] != name}
+                    log.warning(
+                        "tracking: %s failed and is disabled for this command; the tables of the "
+                        "run are complete: %s: %s",
+                        *(name, type(error).__name__, without_credentials(str(error))),
+                    )
+
+
+def _log(trial: TrialTracker, row: Mapping[str, Any]) -> None:
+    metrics = finite_numbers(row)
+    trial.log(int(metrics.pop("step")), metrics)
 
 
 def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
@@ -173,22 +378,29 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
         ConfigError: a package is missing, or the run directory cannot hold a tracker's files.
 
     """
+    servers = {
+        "tensorboard": (False, ""),
+        "mlflow": (_mlflow_server() is not None, ", or a server (set MLFLOW_TRACKING_URI)"),
+        "wandb": (not _wandb_is_offline(), ", or its server (set WANDB_MODE=online)"),
+    }
     for name in names:
         if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
             raise ConfigError(
                 f"tracking: {name} needs {', '.join(missing)}, not installed: "
                 f"pip install 'raypipe-runner[tracking]', or remove {name} from tracking"
             )
-        server = {
-            "tensorboard": (False, ""),
-            "mlflow": (mlflow_server() is not None, ", or a server (set MLFLOW_TRACKING_URI)"),
-            "wandb": (not wandb_is_offline(), ", or its server (set WANDB_MODE=online)"),
-        }
-        used, hint = server[name]
-        if not (used or run.is_local):
+        has_server, hint = servers[name]
+        if not (has_server or run.is_local):
             raise ConfigError(
                 f"tracking: {name} needs a local run directory, not {run.shown}{hint}"
             )
+
+
+def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
+    """Return the finite numbers of a row, which are its metrics."""
+    return {
+        name: number for name, value in row.items() if (number := finite_or_none(value)) is not None
+    }
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
@@ -214,18 +426,14 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
     return result
 
 
-def _load(name: TrackerName) -> Callable[[Target, str], TrialTracker]:
-    if name == "tensorboard":
-        from raypipe.integrations.tensorboard import TensorBoardTrial
+def _mlflow_server() -> str | None:
+    """Return the server that the user's environment names."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
 
-        return TensorBoardTrial
-    if name == "mlflow":
-        from raypipe.integrations.mlflow import MlflowTrial
 
-        return MlflowTrial
-    from raypipe.integrations.wandb import WandbTrial
-
-    return WandbTrial
+def _wandb_is_offline() -> bool:
+    """Whether W&B writes local files, as it does unless the user's environment says otherwise."""
+    return (os.environ.get("WANDB_MODE") or "offline") in ("offline", "dryrun")
 
 
 def _is_installed(package: str) -> bool:

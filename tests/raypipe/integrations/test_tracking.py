@@ -18,8 +18,7 @@ import pytest
 
 from raypipe.errors import ConfigError
 from raypipe.integrations import tracking
-from raypipe.integrations.target import finite_numbers
-from raypipe.integrations.tracking import TrackerName, Trackers, check, flat
+from raypipe.integrations.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from tests import command
@@ -378,7 +377,7 @@ class Broken:
         if step == 2:
             raise OSError(28, "No space left on device: http://me:pa55@server")
 
-    def end(self, *outcome: Any) -> None:
+    def end(self, outcome: tracking.Outcome) -> None:
         raise AssertionError("it was given up")
 
 
@@ -395,13 +394,13 @@ class Kept(Broken):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
 
-    def end(self, status: str, *outcome: Any) -> None:
-        self.ended.append(status)
+    def end(self, outcome: tracking.Outcome) -> None:
+        self.ended.append(outcome.status)
 
 
 def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, caplog):
     Kept.made = []
-    monkeypatch.setattr(tracking, "_load", {"mlflow": Broken, "tensorboard": Kept}.__getitem__)
+    monkeypatch.setattr(tracking, "_KINDS", {"mlflow": Broken, "tensorboard": Kept})
     monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
     with Trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
         for step in (1, 2, 3):
@@ -424,7 +423,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
             raise KeyboardInterrupt
 
     Kept.made = []
-    monkeypatch.setattr(tracking, "_load", lambda name: Interrupted)
+    monkeypatch.setattr(tracking, "_KINDS", {"wandb": Interrupted})
     monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
     with (
         pytest.raises(KeyboardInterrupt),
