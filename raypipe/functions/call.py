@@ -21,7 +21,7 @@ _MOST = 2**63
 def call(
     key: str,
     reserved: Collection[str],
-    numbers: Iterable[str],
+    numbers: Collection[str],
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def call(
     Args:
         key: the unit of the call.
         reserved: names that it must not return.
-        numbers: names whose value must be a number, if it is returned.
+        numbers: names whose value must be a number.
         function: the function.
         arguments: its arguments by name.
 
@@ -52,7 +52,7 @@ def row_of(
     returned: Any,
     arguments: Mapping[str, Any],
     reserved: Collection[str] = (),
-    numbers: Iterable[str] = (),
+    numbers: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
@@ -94,10 +94,9 @@ def row_of(
             raise ValueError(
                 f"the function returned {name!r}, which is also an argument; rename it"
             )
-    named = [name for name in numbers if name in row]
-    if problem := lacking(row, named):
+    if problem := lacking(row, numbers):
         raise ValueError(problem)
-    row |= {name: float(row[name]) for name in named}
+    row |= {name: float(row[name]) for name in numbers}
     return {name: value for name, value in row.items() if name not in arguments}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from raypipe.functions.reference import calls, check_signature
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
-from raypipe.graph.unit_logs import Failure, brief
+from raypipe.graph.unit_logs import brief
 from raypipe.redaction import refuse_secrets, without_secrets
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Column, Table
@@ -36,6 +35,8 @@ _WRITTEN = (
 )
 _RESERVED = ("run_id", "variant", "command_id", *(column.name for column in _WRITTEN))
 _NAME_LENGTH = 120
+#: calls without a valid value after which a function that returned none is not called again
+_MOST_INVALID = 10
 
 
 class FunctionSettings(Settings):
@@ -130,26 +131,24 @@ def _numbers(settings: FunctionSettings | SettingsView) -> tuple[str, ...]:
 
 
 def _table(settings: FunctionSettings) -> Table:
-    """Return the declaration of the table: what is returned is known once a call has ended."""
-    better = [(name, "higher") for name in settings.maximize]
-    better += [(name, "lower") for name in settings.minimize]
+    """Return the declaration of the table: what is returned is known once a call has ended.
+
+    Calls have the order of the configuration; others follow.
+    """
     about = "Returned by the function."
-    returned = (Column(name, "real", about, better=each) for name, each in better)  # type: ignore[arg-type]
+    better = [Column(name, "real", about, better="higher") for name in settings.maximize]
+    better += [Column(name, "real", about, better="lower") for name in settings.minimize]
     row = "a call of the function; further columns are its arguments and what it returned"
-    columns = (_WRITTEN[0], *returned, *_WRITTEN[1:])
+    columns = (_WRITTEN[0], *better, *_WRITTEN[1:])
     axes = tuple(name for name in settings.arguments if name != SEED)
-    order = partial(
-        _position,
-        {
-            name: {repr(item): place for place, item in enumerate(values_of(value) or [value])}
-            for name, value in settings.arguments.items()
-        },
-    )
-    return Table(CALLS, row, columns, open=True, axes=axes, order=order)
+    places = {
+        name: {repr(item): place for place, item in enumerate(values_of(value) or [value])}
+        for name, value in settings.arguments.items()
+    }
+    return Table(CALLS, row, columns, open=True, axes=axes, order=partial(_position, places))
 
 
 def _position(places: Mapping[str, Mapping[str, int]], row: Row) -> tuple[int, ...]:
-    """Return the place of a call among those of the configuration; others follow."""
     return tuple(place.get(repr(row.get(name)), len(place)) for name, place in places.items())
 
 
@@ -159,10 +158,7 @@ def _stages(
     if function is None:
         raise ValueError(f"function = {reference}: is not available in this process")
     check_signature(function, tuple(settings.arguments), f"function = {reference}", _RESERVED)
-    units = [
-        Unit(_key_of(arguments), _literals(arguments, settings))
-        for arguments in calls(settings.arguments)
-    ]
+    units = _units(settings)
     return [
         Stage(
             CALLS,
@@ -177,16 +173,18 @@ def _stages(
     ]
 
 
+def _units(settings: FunctionSettings) -> list[Unit]:
+    return [
+        Unit(
+            f"{CALLS}/{_name_of(arguments)}",
+            {"arguments": arguments, "version": settings.version or 1},
+        )
+        for arguments in calls(settings.arguments)
+    ]
+
+
 def _asked(settings: FunctionSettings) -> set[str]:
-    return {_key_of(arguments) for arguments in calls(settings.arguments)}
-
-
-def _key_of(arguments: Mapping[str, Any]) -> str:
-    return f"{CALLS}/{_name_of(arguments)}"
-
-
-def _literals(arguments: Mapping[str, Any], settings: FunctionSettings) -> dict[str, Any]:
-    return {"arguments": dict(arguments), "version": settings.version or 1}
+    return {unit.key for unit in _units(settings)}
 
 
 def _name_of(arguments: Mapping[str, Any]) -> str:
@@ -218,23 +216,16 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             (key, call, key, _RESERVED, numbers, shared, unit.literals["arguments"])
             for key, unit in todo.items()
         )
-        sound = bool(done)  # whether a call returned what is named
         for batch in context.outcomes(pool, tasks):
-            problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
-            sound = sound or not all(problems.values())
-            for place, result in enumerate(batch):
-                if sound and (problem := problems.get(result.key)):
-                    batch[place] = replace(result, error=problem, kind="invalid_value")
-                    context.fail(
-                        Failure(result.key, result.attempt, "invalid_value", problem, "gave up")
-                    )
-                _track(context, todo[result.key], batch[place])
             rows = {r.key: _row(todo[r.key], r) for r in batch if r.error is None}
             failures += [result for result in batch if result.error is not None]
             done += len(rows)
+            for result in batch:
+                _track(context, todo[result.key], result)
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
-            for key in () if sound else problems:  # of all calls, probably: they are stored
-                raise UnitError(key, "invalid_value", problems[key])
+            invalid = [result for result in failures if result.kind == "invalid_value"]
+            if not done and len(invalid) >= _MOST_INVALID:  # so would be the others
+                break
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]

@@ -17,7 +17,7 @@ from raypipe.config import search_path
 from raypipe.config.axes import values_of
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.functions.used import Used
+from raypipe.functions.code_hash import CodeHash
 from raypipe.graph.configuration import import_module
 from raypipe.graph.source import SourceCode, current_source, source_of
 
@@ -107,8 +107,7 @@ def source(reference: str, function: Callable[..., Any]) -> SourceCode:
     """Return the source of a function: of its module, or of itself and what it uses."""
     if is_importable(reference):
         return source_of(reference.partition(":")[0])
-    used = Used()
-    used.add(function)
+    used = CodeHash(function)
     found, files = used.source(), dict[str, bytes]()
     with suppress(OSError, TypeError):  # typed into an interpreter
         files["__main__.py"] = dedent(inspect.getsource(inspect.unwrap(function))).encode()
@@ -149,32 +148,23 @@ def check_signature(
                 f"{where}: the argument {name!r} has the name of a column that raypipe writes; "
                 "rename it in the function"
             )
-    parameters, kinds = _parameters(function), inspect.Parameter
-    required = [
-        name
-        for name, each in parameters.items()
-        if each.default is kinds.empty
-        and each.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    ]
-    for name in required:
-        if parameters[name].kind is kinds.POSITIONAL_ONLY:
-            raise ConfigError(
-                f"{where}: the argument {name!r} is positional-only; arguments are given by name, "
-                "so remove the `/` from the signature"
-            )
-    accepted = keywords(function)
-    for name in names:
-        if accepted is not None and name not in accepted:
-            has = f"it has: {', '.join(accepted)}" if accepted else "it has none"
-            raise ConfigError(
-                f"{where}: the function has no argument {name!r}{did_you_mean(name, accepted)} "
-                f"({has})"
-            )
-    missing = [name for name in required if name not in names]
-    if missing:
+    accepted, problem = keywords(function), ""
+    unknown = [name for name in names if accepted is not None and name not in accepted]
+    parameters = _signature(function).parameters.values()
+    if any(each.kind is each.POSITIONAL_ONLY and each.default is each.empty for each in parameters):
+        problem = "arguments are given by name, so remove the `/` from its signature"
+    elif unknown:
+        hint = did_you_mean(unknown[0], accepted or ())
+        problem = f"the function has no argument {unknown[0]!r}{hint}"
+    try:
+        if not problem:
+            _signature(function).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        problem = str(error)
+    if problem:
         raise ConfigError(
-            f"{where}: no value for the argument{'s' * (len(missing) > 1)} {', '.join(missing)}; "
-            f"give {missing[0]}=VALUE or {missing[0]}=[VALUE,...]"
+            f"{where}: {problem} (its arguments: {', '.join(accepted or ()) or 'none'}; give each "
+            "as NAME=VALUE or NAME=[VALUE,...])"
         )
 
 
@@ -191,16 +181,14 @@ def override_of(text: str, function: Callable[..., Any], settings: Container[str
 
 def keywords(function: Callable[..., Any]) -> list[str] | None:
     """Return the arguments that a function accepts by name; None if it accepts any name."""
-    kinds = inspect.Parameter
-    parameters = _parameters(function)
-    if any(each.kind is kinds.VAR_KEYWORD for each in parameters.values()):
+    parameters = _signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
-    named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    return [name for name, each in parameters.items() if each.kind in named]
+    return [e.name for e in parameters if e.kind in (e.POSITIONAL_OR_KEYWORD, e.KEYWORD_ONLY)]
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(function).parameters
+        return inspect.signature(function)
     except (TypeError, ValueError):  # written in C: the call itself will tell
-        return {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
+        return inspect.signature(lambda **_: None)

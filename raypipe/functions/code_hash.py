@@ -1,4 +1,4 @@
-"""Hash of a function that no module holds: its code, and all that it uses."""
+"""Hash of the code of a function that no module holds, and of all that it uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from raypipe.graph.source import SourceCode, source_of
 
 #: types whose text is their value
 _PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
-_NO_MODULES = ("__main__", "__mp_main__", "builtins")
+#: modules of a user that have no file
+_NO_FILES = ("__main__", "__mp_main__")
 #: modules of Python whose objects are values; the state of others, such as loggers, is not one
 _VALUES = frozenset(
     {
@@ -27,7 +28,7 @@ _VALUES = frozenset(
 _NOT_CODE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 
 
-class Used:
+class CodeHash:
     """Hash over a function and everything that it uses, and the user's modules among that.
 
     It covers what pickle would store, with the code of the user's functions and classes in place of
@@ -36,15 +37,13 @@ class Used:
     packages count by their names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *values: Any) -> None:
         self._hash = hashlib.sha256()
         self._seen: dict[int, Any] = {}
         self._modules: set[str] = set()
-
-    @property
-    def digest(self) -> str:
-        """The hash of what was added."""
-        return self._hash.hexdigest()[:16]
+        for value in values:
+            self._add(value)
+        self.digest = self._hash.hexdigest()[:16]
 
     def source(self) -> SourceCode:
         """Return the source of the user's modules, and of those that they import."""
@@ -58,22 +57,20 @@ class Used:
             files |= found.files
         return SourceCode(modules, files)
 
-    def add(self, value: Any) -> None:
-        """Add a value."""
+    def _add(self, value: Any) -> None:
+        parts: list[Any] = []
         if type(value) in _PLAIN:
-            self._put(f"{type(value).__name__} {value!r}")
+            text = f"{type(value).__name__} {value!r}"
         elif id(value) in self._seen:
-            self._put("again")
+            text = "again"
         else:
             self._seen[id(value)] = value  # kept alive: the address is not used again
             parts = list(self._parts(value))
-            self._put(f"{len(parts)} parts")
-            for part in parts:
-                self.add(part)
-
-    def _put(self, text: str) -> None:
+            text = f"{len(parts)} parts"
         content = text.encode(errors="surrogatepass")
         self._hash.update(b"%d:%b" % (len(content), content))
+        for part in parts:
+            self._add(part)
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """Return what decides a value: its kind, and the values that it holds or uses."""
@@ -81,32 +78,35 @@ class Used:
         if kind in (list, tuple):
             return (kind.__name__, *value)
         if isinstance(value, dict):
-            return (kind.__name__, *(each for item in value.items() for each in item))
+            return (kind.__name__, *value.keys(), *value.values())
         if isinstance(value, AbstractSet):
-            return ("set", *sorted(map(_of_one, value)))
+            return ("set", *sorted(CodeHash(each).digest for each in value))
         if isinstance(value, ModuleType):
             self._is_users(value.__name__)
             return "module", value.__name__
         if isinstance(value, CodeType):
-            names = (value.co_names, value.co_varnames)
-            return ("code", value.co_code, names, *value.co_consts)
+            return "code", value.co_code, value.co_names, value.co_varnames, *value.co_consts
         if isinstance(value, type):
-            parts: list[object] = ["class", value.__module__, value.__qualname__]
-            if self._is_users(value.__module__):
-                own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
-                parts += [value.__bases__, own]
-            return parts
+            name = value.__module__, value.__qualname__
+            if not self._is_users(value.__module__):
+                return "class", name
+            own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
+            return "class", name, value.__bases__, own
         if inspect.isfunction(function := inspect.unwrap(value)):  # also of lru_cache
             if not self._is_users(function.__module__):
                 return "function", function.__module__, function.__qualname__
             used = dict(sorted(variables(function).items()))
-            code = function.__code__, function.__defaults__, function.__kwdefaults__
-            return "function", *code, used
+            return (
+                "function",
+                function.__code__,
+                function.__defaults__,
+                function.__kwdefaults__,
+                used,
+            )
         if isinstance(value, property | classmethod | staticmethod):
             functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
             return (kind.__name__, *functions)
-        top = kind.__module__.partition(".")[0]
-        is_standard = top in sys.stdlib_module_names and top not in _VALUES
+        is_standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names - _VALUES
         if is_standard or kind.__module__.startswith("numpy.random"):
             return "object", kind
         try:
@@ -119,9 +119,9 @@ class Used:
 
     def _is_users(self, module: str | None) -> bool:
         """Whether a module is the user's, which is noted if there is a file of it."""
-        if module is not None and _is_installed(module):
-            return False
-        if module is not None and module not in _NO_MODULES:
+        if module is not None and module not in _NO_FILES:
+            if _is_installed(module.partition(".")[0]):
+                return False
             self._modules.add(module)
         return True
 
@@ -148,20 +148,11 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _of_one(value: Any) -> str:
-    one = Used()
-    one.add(value)
-    return one.digest
-
-
-def _is_installed(module: str) -> bool:
-    top = module.partition(".")[0]
-    if top in ("__main__", "__mp_main__"):
-        return False
-    if top == "raypipe" or top in sys.stdlib_module_names:
+def _is_installed(package: str) -> bool:
+    if package == "raypipe" or package in sys.stdlib_module_names:
         return True
     try:
-        spec = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return False
     origin = (spec and spec.origin) or ""
