@@ -752,7 +752,7 @@ def _continuation(
 
 def shown_command(verb: Callable[..., Any], given: Mapping[str, Any]) -> str:
     """Return a call of a verb as a command line without secrets."""
-    from raypipe.config.overrides import hidden_override
+    from raypipe.config.levels import hidden_override
     from raypipe.redaction import without_credentials
 
     hidden = {

@@ -16,10 +16,9 @@ from raypipe.config import document as documents
 from raypipe.config import search_path, shipped
 from raypipe.config.document import NAMES, Document, parse
 from raypipe.config.keys import Key, keys_of
-from raypipe.config.levels import defaults, origin_of, settings_of
+from raypipe.config.levels import defaults, origin_of, parse_overrides, settings_of
 from raypipe.config.matrix import MatrixSettings
-from raypipe.config.overrides import parse_overrides
-from raypipe.config.profiles import CONDITIONS, FOR, check_made_for, profile_name
+from raypipe.config.profiles import Profile, profile_name
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import did_you_mean, dig
 from raypipe.config.yaml_text import dump_yaml
@@ -100,16 +99,13 @@ def resolve(
         overrides = [
             reference.override_of(text, function, model.model_fields) for text in overrides
         ]
-    check_made_for(document.profiles, list(model.model_fields), document.origin)
-    given = parse_overrides(overrides)
-    name = profile_name(document.profiles, profile, nodes, (given, document.values))
-    profile_values = document.profiles.get(name, {}).items()
+    given, profiles = parse_overrides(overrides), document.profiles
+    chosen, known = (given, document.values), list(model.model_fields)
+    name = profile_name(profiles, profile, nodes, chosen, known, document.origin)
+    of_profile = Profile.model_validate(profiles.get(name, {})).model_extra
     levels = [
         Level("command line", given),
-        Level(
-            f"{document.origin}, profile {name}",
-            {key: value for key, value in profile_values if key not in {*CONDITIONS, FOR}},
-        ),
+        Level(f"{document.origin}, profile {name}", of_profile),
         Level(document.origin, document.values),
         Level("default", defaults(model)),
     ]

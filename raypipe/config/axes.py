@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from raypipe.config.settings import Settings
 from raypipe.config.validation import shown
@@ -89,10 +89,19 @@ class AxisSettings(Settings):
         return self
 
 
+def _without_null(axes: Any) -> Any:
+    is_mapping = isinstance(axes, Mapping)
+    return {k: axis for k, axis in axes.items() if axis is not None} if is_mapping else axes
+
+
+#: marker of axes of which null removes one
+WITHOUT_NULL = BeforeValidator(_without_null)
+
+
 class AxesSettings(Settings):
     """A section with axes."""
 
-    axes: dict[str, AxisSettings] = Field(min_length=1)
+    axes: Annotated[dict[str, AxisSettings], WITHOUT_NULL] = Field(min_length=1)
     """Values by key: a list, integers `0..4`, or a range `{low: ..., high: ..., log: true}`; null
     removes an axis.
     """
@@ -101,15 +110,10 @@ class AxesSettings(Settings):
     def spelled_out(cls, given: Any) -> Any:
         """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
         if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
-            return {**given, "axes": type(given["axes"])(_dotted(given["axes"]))}
+            fields = set(AxisSettings.model_fields)
+            axes = dotted(given["axes"], lambda value: bool(fields & set(value)))
+            return {**given, "axes": type(given["axes"])((key, _alone(axis)) for key, axis in axes)}
         return given
-
-    @field_validator("axes", mode="before")
-    @classmethod
-    def _present(cls, axes: Any) -> Any:
-        if not isinstance(axes, Mapping):
-            return axes
-        return {key: axis for key, axis in axes.items() if axis is not None}
 
 
 def values_of(value: Any) -> list[Any] | None:
@@ -161,18 +165,20 @@ def _floor(count: float) -> int:
     return steps
 
 
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield axes by dotted key, whatever their nesting."""
+def dotted(
+    values: Mapping[str, Any], is_axis: Callable[[Mapping[str, Any]], bool], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield axes by dotted key, whatever their nesting; some mappings are axes."""
     for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and not set(value) & set(AxisSettings.model_fields):
-            yield from _dotted(value, f"{key}.")
+        if isinstance(value, Mapping) and value and not is_axis(value):
+            yield from dotted(value, is_axis, f"{prefix}{name}.")
         else:
-            yield key, _alone({"values": value} if _is_list(value) else value)
+            yield f"{prefix}{name}", value
 
 
 def _alone(axis: Any) -> Any:
     """Return an axis without the parts of another kind that a lower level gave it."""
+    axis = {"values": axis} if _is_list(axis) else axis
     if not isinstance(axis, Mapping):
         return axis
     if axis.get("values") is None:

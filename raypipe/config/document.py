@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from raypipe.config.profiles import CONDITIONS, FOR
-from raypipe.config.validation import did_you_mean, shown
+from raypipe.config.profiles import Profile
+from raypipe.config.settings import Level, Settings
+from raypipe.config.validation import did_you_mean, shown, validate
 from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
 
@@ -19,7 +19,11 @@ log = logging.getLogger(__name__)
 
 #: keys of which one names what runs
 NAMES = ("experiment", "function")
-_RESERVED = (*NAMES, "profiles")
+_FORMS = {
+    "experiment": "must name an importable module, such as experiments.pabbo_lda; for a plain "
+    "function give `function: MODULE:FUNCTION` instead",
+    "function": "must be MODULE:FUNCTION, such as mymodule:score",
+}
 _MAX_LENGTH = 2**20
 
 
@@ -37,6 +41,10 @@ class Document:
     values: Mapping[str, Any]
     profiles: Mapping[str, Mapping[str, Any]]
     loaded: Callable[..., Any] | None = None
+
+
+class _Profiles(Settings):
+    profiles: dict[str, Profile]
 
 
 def read(path: str | Path) -> Document:
@@ -73,48 +81,23 @@ def parse(text: str, origin: str) -> Document:
     if not isinstance(content, dict):
         raise ConfigError(f"{origin}: must be a mapping of keys to values")
     check_keys(content, origin)
-    module, function = content.get("experiment"), content.get("function")
-    if function is not None and module is not None:
+    named = {key: content[key] for key in NAMES if content.get(key) is not None}
+    if len(named) > 1:
         raise ConfigError(f"{origin}: has both experiment and function; give one of the two")
-    if function is not None and (not isinstance(function, str) or not function):
-        raise ConfigError(
-            f"{origin}: function = {shown(function)}: must be MODULE:FUNCTION, such as "
-            "mymodule:score"
-        )
-    if function is None and (not isinstance(module, str) or not module):
-        if "experiment" not in content:
-            for name in map(str, content):
-                for near in get_close_matches(name, ("experiment", "function"), 1, 0.65):
-                    raise ConfigError(f"{origin}: {name}: unknown key; did you mean {near}?")
-        raise ConfigError(
-            f"{origin}: experiment = {shown(module)}: must name an importable module, "
-            "such as experiments.pabbo_lda; for a plain function give "
-            "`function: MODULE:FUNCTION` instead"
-        )
-    profiles = content.get("profiles")
-    if profiles is None:
+    if not named and "experiment" not in content:
+        for name in content:
+            for near in get_close_matches(name, NAMES, 1, 0.65):
+                raise ConfigError(f"{origin}: {name}: unknown key; did you mean {near}?")
+    for key, value in (named or {"experiment": None}).items():
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{origin}: {key} = {shown(value)}: {_FORMS[key]}")
+    if (profiles := content.get("profiles")) is None:
         profiles = {}
-    if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
-        raise ConfigError(f"{origin}: profiles: must map each profile's name to its overrides")
-    for name, profile in profiles.items():
-        for key, kind in CONDITIONS.items():
-            least = profile.get(key, 0)
-            if isinstance(least, bool) or not (
-                isinstance(least, int | float) and math.isfinite(least)
-            ):
-                raise ConfigError(
-                    f"{origin}: profiles.{name}.{key} = {shown(least)}: must be {kind}"
-                )
-        made_for = profile.get(FOR, {})
-        if not isinstance(made_for, dict) or any(
-            isinstance(value, dict | None) for value in made_for.values()
-        ):
-            raise ConfigError(
-                f"{origin}: profiles.{name}.{FOR} = {shown(made_for)}: must map keys of settings "
-                "to a value or a list of values, such as {model: large}"
-            )
-    values = {key: value for key, value in content.items() if key not in _RESERVED}
-    return Document(origin, module or "", function or "", values, profiles)
+    levels = [Level(origin, content), Level("default", {})]
+    validate({"profiles": profiles}, levels, _Profiles)
+    values = {key: value for key, value in content.items() if key not in (*NAMES, "profiles")}
+    module, function = (named.get(key, "") for key in NAMES)
+    return Document(origin, module, function, values, profiles)
 
 
 def _nearby(path: Path) -> str:

@@ -6,6 +6,7 @@ The higher level wins. Sections of a settings model may settle keys that depend 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,17 @@ from raypipe.config.settings import Level, Replacing, Settings
 from raypipe.config.validation import (
     check_sections,
     dig,
+    gives,
     section_of,
+    shorten,
+    shown,
     validate,
 )
+from raypipe.config.yaml_text import MAX_DEPTH, check_keys, has_comment, load_yaml, text_hints
+from raypipe.errors import ConfigError
+from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_secrets
+
+log = logging.getLogger(__name__)
 
 
 def settings_of(levels: Sequence[Level], model: type[BaseModel]) -> tuple[Any, list[Level]]:
@@ -30,7 +39,9 @@ def settings_of(levels: Sequence[Level], model: type[BaseModel]) -> tuple[Any, l
     levels = [Level(level.origin, _spelled_out(level.values, model)) for level in levels]
     for level in levels[:-1]:
         check_sections(level.values, level.origin, model)
-    values = _merge(levels, model)
+    values: dict[str, Any] = {}
+    for level in reversed(levels):
+        merge_into(values, level.values, model)
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is not None and issubclass(section, Settings):
@@ -54,12 +65,8 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 def origin_of(key: str, levels: Sequence[Level]) -> str:
     """Return the origin of the highest level that gives a dotted key, else ``default``."""
-    *parents, last = key.split(".")
-    for level in levels[:-1]:
-        section = dig(level.values, *parents)
-        if isinstance(section, Mapping) and last in section:
-            return level.origin
-    return levels[-1].origin
+    giving = (level for level in levels[:-1] if gives(level, key.split(".")))
+    return next(giving, levels[-1]).origin
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,15 +99,12 @@ def merge_into(
             target[key] = _copy(value)
 
 
-def _merge(levels: Sequence[Level], model: type[BaseModel]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for level in reversed(levels):
-        merge_into(merged, level.values, model)
-    return merged
-
-
 def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+    """Return a copy of a section: a :class:`Replacing` one stays one."""
+    if not isinstance(value, Mapping):
+        return value
+    copied = {name: _copy(each) for name, each in value.items()}
+    return Replacing(copied) if isinstance(value, Replacing) else copied
 
 
 def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
@@ -113,3 +117,70 @@ def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str,
         value = section.spelled_out(values[name])
         result[name] = _spelled_out(value, section) if isinstance(value, Mapping) else value
     return result
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the overrides as nested sections; warn of texts that are probably meant otherwise.
+
+    Mappings of the same key are merged. An empty one drops what comes before it, here and on
+    lower levels.
+
+    Raises:
+        ConfigError: an override that is not valid.
+
+    """
+    values: dict[str, Any] = {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        parts = key.split(".")
+        shown_as = f"command line: {shorten(hidden_override(override))}"
+        if not (separator and all(parts) and key.isprintable()):
+            raise ConfigError(
+                f"command line: {shown(override)}: must have the form dotted.key=value"
+            )
+        if len(parts) > MAX_DEPTH:
+            raise ConfigError(f"{shown_as}: nested too deeply")
+        try:
+            value = load_yaml(text, shown_as)
+        except ConfigError as error:  # the cause quotes the text
+            if hidden_override(override) == override:
+                cut = text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
+                hint = "; write quotes around the whole, so that the shell does not split it"
+                raise ConfigError(f"{error}{hint if cut else ''}") from None
+            raise ConfigError(f"{shown_as}: not valid YAML") from None
+        if has_comment(text):  # dropped without a word, what was meant as text would be lost
+            raise ConfigError(
+                f"{shown_as}: a # begins a comment in YAML; write quotes around the text, within "
+                f"those of the shell, as in \"{key}='no #1'\""
+            )
+        check_keys(value, "command line", f"{shorten(key)}.")
+        _warn(key.removeprefix("arguments."), text, override)
+        merge_into(values, nested({key: Replacing() if value == {} else value}))
+    return values
+
+
+def hidden_override(override: str) -> str:
+    """Return an override for display: secrets are replaced by ``***``."""
+    key, separator, text = override.partition("=")
+    if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
+        return f"{key}={HIDDEN}"
+    return without_credentials(override)
+
+
+def _warn(key: str, text: str, override: str) -> None:
+    if hidden_override(override) != override:
+        return
+    hints = [hint for _, hint in text_hints(text)]
+    if not text.strip():
+        hints.append(f"no value is null; write \"{key}=''\" for an empty text")
+    for hint in hints:
+        log.warning("command line: %s: %s", key, hint)
+
+
+def _has_secrets(text: str) -> bool:
+    """Whether a section or a list written as YAML holds secrets."""
+    try:
+        value = load_yaml(text, "")
+    except ConfigError:
+        return False
+    return isinstance(value, Mapping | list) and without_secrets(value) != value

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from raypipe.config.axes import is_range, values_of
+from raypipe.config.axes import WITHOUT_NULL, dotted, is_range, values_of
 from raypipe.config.search import RaceSettings, SearchSettings
 from raypipe.config.settings import Settings
 from raypipe.redaction import refuse_secrets
@@ -32,10 +32,21 @@ class MatrixConstraints(Settings):
     """
 
 
+def _listed(axis: Any) -> list[Any]:
+    if (values := values_of(axis)) is None:
+        raise ValueError(
+            "must be a list of values, a range 0..4, or {low: ..., high: ..., step: ...}"
+        )
+    return values
+
+
+Axis = Annotated[tuple[Any, ...], BeforeValidator(_listed)]
+
+
 class MatrixSettings(Settings):
     """Points at which the experiment runs: ``dotted.key: [values]``, and the keys below."""
 
-    axes: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    axes: Annotated[dict[str, Axis], WITHOUT_NULL] = Field(default_factory=dict)
     """Values by dotted key, of which every combination runs: a list, integers `0..4`, or a range
     with a step; `matrix.KEY` is short for `matrix.axes.KEY`.
     """
@@ -95,34 +106,14 @@ class MatrixSettings(Settings):
         short = {name: value for name, value in given.items() if name not in known}
         axes: Any = {} if known.get("axes") is None else known["axes"]
         if isinstance(axes, dict) and (axes or short):
-            known["axes"] = type(axes)(_dotted({**axes, **short}))
+            known["axes"] = type(axes)(dotted({**axes, **short}, is_range))
         for name in ("points", "exclude"):
             if isinstance(known.get(name), list | tuple):
                 known[name] = [
-                    dict(_dotted(point)) if isinstance(point, Mapping) else point
+                    dict(dotted(point, is_range)) if isinstance(point, Mapping) else point
                     for point in known[name]
                 ]
         return known
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or not isinstance(given.get("axes"), Mapping):
-            return given
-        axes = {}
-        for key, given_values in given["axes"].items():
-            try:
-                values = values_of(given_values)
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
-            if values is not None:
-                axes[key] = values
-            elif given_values is not None:
-                raise ValueError(
-                    f"{key} = {given_values!r}: must be a list of values, a range 0..4, or "
-                    "{low: ..., high: ..., step: ...}"
-                )
-        return {**given, "axes": axes}
 
     @model_validator(mode="after")
     def _consistent(self) -> MatrixSettings:
@@ -161,8 +152,8 @@ class MatrixSettings(Settings):
             raise ValueError("race: cannot be combined with search; race its best points later")
         if self.runs is not None:
             raise ValueError("race: decides the number of seeds itself; leave out runs")
-        for key in filter(is_seed, fixed):
-            raise ValueError(f"race: the axis `{key}` is also given; leave it out")
+        if seeds := [key for key in fixed if is_seed(key)]:
+            raise ValueError(f"race: the axis `{seeds[0]}` is also given; leave it out")
 
 
 def is_seed(key: str) -> bool:
@@ -199,14 +190,6 @@ def _reads_as_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value and not is_range(value):
-            yield from _dotted(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _matches(point: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -61,7 +62,8 @@ def _explain(
     value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
     if detail["type"] != "value_error":  # pydantic's own sentence
         message = f"{message[0].lower()}{message[1:]}"
-        message = message.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+        message = message.replace("valid tuple", "list")
+        message = re.sub(r"valid dictionary( or instance of \w+)?", "mapping", message)
     return f"{origin}: {key or 'configuration'}{value}", message
 
 
@@ -86,11 +88,16 @@ def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
     """Return the origin of the highest level that gives the key or a section around it."""
     for length in range(len(location), 0, -1):
         for level in levels[:-1]:
-            *parents, last = location[:length]
-            section = dig(level.values, *parents)
-            if isinstance(section, Mapping) and last in section:
+            if gives(level, location[:length]):
                 return level.origin
     return levels[-2].origin
+
+
+def gives(level: Level, location: Sequence[str]) -> bool:
+    """Whether a level has a value, even null, at a path of keys."""
+    *parents, last = location
+    section = dig(level.values, *parents)
+    return isinstance(section, Mapping) and last in section
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

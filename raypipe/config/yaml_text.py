@@ -42,7 +42,10 @@ _RANGE = r"-?[0-9]+\.\.-?[0-9]+"
 def load_yaml(text: str, origin: str) -> Any:
     """Return the value of a YAML text; ``origin`` names it in messages. Raises ConfigError."""
     try:
-        content = yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        _check_nodes(root)
+        return None if root is None else loader.construct_document(root)
     except RecursionError as error:
         raise ConfigError(f"{origin}: nested too deeply") from error
     except yaml.MarkedYAMLError as error:
@@ -52,7 +55,6 @@ def load_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin}: not valid YAML: {place}{error.problem}{around}") from error
     except Exception as error:  # PyYAML does not catch errors of its conversions
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
-    return content
 
 
 def dump_yaml(value: Any, **options: Any) -> str:
@@ -65,22 +67,46 @@ def text_hints(text: str) -> Iterator[tuple[int, str]]:
 
     One per kind, of a text that :func:`load_yaml` reads.
     """
-    todo = [(yaml.compose(text, Loader=_Loader), False)]
-    seen: set[object] = set()
-    while todo:
-        node, in_list = todo.pop()
-        if isinstance(node, yaml.MappingNode) and node not in seen:
-            todo += [(value, False) for _, value in reversed(node.value)]
-        elif isinstance(node, yaml.SequenceNode) and node not in seen:
-            todo += [(item, True) for item in reversed(node.value)]
-        elif isinstance(node, yaml.ScalarNode) and node.style is None:
+    seen: set[str] = set()
+    for node, _, in_list in _nodes(yaml.compose(text, Loader=_Loader)):
+        if isinstance(node, yaml.ScalarNode) and node.style is None:
             found = [h for form, h in _HINTS.items() if re.fullmatch(form, node.value)]
             if in_list and re.fullmatch(_RANGE, node.value):
                 found = ["{} in a list is a text; a range is written without brackets"]
             if node.tag == _TAG + "str" and found and found[0] not in seen:
                 yield node.start_mark.line + 1, found[0].format(node.value)
             seen.update(found)
-        seen.add(node)
+
+
+def _nodes(root: yaml.Node | None) -> Iterator[tuple[yaml.Node, int, bool]]:
+    """Yield the values of a text, those of an alias at each use: the depth, whether in a list."""
+    todo = [] if root is None else [(root, 0, False)]
+    while todo:
+        node, depth, in_list = todo.pop()
+        yield node, depth, in_list
+        if isinstance(node, yaml.MappingNode):
+            todo += [(value, depth + 1, False) for _, value in reversed(node.value)]
+        elif isinstance(node, yaml.SequenceNode):
+            todo += [(item, depth + 1, True) for item in reversed(node.value)]
+
+
+def _check_nodes(root: yaml.Node | None) -> None:
+    """Reject repeated keys, and aliases that are cyclic or expand to too many values."""
+    for number, (node, depth, _) in enumerate(_nodes(root)):
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode):
+                raise _error("a key must be plain text", key)
+            if key.value in seen:  # before merges (<<) add keys, which may be overridden
+                raise _error(f"the key {key.value!r} is given twice", key)
+            seen.add(key.value)
+        if number >= _MAX_VALUES or depth > MAX_DEPTH:
+            problem = f"more than {_MAX_VALUES} values"
+            raise _error("nested too deeply" if depth > MAX_DEPTH else problem, node)
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def has_comment(text: str) -> bool:
@@ -106,32 +132,7 @@ def check_keys(value: Any, origin: str, prefix: str = "") -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys and reads 1e-3 as a number."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._extent: dict[yaml.Node, tuple[int, int]] = {}
-
-    def compose_sequence_node(self, anchor: Any) -> yaml.SequenceNode:
-        node: yaml.SequenceNode = super().compose_sequence_node(anchor)
-        self._measure(node, node.value)
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:  # before merges (<<) add keys, which may be overridden
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be plain text", key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        self._measure(node, [value for _, value in node.value])
-        return node
+    """YAML loader that reads 1e-3 as a number."""
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         """Return a number; one that a float cannot hold is an error, not infinity."""
@@ -145,27 +146,7 @@ class _Loader(yaml.SafeLoader):
             number = float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
             if math.isfinite(number) or "inf" in text.lower() or "nan" in text.lower():
                 return number
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-
-    def _measure(self, node: yaml.CollectionNode, children: list[yaml.Node]) -> None:
-        """Reject aliases that are cyclic or expand to too many values; each use counts."""
-        values, depth = 1, 0
-        for child in children:
-            if isinstance(child, yaml.ScalarNode):
-                values += 1
-                continue
-            if child not in self._extent:  # an alias within its own definition
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a value holds itself", node.start_mark
-                )
-            more, below = self._extent[child]
-            values, depth = values + more, max(depth, below)
-        if values > _MAX_VALUES or depth >= MAX_DEPTH:
-            problem = (
-                f"more than {_MAX_VALUES} values" if depth < MAX_DEPTH else "nested too deeply"
-            )
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        self._extent[node] = values, depth + 1
+        raise _error(problem, node)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -20,7 +20,7 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.files import read_arrays
 from experiments.common.corpora.load import load_corpus
 from raypipe.commands import fit as fit_command
-from raypipe.config.overrides import hidden_override
+from raypipe.config.levels import hidden_override
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import (
     Redactor,

@@ -15,13 +15,19 @@ from hypothesis import strategies as st
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import check_size, check_training, selected
 from raypipe.config.settings import Settings
+from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Experiment
 from raypipe.hardware import Gpu, Hardware
+from raypipe.training.batching import KEYS
 from raypipe.training.settings import TrainStageSettings
 
 HEAD = "experiment: example_experiment\n"
+CASES = {
+    name: yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
+    for name in ("resolved", "refused")
+}
 
 
 def resolve(
@@ -32,189 +38,39 @@ def resolve(
     return config.resolve(config.parse(HEAD + text, "my.yaml"), overrides, profile, nodes)
 
 
-def refusal(text: str = "", *overrides: str, **more: Any) -> str:
+@pytest.mark.parametrize("case", CASES["resolved"], ids=lambda case: str(case.get("batch")))
+def test_what_a_configuration_resolves_to(case: dict[str, Any]) -> None:
+    options = {key: case[key] for key in ("profile", "gpu_gb") if key in case}
+    found = resolve(case.get("text", ""), *case.get("overrides", ()), **options)
+    assert found.profile == case.get("used", found.profile)
+    values = dict(case.get("values", {}))
+    if "batch" in case:
+        values |= {f"fit.training.{k}": v for k, v in zip(KEYS, case["batch"], strict=True)}
+    plain = found.settings.model_dump(mode="json")
+    assert {key: dig(plain, *key.split(".")) for key in values} == values
+
+
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: str(case))
+def test_a_mistake_is_one_message_with_its_origin(case: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(text, *overrides, **more)
-    return str(caught.value)
+        resolve(
+            case.get("text", ""), *case.get("overrides", ()), profile=case.get("profile", "auto")
+        )
+    message = str(caught.value)
+    assert message.startswith(case.get("begins", "my.yaml: "))
+    assert all(text in message for text in case.get("says", ()))
+    assert "not" not in case or case["not"] not in message
 
 
-def batch(text: str = "", *overrides: str, **more: Any) -> tuple[int, int, int]:
-    training = resolve(text, *overrides, **more).settings.fit.training
-    return training.micro_batch, training.accumulation, training.effective_batch
-
-
-def test_the_higher_level_wins() -> None:
-    text = (
-        "study: {runs: 10, low: 1, share: 2}\n"
-        "profiles:\n  gpu: {study: {runs: 20, low: 2}}\n  cpu: {study: {runs: 5}}\n"
-    )
-    study = resolve(text, "study.low=3", gpu_gb=80).settings.study
-    assert (study.high, study.share, study.runs, study.low) == (10, 2.0, 20, 3)
-    on_cpu = resolve(text)
-    assert on_cpu.profile == "cpu"
-    assert (on_cpu.settings.study.runs, on_cpu.settings.study.low) == (5, 1)
-    assert resolve(text, profile="gpu").settings.study.runs == 20
-
-
-def test_overrides_are_yaml_values() -> None:
-    configuration = resolve(
-        "",
-        "study.start=[1, 2]",
-        "fit.training.learning_rate=1e-3",
-        "fit.training.weight_decay=.5e-2",
-        "fit.training.steps=1e2",
-        "study.folder='a=b: c'",
-        "study.options={a: {b: 1}}",
-        "study.options.a.c=[x]",
-        "fit.training.compile=true",
-        "fit.training.clip_norm=null",
-    )
-    training, study = configuration.settings.fit.training, configuration.settings.study
-    assert study.start == (1, 2)
-    assert (training.learning_rate, training.weight_decay, training.steps) == (1e-3, 5e-3, 100)
-    assert study.folder == Path("a=b: c")
-    assert study.options == {"a": {"b": 1, "c": ["x"]}}
-    assert training.compile is True
-    assert training.clip_norm is None
-
-
-def test_an_unknown_key_comes_with_its_origin_and_the_nearest_valid_one() -> None:
-    in_file = refusal("study: {rnus: 7}")
-    assert in_file.startswith("my.yaml: study.rnus = 7: unknown key")
-    assert "did you mean study.runs?" in in_file
-    assert "order" in in_file  # what is allowed beside it
-    profile = refusal("profiles: {cpu: {fit: {training: {step: 5}}}}")
-    assert profile.startswith("my.yaml, profile cpu: fit.training.step = 5: unknown key")
-    assert "did you mean fit.training.steps?" in profile
-    line = refusal("study: {runs: 7}", "studdy.runs=2")
-    assert line.startswith("command line: studdy")
-    assert "did you mean study?" in line
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("learning_rate=0.1", "fit.training.learning_rate"),
-        ("training.steps=8", "fit.training"),
-        ("fit.training.workers=2", "fit.scaling.workers"),
-        ("fit.training.lerning_rate=1", "fit.training.learning_rate"),
-        ("fot.training.steps=1", "fit"),
-    ],
-)
-def test_a_misspelled_or_misplaced_key_comes_with_the_nearest(override: str, key: str) -> None:
-    assert f"; did you mean {key}? (allowed here" in refusal("study: {runs: 7}", override)
-
-
-def test_a_name_near_to_nothing_gets_no_advice() -> None:
-    assert "did you mean" not in refusal("study: {runs: 7}", "fit.training.dropout=0.9")
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("study.runs=true", "study.runs = True: must not be true or false"),
-        ("study.start=[1, true]", "must not be true or false"),
-        ("study.runs=many", "study.runs = 'many'"),
-        ("study.runs=2.5", "study.runs = 2.5"),
-        ("study.runs=0", "study.runs = 0"),
-        ("study.runs=-1", "study.runs = -1"),
-        ("study.runs=null", "study.runs = None"),
-        ("study.share=.nan", "study.share = nan"),
-        ("study.share=.inf", "study.share = inf"),
-        ("study.start=[1, x]", "study.start.1 = 'x'"),
-        ("study.order=[random]", "study.order = ['random']"),
-        ("study.order=shuffled", "'random' or 'sorted'"),
-        ("study.folder=3", "study.folder = 3"),
-        ("study=3", "study = 3: must be a section"),
-        ("study=null", "study = None: must be a section"),
-        ("fit.training=[1]", "fit.training = [1]: must be a section"),
-        ("fit.training.micro_batch=true", "fit.training.micro_batch = True"),
-        ("fit.training.micro_batch=big", "fit.training.micro_batch = 'big'"),
-        ("fit.training.effective_batch=0", "fit.training.effective_batch = 0"),
-        ("fit.training.accumulation=1.5", "fit.training.accumulation = 1.5"),
-        ("fit.scaling.workers=0", "fit.scaling.workers = 0"),
-        ("fit.scaling.workers=null", "fit.scaling.workers = None"),
-        ("fit.training.seed=99999999999999999999", "fit.training.seed"),
-        ("fit.training={1: 2}", "fit.training.1: a key must be text"),
-        ("study.start={1: 2}", "study.start.1: a key must be text"),
-        ("study.options={a: [{1: 2}]}", "study.options.a.0.1: a key must be text"),
-        ("study.runs", "dotted.key=value"),
-        ("study..runs=1", "dotted.key=value"),
-        ("=1", "dotted.key=value"),
-        ("study.runs=[1", "not valid YAML"),
-        ("study.options=&a [*a]", "not valid YAML"),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_origin(override: str, told: str) -> None:
-    message = refusal("study: {runs: 4}\nfit: {training: {micro_batch: 2}}", override)
-    assert message.startswith("command line: ")
-    assert told in message
-
-
-def test_a_wrong_value_below_is_not_hidden_by_one_above() -> None:
-    assert refusal("fit: 5", "fit.training.steps=3").startswith("my.yaml: fit = 5")
-
-
-def test_all_mistakes_are_told_at_once_each_with_its_origin() -> None:
-    first, second = refusal("study: {runs: x}", "study.share=0").splitlines()
-    assert first.startswith("my.yaml: study.runs")
-    assert second.startswith("command line: study.share")
-
-
-def test_settings_that_contradict_each_other() -> None:
-    message = refusal("study: {low: 30}")
-    assert message == "my.yaml: study: low = 30 is above high = 10"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("study: {runs: 1, runs: 2}", "'runs' is given twice"),
-        ("a: [", "not valid YAML"),
-        ("a: 1e999", "1e999 exceeds the largest number; write quotes around a text"),
-        ("a: !!timestamp abc", "not valid YAML"),
-        ("a: !!python/object:os.system {}", "not valid YAML"),
-        ("a: &x {b: *x}", "not valid YAML"),
-        ("a: " + "[" * 5000, "nested too deeply"),
-        ("? [a, b]\n: 1", "a key must be plain text"),
-        ("1: 2", "a key must be text"),
-        ("study: {on: 2}", "a key must be text"),
-        ("study: {start: [{1: 2}]}", "study.start.0.1: a key must be text"),
-        ("profiles: [cpu]", "profiles: must map"),
-        ("profiles: 0", "profiles: must map"),
-        ("profiles: {cpu: }", "profiles: must map"),
-        ("profiles: {gpu: {min_gpu_memory_gb: much}}", "profiles.gpu.min_gpu_memory_gb = 'much'"),
-        ("profiles: {gpu: {for: large}}", "profiles.gpu.for = 'large': must map keys"),
-        (
-            "profiles: {gpu: {for: {model: {a: 1}}}}",
-            "must map keys of settings to a value",
-        ),
-        ("profiles: {gpu: {for: {studdy: 1}}}", "profiles.gpu.for.studdy: unknown key"),
-        ("profiles: {gpu: {min_compute_capability: sm_80}}", "must be a number, such as 8.0"),
-    ],
-)
-def test_files_that_are_no_configuration(text: str, told: str) -> None:
-    message = refusal(text)
-    assert message.startswith("my.yaml: ")
-    assert told in message
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"my\.yaml: nested too deeply"):
+        resolve("a: " + "[" * 5000)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b", "just text", "5", "null"])
 def test_a_file_must_be_a_mapping(text: str) -> None:
     with pytest.raises(ConfigError, match=r"my\.yaml: must be a mapping"):
         config.parse(text, "my.yaml")
-
-
-def test_anchors_and_merges() -> None:
-    text = (
-        "study: &base {runs: 4, low: 1}\n"
-        "profiles:\n"
-        "  cpu: {study: &more {<<: *base, runs: 6}}\n"
-        "  gpu: {study: {<<: *more, high: 20}}\n"
-    )
-    assert resolve(text).settings.study.runs == 6
-    study = resolve(text, profile="gpu").settings.study
-    assert (study.runs, study.low, study.high) == (6, 1, 20)
 
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
@@ -278,74 +134,6 @@ def test_keys_that_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.settings.inner.path, found.settings.inner.size) == ("x", 4)
 
 
-def test_profiles_by_name_and_by_the_memory_of_the_smallest_gpu() -> None:
-    text = (
-        "profiles:\n  gpu_big: {min_gpu_memory_gb: 80}\n  gpu_small: {min_gpu_memory_gb: 8}\n"
-        "  cpu: {}\n  mine: {}\n"
-    )
-    assert resolve(text, gpu_gb=79.6).profile == "gpu_big"  # what an 80 GB card reports
-    assert resolve(text, gpu_gb=24).profile == "gpu_small"
-    assert resolve(text, gpu_gb=4).profile == "gpu"  # none fits: the file's own values
-    assert resolve(text).profile == "cpu"
-    assert resolve(text, gpu_gb=80, profile="mine").profile == "mine"
-    message = refusal(text, profile="gpu_bigg")
-    assert message.startswith("command line: --profile gpu_bigg: unknown profile")
-    assert "did you mean gpu_big?" in message
-
-
-def fit(**sizes: Any) -> str:
-    workers = sizes.pop("workers", None)
-    scaling = {} if workers is None else {"scaling": {"workers": workers}}
-    return yaml.safe_dump({"fit": {"training": sizes, **scaling}})
-
-
-def test_any_two_batch_settings_give_the_third() -> None:
-    assert batch(fit(micro_batch=4, accumulation=3)) == (4, 3, 12)
-    assert batch(fit(micro_batch=4, accumulation=3, workers=2)) == (4, 3, 24)
-    assert batch(fit(micro_batch=4, effective_batch=24, workers=2)) == (4, 3, 24)
-    assert batch(fit(accumulation=3, effective_batch=24, workers=2)) == (4, 3, 24)
-    assert batch(fit(micro_batch=4, accumulation=3, effective_batch=12)) == (4, 3, 12)
-    assert batch(fit(effective_batch=10, micro_batch=3, workers=4)) == (3, 1, 10)
-    assert batch(fit(micro_batch="4", effective_batch=16.0)) == (4, 4, 16)  # not dropped in silence
-
-
-def test_of_levels_that_disagree_the_higher_wins() -> None:
-    file = fit(micro_batch=16, effective_batch=64)
-    assert batch(file, "fit.training.accumulation=2") == (32, 2, 64)
-    assert batch(file, "fit.training.effective_batch=8") == (8, 1, 8)
-    assert batch(file, "fit.training.micro_batch=8") == (8, 8, 64)
-    assert batch(file, "fit.training.micro_batch=8", "fit.training.accumulation=2") == (8, 2, 16)
-    every = fit(micro_batch=16, accumulation=4, effective_batch=64)
-    assert batch(every, "fit.training.micro_batch=8") == (8, 8, 64)
-    assert batch(every, "fit.scaling.workers=4") == (16, 1, 64)
-    assert batch(every, "fit.scaling.workers=128") == (16, 4, 8192)
-    assert batch(fit(micro_batch=16) + "profiles: {cpu: {fit: {training: {micro_batch: 2}}}}",
-                 "fit.training.effective_batch=8") == (2, 4, 8)  # fmt: skip
-
-
-def test_values_of_one_level_that_contradict_are_an_error_naming_that_level() -> None:
-    wrong = fit(micro_batch=4, accumulation=4, effective_batch=64)
-    message = refusal(wrong)
-    assert message.startswith("my.yaml: fit.training: ")
-    for told in ("micro_batch 4", "accumulation 4", "effective_batch 64", "1 worker"):
-        assert told in message
-    assert refusal(wrong, "fit.training.steps=1").startswith("my.yaml")
-    assert refusal(wrong, "fit.training.micro_batch=2").startswith("my.yaml")
-    line = ("micro_batch=4", "accumulation=4", "effective_batch=17")
-    message = refusal(fit(micro_batch=2), *(f"fit.training.{size}" for size in line))
-    assert message.startswith("command line: fit.training: ")
-    assert refusal(fit(effective_batch=3, workers=4)).startswith("my.yaml: fit.training")
-    assert refusal(fit(micro_batch=32, effective_batch=16)).startswith("my.yaml: fit.training")
-
-
-def test_steps_of_a_higher_level_replace_epochs_of_a_lower_one_and_the_reverse() -> None:
-    training = resolve("", "fit.training.epochs=2").settings.fit.training
-    assert (training.steps, training.epochs) == (None, 2)
-    training = resolve(fit(epochs=2), "fit.training.steps=5").settings.fit.training
-    assert (training.steps, training.epochs) == (5, None)
-    assert "give either steps or epochs" in refusal(fit(epochs=2, steps=5))
-
-
 sizes = st.integers(1, 6)
 
 
@@ -365,7 +153,9 @@ def test_the_resolved_configuration_reads_as_the_same(
     overrides = [f"fit.training.{key}={value}" for key, value in line.items()]
     overrides += ["fit.training.epochs=1"] * epochs + ["study.folder=some/where"]
     try:
-        first = resolve(fit(**file), *overrides)
+        workers = file.pop("workers", 1)
+        sections = {"training": file, "scaling": {"workers": workers}}
+        first = resolve(yaml.safe_dump({"fit": sections}), *overrides)
     except ConfigError:
         return
     document = config.parse(yaml.safe_dump(first.resolved()), "config.yaml")

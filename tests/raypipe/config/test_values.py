@@ -21,6 +21,7 @@ def kind(x, y=None):
 def loss(x, y=0.0):
     return {"loss": (x - 1) ** 2 + y}
 """
+CASES = yaml.safe_load(Path(__file__).with_name("values.yaml").read_text())
 #: what is written in YAML, and the value that a function receives
 VALUES = {
     **{text: text for text in ("1:2", "12:30:45", "010", "-01.5", "1_000", "2024-01-01", "08")},
@@ -69,33 +70,7 @@ def test_a_number_that_no_float_holds_is_refused():
     assert not Path("r").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("None", "None is a text here; write null for Python's None"),
-        ("[4,none]", "none is a text here; write null for Python's None"),
-        ("[1,nan]", "nan is a text here; write .nan or .inf for the number"),
-        ("-Infinity", "-Infinity is a text here; write .nan or .inf for the number"),
-        ("1,2.5", "1,2.5 is one text; write [1,2.5] for several values"),
-        ("[0..3]", "0..3 in a list is a text; a range is written without brackets"),
-        ("range(5)", "range(5) is a text here; write 0..4 for the integers from 0 to 4"),
-        ("0..1e3", "0..1e3 is a text here; write 0..4 for the integers from 0 to 4"),
-        ("0...4", "0...4 is a text here; write 0..4 for the integers from 0 to 4"),
-        ("0.5..1.5", "0.5..1.5 is a text here; write 0..4 for the integers from 0 to 4"),
-        ("1_000", "1_000 is a text here: a number has no leading zero and no underscore"),
-        ("[007,008]", "007 is a text here: a number has no leading zero and no underscore"),
-        ("[1,2]", ""),
-        ("0..3", ""),
-        ("-3..-1", ""),
-        ("../1", ""),
-        ("1.2.3", ""),
-        ("null", ""),
-        ('"None"', ""),
-        ("'1,2'", ""),
-        ("a,b", ""),
-        ("0.5", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "hint"), CASES["hints"].items())
 def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hint):
     assert raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r").status == 0
     lines = [record.getMessage() for record in caplog.records]
@@ -140,56 +115,28 @@ matrix:
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "axes"),
-    [
-        (["search.axes={arguments.x: {low: 1.5}}"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
-        (["search.axes={arguments: {x: {low: 1.5}}}"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
-        (["search.axes.arguments.x.low=1.5"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
-        (
-            ["search.axes.arguments.x.low=1.5", "search.axes={arguments.y: {low: 1.0}}"],
-            {"x": (1.5, 2.0), "y": (1.0, 3.0)},
-        ),
-        (["search.axes.arguments.y=null"], {"x": (0.0, 2.0)}),
-        (
-            ["search.axes={}", "search.axes.arguments.x={low: 0.5, high: 1.0}"],
-            {"x": (0.5, 1.0)},
-        ),
-    ],
-)
-def test_axes_of_the_command_line_are_merged_with_those_of_the_file(words, axes):
+@pytest.mark.parametrize("case", CASES["axes"], ids=lambda case: str(case["words"]))
+def test_axes_of_the_command_line_are_merged_with_those_of_the_file(case):
     Path("c.yaml").write_text(SEARCH)
-    given = [word for text in words for word in ("--matrix", text)]
+    given = [word for text in case["words"] for word in ("--matrix", text)]
     ended = raypipe("run", "c.yaml", *given, "--run-dir", "r")
     assert ended.status == 0, ended.output
     points = [json.loads(p) for p in read_table(RunDirectory.at("r"), "search")["point"]]
     for point in points:
-        assert {key.removeprefix("arguments.") for key in point} == set(axes)
-        for name, (low, high) in axes.items():
+        assert {key.removeprefix("arguments.") for key in point} == set(case["axes"])
+        for name, (low, high) in case["axes"].items():
             assert low <= point[f"arguments.{name}"] <= high
 
 
 MAPPING = "function: valued:kind\narguments: {x: [{a: 1, b: {c: 2}}], y: {d: 4}}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [
-        ([], {"d": 4}),
-        (["y.e=5"], {"d": 4, "e": 5}),
-        (["y={e: 5}"], {"d": 4, "e": 5}),
-        (["arguments={y: {e: 5}}", "arguments.y.f=6"], {"d": 4, "e": 5, "f": 6}),
-        (["y={}"], {}),
-        (["y={}", "y.e=5"], {"e": 5}),
-        (["y.e=5", "y={}"], {}),
-        (["y=null"], None),
-    ],
-)
-def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(words, value):
+@pytest.mark.parametrize("case", CASES["mappings"], ids=lambda case: str(case["words"]))
+def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(case):
     Path("c.yaml").write_text(MAPPING)
-    ended = raypipe("run", "c.yaml", *words, "--run-dir", "r")
+    ended = raypipe("run", "c.yaml", *case["words"], "--run-dir", "r")
     assert ended.status == 0, ended.output
-    assert set(read_table(RunDirectory.at("r"), "calls")["other"]) == {repr(value)}
+    assert set(read_table(RunDirectory.at("r"), "calls")["other"]) == {repr(case["value"])}
 
 
 def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_nothing():
