@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.config.validation import did_you_mean
-from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.training import batching
 from raypipe.training.batching import BatchPlan
+
+if TYPE_CHECKING:
+    from raypipe.scripts.experiment import ScriptStageSettings
 
 #: settings of ``training`` that are placeholders under their own name
 TRAINING = (
@@ -147,6 +151,21 @@ def arguments(
             is_list = isinstance(value, list | tuple) and part.endswith("}")
             given += _texts(value) if is_list else [filled(part, values)]
     return given
+
+
+def environment(values: Mapping[str, Any], *, uses_gpus: bool) -> dict[str, str]:
+    """Return all environment variables of the script."""
+    binaries, threads = str(Path(sys.executable).parent), str(values["threads"])
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of Ray's numbers
+        **os.environ,
+        "PATH": os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
+        **({} if uses_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+        variable(RESUME): values["newest_checkpoint"],
+        **{variable(name): text_of(value) for name, value in values.items()},
+    }
 
 
 def variable(name: str) -> str:

@@ -11,31 +11,109 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from raypipe.config.settings import Settings
-from raypipe.config.validation import did_you_mean
+from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import did_you_mean, dig
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.source import files_from
 from raypipe.graph.stages import hardware_stage, train_stage
 from raypipe.scripts import command
-from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.store.tables import Column
 from raypipe.training.batching import BatchPlan, resolve
 from raypipe.training.job import ExternalTask
-from raypipe.training.settings import TrainingSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.tables import TRIALS
 
 if TYPE_CHECKING:
     from raypipe.training.ending import Ending
     from raypipe.training.job import Report, TrainingJob
 
+#: settings that only raypipe's own training loop has, with what to do instead
+_REFUSED = {
+    "training.init_from": "pass the path of the weights as a parameter",
+    "training.betas": "pass them as a parameter",
+    "training.weights": "pass it as a parameter",
+    "training.monitor": "let the script choose its best model",
+    "training.keep_checkpoints": "let the script delete old checkpoints",
+    "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
+    "loader.prefetch": "pass it as a parameter",
+    "loader.pin_memory": "pass it as a parameter",
+    "memory_trial": "a script does not know its longest samples",
+}
 _LETTERS = 32
 #: bytes of a file that are searched for the names of environment variables
 _MOST_SEARCHED = 2_000_000
 #: settings that need not reach the script: it may log as often as it likes
 _FREE = {"log_every"}
 _SHOWN = 40
+
+
+class ScriptStageSettings(TrainStageSettings):
+    """A script as a training stage. `training` and `scaling` keep their names and meanings.
+
+    Every value that is given must reach the script: by a placeholder of the command, or by its
+    environment variable `RAYPIPE_NAME`, which one of `files` then contains.
+    """
+
+    command: str = Field(min_length=1)
+    """Command of the training, with placeholders such as `{micro_batch}`; `{{` and `}}` are braces.
+    It runs in the current directory.
+    """
+    shell: bool = False
+    """Whether a shell (`sh -c`) runs the command. Values of placeholders arrive as they are and
+    need no quotes. Without it, the command is split into arguments.
+    """
+    metrics: str | None = Field(None, min_length=1)
+    """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
+    `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
+    `stdout` for JSON lines on the standard output.
+    """
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of the script's metrics by column, such as `loss: train/nll`, where raypipe does not
+    know them.
+    """
+    files: Operational[tuple[str, ...] | None] = None
+    """Files and patterns (`src/**/*.py`) whose content decides the result; by default the script
+    that the command names, and the modules next to it that it imports.
+    """
+    resume: Operational[str] = "--resume {checkpoint_dir}"
+    """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
+    nothing. `{newest_checkpoint}` is the newest file or folder there.
+    """
+    grace_s: Operational[NonNegativeFloat] = 10.0
+    """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Seconds after which an attempt is ended as failed."""
+
+    @classmethod
+    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+        """Settle the length and the effective batch; batch sizes that nobody gives stay open.
+
+        Which of them the script takes is known to its stage, which then sets them.
+        """
+        given = {key: dig(values, "training", key) for key in command.SIZES}
+        super().settle(name, values, levels)
+        if isinstance(training := dig(values, "training"), dict):
+            if given["micro_batch"] is None and given["effective_batch"] is None:
+                training |= given
+            training |= {key: None for key in ("micro_batch", "accumulation") if given[key] is None}
+
+    def fixed_by(self, length: int) -> str | None:
+        """Return why a training of this length is not the beginning of a longer one."""
+        del length
+        return "what a script does with its length is not known"
+
+    @model_validator(mode="after")
+    def _only_what_a_script_can_honor(self) -> ScriptStageSettings:
+        for key, advice in _REFUSED.items():
+            section, _, name = key.rpartition(".")
+            owner = getattr(self, section) if section else self
+            if getattr(owner, name) not in (None, type(owner).model_fields[name].default):
+                raise ValueError(f"{key}: does not apply to a script; {advice}")
+        if "shorten" in self.on_oom:
+            raise ValueError("on_oom: shorten does not apply to a script")
+        return self
 
 
 @dataclass(frozen=True)
@@ -114,8 +192,7 @@ def script_stage(
     """
     directory = Path.cwd()
     if settings.scaling.workers == "auto":
-        scaling = settings.scaling.model_copy(update={"workers": 1})
-        settings = settings.model_copy(update={"scaling": scaling})
+        settings = settings.changed("scaling", workers=1)
     own = command.flat(parameters or {})
     values = _values(name, settings, own)
     command.check_form(settings, name)
@@ -127,8 +204,7 @@ def script_stage(
     plan = _plan(settings, used)
     unused = _check_used(name, settings, own, used, plan)
     sizes = {key: None if key in unused else getattr(plan, key) for key in command.SIZES}
-    training = settings.training.model_copy(update=sizes)
-    settings = settings.model_copy(update={"training": training})
+    settings = settings.changed("training", **sizes)
     task = ScriptTask(str(directory), hashes, own, used, unused)
     literals = {**(literals or {}), "files": hashes}
     stage = train_stage(name, settings, lambda *_: task, needs, reads, literals)
@@ -144,20 +220,19 @@ def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) ->
     named = dict.fromkeys(command.OWN, "raypipe itself")
     named |= {command.variable(each): each for each in settled}
     for parameter in own:
-        default = getattr(TrainingSettings(), parameter, None)
-        given = parameter in command.TRAINING and getattr(training, parameter) != default
-        if parameter in command.RESERVED or given:
-            where = f"{name}.training" if given else "raypipe's placeholders"
-            raise ValueError(
-                f"parameters.{parameter}: the name is taken by {where}; give the parameter "
-                "another name"
-            )
-        variable = command.variable(parameter)
-        if (other := named.setdefault(variable, parameter)) != parameter:
-            raise ValueError(
-                f"parameters.{parameter}: its environment variable {variable} is that of {other}; "
-                "give the parameter another name"
-            )
+        default, variable = (
+            getattr(TrainingSettings(), parameter, None),
+            command.variable(parameter),
+        )
+        problem = ""
+        if parameter in command.RESERVED:
+            problem = "the name is taken by raypipe's placeholders"
+        elif parameter in command.TRAINING and getattr(training, parameter) != default:
+            problem = f"the name is taken by {name}.training"
+        elif (other := named.setdefault(variable, parameter)) != parameter:
+            problem = f"its environment variable {variable} is that of {other}"
+        if problem:
+            raise ValueError(f"parameters.{parameter}: {problem}; give it another name")
     return settled | set(own)
 
 
@@ -185,16 +260,13 @@ def _hashes(patterns: Iterable[str], directory: Path, key: str) -> dict[str, str
     """
     hashes: dict[str, str] = {}
     for pattern in patterns:
-        names = [pattern]
-        if any(sign in pattern for sign in "*?["):
-            if Path(pattern).is_absolute():
-                raise ValueError(f"{key}: {pattern}: must be relative to {directory}")
-            paths = sorted(path for path in directory.glob(pattern) if path.is_file())
-            names = [path.relative_to(directory).as_posix() for path in paths]
-            names = [name for name in names if "__pycache__" not in name]
-        if not names or not (directory / names[0]).is_file():
+        paths = [Path(pattern)] if (directory / pattern).is_file() else []
+        if not paths and not Path(pattern).is_absolute():
+            files = (path for path in sorted(directory.glob(pattern)) if path.is_file())
+            paths = [p.relative_to(directory) for p in files if "__pycache__" not in p.parts]
+        if not paths:
             raise ValueError(f"{key}: {pattern}: there is no such file in {directory}")
-        hashes |= {name: _digest(directory / name) for name in names}
+        hashes |= {path.as_posix(): _digest(directory / path) for path in paths}
     return hashes
 
 

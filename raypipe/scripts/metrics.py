@@ -1,4 +1,8 @@
-"""Metrics of a script: read while the script writes them, in the formats that are common."""
+"""Metrics of a script: its records, read while it writes them, as rows of ``steps`` and a speed.
+
+At every look the newest file is read from its start, so that a file that grew, was written again
+or replaced by another one is one case.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,17 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from raypipe.errors import UnitError
+from raypipe.stats import finite_or_none
+from raypipe.store import tables
+from raypipe.store.ledger import Row
+from raypipe.training.job import TrainingJob
+from raypipe.training.tables import STEPS, TRIALS
 
 #: a record as the script wrote it: names and plain values
 Record = dict[str, Any]
@@ -21,8 +32,6 @@ Record = dict[str, Any]
 #: share of the time that reading may take
 _SHARE = 0.1
 _POLL_S = 0.05
-#: lines of a file that are named if they begin like a record and cannot be read
-_MOST_NOTES = 3
 _SHOWN = 80
 _SEPARATORS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
@@ -30,19 +39,45 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 _FORMATTED = re.compile(
     r"[+-]?(?=[\d.]*[^\d.])\d+(?:[., '_\u00a0\u202f]\d+)*(?:[eE][+-]?\d+)?\s*%?"
 )
+_STEPS = ("step", "global_step")
+#: names of scripts and frameworks by column; the first one that a record has counts
+_NAMES: Mapping[str, Sequence[str]] = {
+    "loss": ("loss", "train_loss", "train_loss_step", "loss_step", "training_loss"),
+    "lr": ("lr", "learning_rate"),
+    "samples_per_s": ("samples_per_s", "samples_per_second"),
+    "tokens_per_s": ("tokens_per_s", "tokens_per_second"),
+    "epoch": ("epoch",),
+}
+_EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)", re.IGNORECASE)
+_RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
+_COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
+_RANKS = {name: rank for rank, name in enumerate(_COLUMNS)}
+#: the summary of Hugging Face's Trainer, whose train_loss is a mean over the training
+_SUMMARY = "train_runtime"
+#: columns of the tables that are not a script's to fill
+_TAKEN = {
+    "step",
+    *(column.name for column in STEPS.columns if column.type == "text"),
+    *("run_id", "variant", "command_id"),
+}
+#: consecutive rows whose loss is not finite, after which a training is ended
+_OVERFLOWS = 3
+_NO_STEPS = (
+    "records have no step and no epoch, so only the last value of each name is kept; write step, "
+    "or say which name it has, as in columns: {step: iter}"
+)
 
 
 class Reading(NamedTuple):
-    """Records that were read together, and remarks on lines that could not be read.
+    """All records of a file, and remarks on lines that could not be read.
 
-    ``restarted``: the file is another one, or was truncated. ``problem``: why the file cannot be
-    read on.
+    ``restarted``: it does not continue what was read before. ``problem``: why it cannot be read on.
     """
 
     records: list[Record]
+    notes: list[str] = []  # noqa: RUF012 - of a tuple, which nobody changes
+    problem: str = ""
     restarted: bool = False
-    notes: tuple[str, ...] = ()
-    problem: str | None = None
 
 
 class MetricsFile:
@@ -50,15 +85,13 @@ class MetricsFile:
 
     Lines (JSON, Python dicts) and CSV are read up to the last whole line. A ``.json`` file is a
     list of records, or a document with one under ``log_history`` (``trainer_state.json`` of Hugging
-    Face's Trainer). A file that changed is read from its start; records that were read before are
-    left out, if it only grew.
+    Face's Trainer).
     """
 
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, pattern
         self._state: tuple[Path, int, int, int] | None = None
-        self._text, self._count, self._next_look = "", 0, 0.0
-        self._noted: set[str] = set()
+        self._text, self._next_look = "", 0.0
 
     def files(self) -> list[Path]:
         """Return the files of the pattern, the newest last."""
@@ -69,98 +102,97 @@ class MetricsFile:
                     changed[path] = path.stat().st_mtime_ns
         return sorted(changed, key=lambda path: (changed[path], str(path)))
 
-    def read(self, *, last: bool = False) -> Reading:
-        """Return the records since the last call; with ``last`` also an unfinished last line."""
+    def read(self, *, last: bool = False) -> Reading | None:
+        """Return all records of a file that changed since the last call; None if none did.
+
+        With ``last``, also the records of a file that did not, and an unfinished last line.
+        """
         started = time.monotonic()
         if started < self._next_look and not last:
-            return Reading([])
-        batch = self._read(last=last)
+            return None
+        reading = self._read(last=last)
         took = time.monotonic() - started
         self._next_look = started + took + max(_POLL_S, took / _SHARE)
-        return batch
+        return reading
 
-    def _read(self, *, last: bool) -> Reading:
+    def _read(self, *, last: bool) -> Reading | None:
         try:
             path = self.files()[-1]
             stat = path.stat()
             state = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if state == self._state and not last:
-                return Reading([])
+                return None
             text = path.read_bytes().decode("utf-8-sig", errors="replace")
         except (IndexError, OSError):
-            return Reading([])
-        self._state = state
-        if path.suffix == ".json":
-            found = Reading(_document(text))
-        else:
-            text = text if last else text[: text.rfind("\n") + 1]
-            found = _table(text, last=last) if path.suffix == ".csv" else _lines(text)
-        known = self._count if text.startswith(self._text) else 0
-        restarted = self._count > 0 and known == 0
-        self._text, self._count = text, len(found.records)
-        notes = tuple(note for note in found.notes if note not in self._noted)
-        self._noted.update(notes)
-        return found._replace(records=found.records[known:], restarted=restarted, notes=notes)
+            return None
+        if path.suffix != ".json" and not last:
+            text = text[: text.rfind("\n") + 1]
+        restarted = not text.startswith(self._text)
+        self._state, self._text = state, text
+        return reading_of(text, path.suffix, last=last)._replace(restarted=restarted)
 
 
-def _lines(text: str) -> Reading:
-    """Return the records of lines: JSON or Python dicts, among others."""
+def reading_of(text: str, suffix: str, *, last: bool) -> Reading:
+    """Return the records of a file's text, whose format follows from the suffix of its name.
+
+    Among the remarks is the first text of each name that a reader would take for a number.
+    """
+    if suffix == ".json":
+        return Reading(_document(text))
     records: list[Record] = []
     notes: list[str] = []
-    named, unread = set[str](), 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        try:
-            record = record_of(line)
-        except ValueError as error:
-            unread += 1
-            if unread <= _MOST_NOTES:
-                more = " (further ones are not named)" * (unread == _MOST_NOTES)
-                notes.append(f"line {number}: {error}{more}")
-            continue
-        if record:
-            records.append(record)
-            notes += _unread_numbers(number, record, named)
-    return Reading(records, notes=tuple(notes))
-
-
-def _unread_numbers(line: int, record: Record, named: set[str]) -> Iterator[str]:
-    """Yield a remark on the first text of each name that a reader would take for a number."""
-    for name, value in record.items():
-        if name in named or not isinstance(value, str) or _number(value) is not None:
-            continue
-        if _FORMATTED.fullmatch(value.strip()):
-            named.add(name)
-            yield (
-                f"line {line}: {name} = {value[:_SHOWN]}: is not read as a number; "
-                "write it with a decimal point and without other signs"
-            )
-
-
-def _table(text: str, *, last: bool) -> Reading:
-    """Return the records of CSV, up to a row that does not fit its header."""
-    records: list[Record] = []
-    notes: list[str] = []
-    names: list[str] = []
-    signs, named = set[str](), set[str]()
-    rows = csv.reader(())
+    named = set[str]()
     try:
-        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        for line, record in _table(text, last=last) if suffix == ".csv" else _lines(text, notes):
+            records.append(record)
+            for name, value in record.items():
+                if name in named or not isinstance(value, str) or _number(value) is not None:
+                    continue
+                if _FORMATTED.fullmatch(value.strip()):
+                    named.add(name)
+                    notes.append(
+                        f"line {line}: {name} = {value[:_SHOWN]}: is not read as a number; "
+                        "write it with a decimal point and without other signs"
+                    )
+    except ValueError as error:
+        return Reading(records, notes, str(error))
+    return Reading(records, notes)
+
+
+def _lines(text: str, notes: list[str]) -> Iterator[tuple[int, Record]]:
+    """Yield the records of lines, JSON or Python dicts, among others; note the first broken one."""
+    is_noted = False
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.lstrip().startswith("{"):
+            continue
+        if (record := _record_of(line.strip())) is not None:
+            yield number, record
+        elif not is_noted:
+            is_noted, shown = True, line.strip()[:_SHOWN]
+            notes.append(f"line {number}: begins like a record and cannot be read: {shown}")
+
+
+def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
+    """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
+    header = text.lstrip("\r\n").partition("\n")[0]
+    separator = max(_SEPARATORS, key=header.count)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names: list[str] = []
+    signs = set[str]()
+    try:
         for row in rows:
             cells = [cell.strip() for cell in row]
             if not any(cells):
                 continue
             if _is_header(cells, names):
                 names = cells
-                continue
-            records.append(_record(cells, names, separator, signs))
-            notes += _unread_numbers(rows.line_num, records[-1], named)
+            else:
+                yield rows.line_num, _record(cells, names, separator, signs)
     except (ValueError, csv.Error) as error:
-        problem: str | None = f"line {rows.line_num or 1}: {error}"
-        if str(error) == "unexpected end of data":  # within quotes
-            problem = f"line {rows.line_num}: a quote is not closed" if last else None
-        return Reading(records, notes=tuple(notes), problem=problem)
-    return Reading(records, notes=tuple(notes))
+        is_open = str(error) == "unexpected end of data"  # within quotes
+        if last or not is_open:
+            problem = "a quote is not closed" if is_open else error
+            raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
 
 
 def _is_header(cells: list[str], names: list[str]) -> bool:
@@ -214,37 +246,16 @@ def _has_comma(cell: str) -> bool:
     return _DECIMAL_COMMA.fullmatch(cell) is not None
 
 
-def _separator_of(header: str) -> str:
-    counts = {sign: len(next(csv.reader([header], delimiter=sign))) for sign in _SEPARATORS}
-    best = [sign for sign, count in counts.items() if count == max(counts.values())]
-    if len(best) > 1 and max(counts.values()) > 1:
-        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
-    return best[0]
-
-
-def record_of(line: str) -> Record | None:
-    """Return the record of a line: a JSON object, or a dict as Python prints it; else None.
-
-    Raises:
-        ValueError: it begins like a record and cannot be read.
-
-    """
-    text = line.strip()
-    if not text.startswith("{"):
-        return None
+def _record_of(text: str) -> Record | None:
+    """Return the record of a JSON object, or of a dict as Python prints it; else None."""
     record: Any = None
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        with warnings.catch_warnings(), suppress(ValueError, RecursionError, MemoryError):
-            warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
-            with suppress(SyntaxError):
-                record = _plain(ast.parse(text, mode="eval").body)
-    if not isinstance(record, dict):
-        raise ValueError(  # noqa: TRY004 - of the line
-            f"begins like a record and cannot be read: {text[:_SHOWN]}"
-        )
-    return record
+    with warnings.catch_warnings(), suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = _plain(ast.parse(text, mode="eval").body)
+    return record if isinstance(record, dict) else None
 
 
 def _plain(node: ast.expr | None) -> Any:
@@ -252,16 +263,29 @@ def _plain(node: ast.expr | None) -> Any:
 
     Numbers may be nan, or scalars of numpy and torch: ``tensor(0.5, device='cuda:0')``.
     """
-    if isinstance(node, ast.Dict):
-        return {str(_plain(k)): _plain(v) for k, v in zip(node.keys, node.values, strict=True)}
-    if isinstance(node, ast.Call) and node.args:
-        return _plain(node.args[0])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _plain(node.operand)
-        return -value if isinstance(value, int | float) else None
-    if isinstance(node, ast.Name):
-        return {"nan": math.nan, "inf": math.inf}.get(node.id.lower())
+    match node:
+        case ast.Dict():
+            return {str(_plain(k)): _plain(v) for k, v in zip(node.keys, node.values, strict=True)}
+        case ast.Call(args=[first, *_]):
+            return _plain(first)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = _plain(operand)
+            return -value if isinstance(value, int | float) else None
+        case ast.Name(id=name):
+            return {"nan": math.nan, "inf": math.inf}.get(name.lower())
     return node.value if isinstance(node, ast.Constant) else None
+
+
+def _document(text: str) -> list[Record]:
+    """Return the records of a JSON document; none while it is incomplete."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(content, Mapping):
+        history = content.get("log_history")
+        content = history if isinstance(history, list) else [content]
+    return [record for record in content if isinstance(record, dict)]
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -288,14 +312,283 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _document(text: str) -> list[Record]:
-    """Return the records of a JSON document; none while it is incomplete."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    if isinstance(content, Mapping):
-        history = content.get("log_history")
-        content = history if isinstance(history, list) else [content]
-    records = content if isinstance(content, list) else []
-    return [record for record in records if isinstance(record, dict)]
+class _Arrival(NamedTuple):
+    """Time at which records came, the last step by then, and the samples if known."""
+
+    at: float
+    step: int
+    samples: float | None
+
+
+def _rate(first: _Arrival, last: _Arrival) -> float | None:
+    """Return the samples per second between two arrivals."""
+    if first.samples is None or last.samples is None or last.at <= first.at:
+        return None
+    return (last.samples - first.samples) / (last.at - first.at)
+
+
+class ScriptHistory:
+    """Rows of the table ``steps`` by step, from the records of a script, and its speed.
+
+    Records of the same step are one row. ``effective_batch`` is None if the script does not
+    receive the batch sizes: its speed is then known only if it writes ``samples`` (so far).
+
+    Args:
+        job: the training.
+        columns: the script's names by column.
+        effective_batch: samples per step, None if unknown.
+
+    """
+
+    def __init__(
+        self, job: TrainingJob, columns: Mapping[str, str], effective_batch: int | None
+    ) -> None:
+        self._job, self._effective_batch = job, effective_batch
+        self._own = {_clean(name): column for column, name in columns.items()}
+        self.rows: dict[int, Row] = {}
+        #: what the script wrote without a step, such as a final accuracy
+        self.summary: dict[str, float] = {}
+        #: rows before those of the file that is read
+        self._earlier: dict[int, Row] = {}
+        #: records of the file from an earlier attempt, and those with a step that were timed
+        self._old, self._timed = 0, 0
+        self._first: _Arrival | None = None
+        self._last: _Arrival | None = None
+        #: speed by step: the script's own, and that between the arrivals
+        self._rates: dict[int, float] = {}
+        self._speeds: dict[int, float | None] = {}
+        #: losses of this attempt by step, as the script wrote them
+        self._losses: dict[int, float] = {}
+        # of the file that is read: the steps of records that have only an epoch, whether others
+        # have a step, the script's name of each column, and remarks, one per kind
+        self._epochs: dict[float, int] = {}
+        self._counts_steps = False
+        self._sources: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._said: set[str] = set()
+
+    def restore(self) -> None:
+        """Read the rows of earlier attempts."""
+        for row in tables.read_rows(self._job.run_dir, "steps", self._job.trial_id):
+            self.rows[row["step"]] = {k: v for k, v in row.items() if v is not None}
+        self._earlier = self.rows
+        names = {name for row in self.rows.values() for name in row}
+        own = {name: name for name in names if _evaluation(name) in names - {name}}
+        self._own = own | self._own
+
+    def add(self, reading: Reading, at: float | None) -> list[Row]:
+        """Take the records of a file and return the rows that are new or differ.
+
+        Rows of earlier files are kept up to its first step.
+
+        Args:
+            reading: all records of the file.
+            at: when the new ones were written, in seconds; None for those of an earlier attempt.
+
+        Raises:
+            FloatingPointError: the loss of several consecutive rows is not finite.
+            UnitError: a step is not a whole number.
+
+        """
+        if reading.restarted:
+            self._earlier, self._old, self._timed = self.rows, 0, 0
+        if at is None:
+            self._old = len(reading.records)
+        self._counts_steps = any("epoch" not in row for row in self._earlier.values())
+        self._epochs, self._sources = {}, {}
+        self._notes = {note: note for note in reading.notes}
+        rows: dict[int, Row] = {}
+        losses: dict[int, float] = {}
+        summary: dict[str, float] = {}
+        arrived: list[tuple[int, float | None]] = []
+        for place, record in enumerate(reading.records):
+            values = self._columns(numbers(record))
+            number = self._step_of(values, rows)
+            if number is None:
+                if any(summary.get(name, value) != value for name, value in values.items()):
+                    self._notes.setdefault("steps", _NO_STEPS)
+                summary |= values
+                continue
+            samples = values.pop("samples", None)
+            if samples is None and self._counts_steps and self._effective_batch is not None:
+                samples = float(number * self._effective_batch)
+            arrived.append((number, samples))
+            if (loss := values.get("loss")) is not None and place >= self._old:
+                if losses.setdefault(number, loss) != loss:
+                    self._notes.setdefault(
+                        "losses",
+                        f"several losses of step {number}: the last one counts; write one record "
+                        "per step, and only in one process",
+                    )
+                losses[number] = loss
+            if (rate := finite_or_none(values.get("samples_per_s"))) is not None:
+                self._rates[number] = rate
+            row = rows.setdefault(number, {"trial_id": self._job.trial_id, "step": number})
+            row |= {name: finite_or_none(value) for name, value in values.items()}
+        self.summary |= summary
+        self._time(arrived[self._timed :], at)
+        self._timed = len(arrived)
+        for number in rows.keys() & self._speeds.keys():
+            rows[number].setdefault("samples_per_s", self._speeds[number])
+        first, before = min(rows, default=math.inf), self.rows
+        self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
+        self._losses = {n: loss for n, loss in self._losses.items() if n < first} | losses
+        self._check_losses(_OVERFLOWS)
+        return [row for number, row in sorted(rows.items()) if row != before.get(number)]
+
+    def _step_of(self, values: dict[str, float], rows: Mapping[int, Row]) -> int | None:
+        """Remove and return the step of a record; None if it has neither step nor epoch.
+
+        Without a step it is the epoch, if all are whole: from 1 if the first one is 0 and has a
+        loss, since an evaluation before the training has none. Else such records are numbered;
+        beside records with steps, they are of the last one.
+        """
+        step, epoch = (finite_or_none(values.get(name)) for name in ("step", "epoch"))
+        values.pop("step", None)
+        if step is not None:
+            if step != int(step) or abs(step) >= 2**63:
+                message = (
+                    f"metrics: step = {step:g}: must be a whole number; write the number of steps, "
+                    "and anything else by another name"
+                )
+                raise UnitError(self._job.trial_id, "error", message)
+            self._counts_steps = True
+            return int(step)
+        if epoch is None or self._counts_steps:
+            return None if epoch is None else max(rows or self._earlier)
+        if not rows:
+            earlier = {n: row.get("epoch") for n, row in self._earlier.items()}
+            self._epochs = {e: n for n, e in earlier.items() if e is not None and e < epoch}
+        if epoch not in self._epochs:
+            number = 1 + max(self._epochs.values(), default=0)
+            if all(each == int(each) for each in (*self._epochs, epoch)):
+                shifts = (n - int(e) for e, n in self._epochs.items())
+                number = int(epoch) + next(shifts, int(epoch == 0 and "loss" in values))
+            self._epochs[epoch] = number
+        return self._epochs[epoch]
+
+    def _time(self, arrived: Sequence[tuple[int, float | None]], at: float | None) -> None:
+        """Record when steps came, each with its samples if known, and the speed since those before.
+
+        ``at`` is None if the time is unknown.
+        """
+        last = self._last
+        step = max((number for number, _ in arrived), default=None)
+        if at is None or step is None or (last is not None and step <= last.step):
+            return
+        samples = next((count for _, count in reversed(arrived) if count is not None), None)
+        self._last = _Arrival(at, step, samples)
+        self._first = self._first or self._last
+        if last is not None:
+            rate = _rate(last, self._last)
+            self._speeds |= {number: rate for number, _ in arrived if number > last.step}
+
+    def notes(self) -> list[str]:
+        """Return the remarks since the last call: on lines, and on what is stored otherwise."""
+        notes = [text for text in self._notes.values() if text not in self._said]
+        self._said.update(notes)
+        return notes
+
+    def finish(self) -> None:
+        """Raise FloatingPointError if the last loss is not finite."""
+        self._check_losses(1)
+
+    def _check_losses(self, number: int) -> None:
+        last = sorted(self._losses.items())[-number:]
+        if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
+            step, loss = last[-1]
+            raise FloatingPointError(f"the loss of the script is {loss} at step {step}")
+
+    def store(self) -> None:
+        """Write the rows to the table ``steps``."""
+        if self.rows:
+            job, rows = self._job, [row for _, row in sorted(self.rows.items())]
+            tables.write_table(job.run_dir, job.steps_table, rows, job.run_id, job.trial_id)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is known when records came."""
+        return self._first is not None
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the script that is known; 0 if there is none."""
+        return max(self.rows, default=0)
+
+    def last_values(self) -> dict[str, Any]:
+        """Return the last value of each metric, None if it is not finite, for ``trials``."""
+        values: dict[str, Any] = {}
+        for _, row in sorted(self.rows.items()):
+            values |= row
+        values |= {name: finite_or_none(value) for name, value in self.summary.items()}
+        taken = {column.name for column in TRIALS.columns if not column.name.startswith("eval_")}
+        last = {k: v for k, v in values.items() if k not in taken | {"step", "loss", "lr"}}
+        return {**last, "steps": self.last_step, "loss_final": values.get("loss")}
+
+    def speed(self, seconds: float | None) -> dict[str, float | None]:
+        """Return the mean speed: the script's own, else that between its first and last records.
+
+        Args:
+            seconds: the duration of the whole script, which counts if all records came at once;
+                None if the speed is then unknown.
+
+        """
+        rate = sum(self._rates.values()) / len(self._rates) if self._rates else None
+        step_s, first, last = None, self._first, self._last
+        if first is not None and last is not None and first is not last:
+            step_s = (last.at - first.at) / (last.step - first.step)
+            rate = rate or _rate(first, last)
+        elif first is not None:
+            rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
+            if seconds is not None:
+                step_s = seconds / first.step if first.step else None
+                rate = rate or (first.samples or 0.0) / seconds or None
+        return {"samples_per_s": rate, "step_time_s": step_s}
+
+    def _columns(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return values by column; ``step`` only where the script counts steps."""
+        rest = dict(values)
+        plain = {_clean(name).lower(): name for name in rest}
+        steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
+        steps += [plain[name] for name in _STEPS if name in plain]
+        columns = {"step": rest.pop(steps[0])} if steps else {}
+        for name in sorted(rest, key=_precedence):
+            is_mean = _SUMMARY in values and name == "train_loss"
+            columns[self._column(name, is_mean=is_mean)] = rest[name]
+        return columns
+
+    def _column(self, name: str, *, is_mean: bool) -> str:
+        """Return the column of a script's name: the usual one, if no other name has it."""
+        own = _clean(name)
+        usual = "lr" if _RATE.fullmatch(own) else _COLUMNS.get(own.lower()) or _evaluation(own)
+        wanted = own if is_mean else self._own.get(own, usual)
+        for column in (wanted, own, f"metric_{own}"):
+            if column not in _TAKEN and self._sources.setdefault(column, name) == name:
+                if column not in (wanted, own):
+                    holder = self._sources.get(wanted, "values of raypipe")
+                    self._notes.setdefault(
+                        name,
+                        f"{name} is in the column {column}, as {wanted} has {holder}; say which is "
+                        "which in columns",
+                    )
+                return column
+        return f"metric_metric_{own}"
+
+
+def _evaluation(name: str) -> str:
+    """Return the column of a held-out metric: ``eval_loss`` of ``val_loss`` and ``Val_Loss``."""
+    if _EVALUATION.match(name) is None:
+        return name
+    is_lower = name[0].islower()
+    return _EVALUATION.sub("eval_", name if is_lower else name.lower(), count=1)
+
+
+def _precedence(name: str) -> tuple[int, bool]:
+    """Order the names of a record: of those of one column, its own name comes first."""
+    own = _clean(name)
+    return _RANKS.get(own.lower(), -1), _evaluation(own) != own
+
+
+def _clean(name: str) -> str:
+    """Return a name as a column: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", name).strip("_") or "value"

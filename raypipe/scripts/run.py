@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pyarrow import fs as arrow_fs
@@ -19,10 +17,8 @@ from raypipe.errors import UnitError
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
-from raypipe.scripts.history import ScriptHistory
-from raypipe.scripts.metrics import MetricsFile
+from raypipe.scripts.metrics import MetricsFile, ScriptHistory
 from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
-from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.store import tables
 from raypipe.store.run_directory import make_folder
 from raypipe.training import telemetry
@@ -31,12 +27,14 @@ from raypipe.training.job import Report, TrainingJob
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry
 
+if TYPE_CHECKING:
+    from raypipe.scripts.experiment import ScriptStageSettings
+
 _POLL_S = 0.05
 #: seconds between writes of the table ``steps``
 _STORE_S = 10.0
-#: seconds between copies of new checkpoints to a remote run directory, and those after its last
-#: change in which a file may be incomplete
-_COPY_S, _STILL_S = 60.0, 10.0
+#: seconds between copies of changed checkpoints to a remote run directory
+_COPY_S = 60.0
 _STDOUT = "stdout"
 #: name of the folder of checkpoints: this, and digits of the job's identity
 _PREFIX, _DIGITS = "identity-", 12
@@ -54,23 +52,22 @@ class Places:
     """
 
     def __init__(self, job: TrainingJob) -> None:
-        run, self._measured = job.run_dir, job.measured
+        run, digits = job.run_dir, job.identity[:_DIGITS]
         self._run, self._temporary = run, TemporaryDirectory(prefix="raypipe-script-")
-        folder, digits = Path(self._temporary.name), job.identity[:_DIGITS]
+        folder = Path(self._temporary.name)
+        kept = {"log": run.log(job.trial_id)}
+        if not job.measured:
+            kept["output"] = run.artifact(job.trial_id)
+            kept["checkpoints"] = f"{run.checkpoints(job.trial_id)}/{_PREFIX}{digits}"
+        here = {name: Path(place) for name, place in kept.items() if run.is_local}
+        self.log = here.get("log", folder / "log")
+        self.output = here.get("output", folder / "output")
+        self.checkpoints = here.get("checkpoints", folder / "checkpoints")
         #: lines of its standard output that may be records, the others empty
         self.stdout = folder / "stdout"
-        self.output, self.checkpoints = folder / "output", folder / "checkpoints"
-        output, log = run.artifact(job.trial_id), run.log(job.trial_id)
-        checkpoints = f"{run.checkpoints(job.trial_id)}/{_PREFIX}{digits}"
-        self.log = Path(log) if run.is_local else folder / "log"
-        if run.is_local and not job.measured:
-            self.output, self.checkpoints = Path(output), Path(checkpoints)
         #: local folders and files of a remote run directory, by their place in that
-        self._remote: dict[str, Path] = {} if run.is_local else {log: self.log}
-        if not run.is_local and not job.measured:
-            self._remote |= {output: self.output, checkpoints: self.checkpoints}
-        self._copied: dict[Path, int] = {}
-        self._next_copy = time.monotonic() + _COPY_S
+        self._remote = {kept[name]: folder / name for name in kept.keys() - here.keys()}
+        self._copied_at, self._looked = time.time_ns(), time.monotonic()
 
     def __enter__(self) -> Places:
         """Create the folders, with the checkpoints of earlier attempts."""
@@ -78,13 +75,7 @@ class Places:
             make_folder(folder)
         for remote, here in self._remote.items():
             if self._run.exists(remote):
-                arrow_fs.copy_files(
-                    remote,
-                    str(here),
-                    source_filesystem=self._run.fs,
-                    destination_filesystem=arrow_fs.LocalFileSystem(),
-                )
-            self._copied |= {path: path.stat().st_mtime_ns for path in _files(here)}
+                arrow_fs.copy_files(remote, str(here), source_filesystem=self._run.fs)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -102,29 +93,21 @@ class Places:
         return max(shown, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
 
     def keep(self) -> None:
-        """Copy complete checkpoints to a remote run directory, if it is time."""
-        if time.monotonic() > self._next_copy:
-            for remote, here in self._remote.items():
-                if here == self.checkpoints:
-                    self._copy(remote, here, _STILL_S)
-            self._next_copy = time.monotonic() + _COPY_S
+        """Copy the checkpoints to a remote run directory if it is time and they changed."""
+        if time.monotonic() > self._looked + _COPY_S:
+            self._looked, started = time.monotonic(), time.time_ns()
+            with suppress(FileNotFoundError):  # the script deletes an old one meanwhile
+                changed = [path.stat().st_mtime_ns for path in self.checkpoints.rglob("*")]
+                for remote, here in self._remote.items():
+                    if here == self.checkpoints and max(changed, default=0) >= self._copied_at:
+                        self._copy(remote, here)
+                self._copied_at = started
 
-    def _copy(self, remote: str, here: Path, still_s: float = 0.0) -> None:
-        """Copy files that are new or differ, and did not change in the last seconds."""
-        for path in _files(here):
-            changed = path.stat().st_mtime_ns
-            if self._copied.get(path) != changed and changed <= time.time_ns() - still_s * 1e9:
-                place = remote if path == here else f"{remote}/{path.relative_to(here).as_posix()}"
-                self._run.fs.create_dir(place.rpartition("/")[0], recursive=True)
-                with path.open("rb") as file, self._run.fs.open_output_stream(place) as sink:
-                    shutil.copyfileobj(file, sink)
-                self._copied[path] = changed
-
-
-def _files(place: Path) -> list[Path]:
-    """Return a file, or the files in a folder."""
-    paths = [place, *sorted(place.rglob("*"))]
-    return [path for path in paths if path.is_file() and not path.is_symlink()]
+    def _copy(self, remote: str, here: Path) -> None:
+        if here.exists():
+            folder = remote if here.is_dir() else remote.rpartition("/")[0]
+            self._run.fs.create_dir(folder, recursive=True)
+            arrow_fs.copy_files(str(here), remote, destination_filesystem=self._run.fs)
 
 
 class ScriptRun:
@@ -152,21 +135,20 @@ class ScriptRun:
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
         """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
-        kills, job = oom_kills(), self._job
+        kills, job, history = oom_kills(), self._job, self._history
         try:
             with Places(job) as places:
                 status, seconds, errors = self._attempt(directory, places, ending)
         finally:
-            if not job.measured or self._history.rows:
-                self._history.store()
+            if not job.measured or history.rows:
+                history.store()
         if ending.wanted:
-            return {**self._outcome(seconds), "ended_at": self._history.last_step}
+            return {**self._outcome(seconds), "ended_at": history.last_step}
         if status:
             size = job.plan.micro_batch if self._splits else 1
-            raise failure_of(
-                job.trial_id, status, errors, size, killed_by_kernel=oom_kills() > kills
-            )
-        self._history.finish()
+            killed = oom_kills() > kills
+            raise failure_of(job.trial_id, status, errors, size, killed_by_kernel=killed)
+        history.finish()
         outcome = self._outcome(seconds)
         if job.measured and outcome["samples_per_s"] is None:
             message = (
@@ -182,13 +164,21 @@ class ScriptRun:
     ) -> tuple[int, float, list[str]]:
         """Return the exit status of the script, its seconds, and its last errors."""
         settings, job, newest = self._settings, self._job, places.newest_checkpoint
-        values = self._values(places)
+        values = {
+            **command.setting_values(settings, job.plan, job.until or settings.training.steps),
+            "threads": max(1, torch.get_num_threads() // job.plan.workers),
+            "output_dir": str(places.output),
+            "checkpoint_dir": str(places.checkpoints),
+            "newest_checkpoint": str(newest or ""),
+            **self._parameters,
+        }
         argv = command.arguments(settings, values, resumes=newest is not None)
+        uses_gpus = bool(settings.scaling.gpus_per_worker)
+        environment = command.environment(values, uses_gpus=uses_gpus)
         self._open_metrics(places, values)
         with places.log.open("a", encoding="utf-8") as log:
             shown = without_credentials(" ".join(argv))
             log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
-        environment = self._environment(values, newest)
         ending.seconds = settings.grace_s
         gpus = [gpu.strip() for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         with ExitStack() as stack:
@@ -219,8 +209,8 @@ class ScriptRun:
 
     def _follow(self, process: ScriptProcess, places: Places, ending: Ending) -> int:
         """Wait for the end of the script, and pass on what it writes."""
-        limit = self._settings.time_limit_s
-        started = stored = time.monotonic()
+        limit, stored = self._settings.time_limit_s, time.monotonic()
+        deadline = stored + (limit or float("inf"))
         while (status := process.poll()) is None:
             self._take()
             places.keep()
@@ -228,7 +218,7 @@ class ScriptRun:
                 raise self._failure(self._problem)
             if ending.wanted:
                 process.end()
-            if limit is not None and time.monotonic() > started + limit:
+            if time.monotonic() > deadline:
                 message = f"it ran longer than time_limit_s = {limit:g}"
                 raise UnitError(self._job.trial_id, "timeout", message)
             if time.monotonic() > stored + _STORE_S and not self._job.measured:
@@ -240,49 +230,19 @@ class ScriptRun:
 
     def _take(self, *, last: bool = False) -> None:
         """Add what the script wrote to the history, and report new rows."""
-        if self._metrics is None:
+        reading = self._metrics.read(last=last) if self._metrics is not None else None
+        if reading is None:
             return
-        batch = self._metrics.read(last=last)
-        self._problem = batch.problem or ("" if batch.restarted else self._problem)
-        first = not self._history.is_timed
-        rows = self._history.add(batch, time.monotonic()) if batch.records else []
-        for note in (*batch.notes, *self._history.notes()):
-            where = f"metrics = {self._settings.metrics}"
-            self._report(without_credentials(f"WARNING: {self._job.trial_id}: {where}: {note}"))
+        self._problem, was_timed = reading.problem, self._history.is_timed
+        rows = self._history.add(reading, time.monotonic())
+        for note in self._history.notes():
+            where = f"{self._job.trial_id}: metrics = {self._settings.metrics}"
+            self._report(without_credentials(f"WARNING: {where}: {note}"))
         for row in rows:
             self._report({name: value for name, value in row.items() if value is not None})
-        if first and self._history.is_timed:
+        if self._history.is_timed and not was_timed:
             for sampler in self._samplers:
                 sampler.steady()
-
-    def _values(self, places: Places) -> dict[str, Any]:
-        """Return the values of all placeholders."""
-        plan = self._job.plan
-        steps = self._job.until or self._settings.training.steps
-        return {
-            **command.setting_values(self._settings, plan, steps),
-            "threads": max(1, torch.get_num_threads() // plan.workers),
-            "output_dir": str(places.output),
-            "checkpoint_dir": str(places.checkpoints),
-            "newest_checkpoint": str(places.newest_checkpoint or ""),
-            **self._parameters,
-        }
-
-    def _environment(self, values: Mapping[str, Any], newest: Path | None) -> dict[str, str]:
-        """Return all environment variables of the script."""
-        binaries = str(Path(sys.executable).parent)
-        variables = {
-            **os.environ,
-            "PATH": os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)]),
-            "PYTHONUNBUFFERED": "1",
-            "RAYPIPE_RESUME": str(newest or ""),
-        }
-        variables |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(values["threads"]))
-        if not self._settings.scaling.gpus_per_worker:
-            variables["CUDA_VISIBLE_DEVICES"] = ""
-        variables.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of Ray's numbers
-        own = {command.variable(name): command.text_of(value) for name, value in values.items()}
-        return variables | own
 
     def _open_metrics(self, places: Places, values: Mapping[str, Any]) -> None:
         """Open the file with metrics; those of an attempt that left no checkpoint are deleted.
@@ -307,16 +267,17 @@ class ScriptRun:
             content = path.read_bytes()
             if path.suffix != ".json" and not content.endswith(b"\n"):
                 os.truncate(path, content.rfind(b"\n") + 1)
-        self._history.add(self._metrics.read(), None)
+        if reading := self._metrics.read():
+            self._history.add(reading, None)
 
     def _check_metrics(self, places: Places) -> None:
         """Raise UnitError if a script that succeeded wrote no metrics where they should be."""
         if self._problem:
             raise self._failure(self._problem)
-        if self._settings.metrics is None or self._history.rows or self._history.summary:
+        if self._metrics is None or self._history.rows or self._history.summary:
             return
         problem = "it has no record with a number"
-        if self._metrics is not None and not self._metrics.files():
+        if not self._metrics.files():
             wrote = sorted(path.relative_to(places.output) for path in places.output.rglob("*"))
             listed = ", ".join(map(str, wrote[:20])) or "nothing"
             problem = f"no such file in {{output_dir}}, where the script wrote: {listed}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -278,9 +278,7 @@ class TrainStageSettings(Settings):
             return self
         return self.changed("training", monitor=None)
 
-    def changed(
-        self, section: Literal["training", "scaling", "loader"], **values: Any
-    ) -> TrainStageSettings:
+    def changed(self, section: Literal["training", "scaling", "loader"], **values: Any) -> Self:
         """Return the settings with other values in a section, which are not validated."""
         own: Settings = getattr(self, section)
         return self.model_copy(update={section: own.model_copy(update=values)})

@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.scripts import metrics
-from raypipe.scripts.experiment import ScriptTask
-from raypipe.scripts.history import ScriptHistory
-from raypipe.scripts.metrics import MetricsFile, Reading, numbers
-from raypipe.scripts.settings import ScriptStageSettings
+from raypipe.scripts.experiment import ScriptStageSettings, ScriptTask
+from raypipe.scripts.metrics import MetricsFile, ScriptHistory, numbers
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.settings import TrainingSettings
 
-LIGHTNING = (
-    "epoch,step,train_loss,val_loss\n0,4,0.27,\n0,9,0.37,\n0,15,,0.44\n1,19,0.54,\n1,31,,0.41\n"
-)
-TRAINER = {
-    "global_step": 10,
-    "log_history": [
-        {"epoch": 0.6, "grad_norm": 1.0, "learning_rate": 4e-05, "loss": 2.42, "step": 5},
-        {"epoch": 1.2, "grad_norm": 1.1, "learning_rate": 3e-05, "loss": 2.41, "step": 10},
-        {"epoch": 1.2, "eval_loss": 2.4, "eval_runtime": 0.01, "step": 10},
-        {"train_runtime": 0.2, "train_loss": 2.415, "train_samples_per_second": 692.8, "step": 10},
-    ],
-}
+LOGS = yaml.safe_load(Path(__file__).with_name("logs.yaml").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -43,32 +29,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_SHARE", 1e9)
 
 
-def job(folder: Path) -> TrainingJob:
+def history(folder: Path, **columns: str) -> ScriptHistory:
     settings = ScriptStageSettings(command="python train.py")
     task = ScriptTask(str(folder), {}, {}, frozenset(), frozenset())
-    return TrainingJob("t", "run", task, settings, BatchPlan(4, 2, 8, 1), RunDirectory.at(folder))
-
-
-def history(folder: Path, **columns: str) -> ScriptHistory:
-    return ScriptHistory(job(folder), columns, 8)
-
-
-def test_a_file_that_appears_late_and_grows_within_lines(tmp_path: Path) -> None:
-    reader = MetricsFile(tmp_path, "m.jsonl")
-    assert reader.read() == Reading([])
-    with (tmp_path / "m.jsonl").open("w") as file:
-        found = []
-        for part in (
-            '{"step": 1, ',
-            '"loss": 2}\n{"st',
-            'ep": 2, "loss": 1}\nprogress\n',
-            '{"step":3}',
-        ):
-            file.write(part)
-            file.flush()
-            found.append(reader.read().records)
-    assert found == [[], [{"step": 1, "loss": 2}], [{"step": 2, "loss": 1}], []]
-    assert reader.read(last=True).records == [{"step": 3}]
+    plan, run = BatchPlan(4, 2, 8, 1), RunDirectory.at(folder)
+    return ScriptHistory(TrainingJob("t", "run", task, settings, plan, run), columns, 8)
 
 
 @given(
@@ -76,8 +41,8 @@ def test_a_file_that_appears_late_and_grows_within_lines(tmp_path: Path) -> None
     cuts=st.lists(st.integers(0, 2000), max_size=8),
     suffix=st.sampled_from(["jsonl", "csv"]),
 )
-def test_any_cuts_give_the_same_records(
-    tmp_path_factory: pytest.TempPathFactory, rows, cuts, suffix
+def test_any_cuts_give_the_records_of_whole_lines(
+    tmp_path_factory: pytest.TempPathFactory, rows: Any, cuts: list[int], suffix: str
 ) -> None:
     path = tmp_path_factory.mktemp("cuts") / f"m.{suffix}"
     if suffix == "csv":
@@ -85,134 +50,48 @@ def test_any_cuts_give_the_same_records(
     else:
         lines = [json.dumps({"step": step, "loss": loss}) for step, loss in rows]
     content = "".join(f"{line}\n" for line in lines).encode()
-    reader, found = MetricsFile(path.parent, path.name), []
+    expected = [{"step": float(step), "loss": loss} for step, loss in rows]
+    reader, known = MetricsFile(path.parent, path.name), 0
+    assert reader.read() is None
     for end in [*sorted(cuts), len(content)]:
         path.write_bytes(content[:end])  # another file of the same beginning
-        batch = reader.read()
-        assert not batch.restarted
-        found += batch.records
-    assert [numbers(record) for record in found] == [
-        {"step": float(step), "loss": loss} for step, loss in rows
-    ]
+        if (reading := reader.read()) is not None:
+            assert not reading.restarted
+            known = len(reading.records)
+            assert known == max(0, content[:end].count(b"\n") - (suffix == "csv"))
+            assert [numbers(record) for record in reading.records] == expected[:known]
+    assert known == len(rows)
 
 
-def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path) -> None:
-    path, reader = tmp_path / "m.jsonl", MetricsFile(tmp_path, "m.jsonl")
-    path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert not reader.read().restarted
-    path.write_text('{"step": 2}\n{"step": 3}\n{"step": 4}\n')  # longer, with another beginning
-    assert reader.read() == Reading([{"step": 2}, {"step": 3}, {"step": 4}], restarted=True)
-    path.write_text("")
-    reader.read()
-    path.write_text('{"step": 3}\n')
-    assert reader.read().records == [{"step": 3}]
-
-
-def test_the_log_of_lightning(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(LIGHTNING)
-    rows = history(tmp_path)
-    rows.add(MetricsFile(tmp_path, "metrics.csv").read(), 1.0)
-    assert [(s, r.get("loss"), r.get("eval_loss")) for s, r in sorted(rows.rows.items())] == [
-        (4, 0.27, None), (9, 0.37, None), (15, None, 0.44), (19, 0.54, None), (31, None, 0.41),
-    ]  # fmt: skip
-    assert (
-        rows.last_values().items() >= {"steps": 31, "loss_final": 0.54, "eval_loss": 0.41}.items()
-    )
-
-
-def test_a_log_with_a_new_column_is_written_again(tmp_path: Path) -> None:
-    path, rows = tmp_path / "metrics.csv", history(tmp_path)
-    reader = MetricsFile(tmp_path, path.name)
-    path.write_text("step,loss\n1,3\n2,2\n")
-    rows.add(reader.read(), 1.0)
-    path.write_text("step,loss\n1,3\n2,2\n4,1\n")
-    rows.add(reader.read(), 2.0)
-    speed = rows.rows[4]["samples_per_s"]
-    assert speed == 2 * 8 / 1.0
-    path.write_text("step,loss,val_loss\n1,3,\n2,2,\n4,1,\n6,,0.5\n")
-    rows.add(reader.read(), 3.0)
-    assert rows.rows[4]["samples_per_s"] == speed
-    assert rows.rows[6]["eval_loss"] == 0.5
-    assert rows.speed(99.0) == {"samples_per_s": 4 * 8 / 2.0, "step_time_s": 0.5}
-
-
-def test_the_state_of_the_trainer(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint-10" / "trainer_state.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(TRAINER)[:50])
-    reader, rows = MetricsFile(tmp_path, "**/trainer_state.json"), history(tmp_path)
-    assert reader.read().records == []  # half a file
-    path.write_text(json.dumps(TRAINER))
-    rows.add(reader.read(), 1.0)
-    assert (rows.rows[5]["loss"], rows.rows[5]["lr"]) == (2.42, 4e-05)
-    assert rows.rows[10].items() >= {"loss": 2.41, "eval_loss": 2.4, "train_loss": 2.415}.items()
-    assert rows.last_values()["loss_final"] == 2.41
-    assert rows.speed(50.0)["samples_per_s"] == 692.8
-
-
-def test_rows_from_the_first_new_step_on_are_replaced(tmp_path: Path) -> None:
-    rows = history(tmp_path)
-    rows.add(Reading([{"step": n, "loss": 1} for n in range(1, 7)]), 1.0)
-    rows.store()
-    again = history(tmp_path)
-    again.restore()
-    again.add(Reading([{"step": 4, "loss": 2}], restarted=True), 2.0)
-    again.store()
-    stored = read_rows(RunDirectory.at(tmp_path), "steps", "t")
-    assert [(row["step"], row["loss"]) for row in stored] == [(1, 1), (2, 1), (3, 1), (4, 2)]
-
-
-def test_epochs_count_without_steps_and_samples_give_the_speed_of_the_newest_file(
-    tmp_path: Path,
-) -> None:
-    reader, rows = MetricsFile(tmp_path, "**/*.jsonl"), history(tmp_path, loss="train/nll")
-    for epoch in (1, 2, 3):
-        path = tmp_path / f"version_{epoch}" / "m.jsonl"
-        path.parent.mkdir()
-        record = {"epoch": epoch, "train/nll": "1.5", "samples": 500 * epoch}
-        path.write_text(json.dumps(record) + "\n")
-        os.utime(path, (10**9 + epoch, 10**9 + epoch))
-        rows.add(reader.read(), 10.0 * epoch)
-    expected = {"step": 2, "epoch": 2.0, "loss": 1.5, "samples_per_s": 50.0}
-    assert rows.rows[2].items() >= expected.items()
-    assert rows.speed(60)["samples_per_s"] == 50.0
-
-
-def test_epochs_from_zero_are_steps_from_one(tmp_path: Path) -> None:
-    rows, task, training = history(tmp_path), job(tmp_path).task, TrainingSettings(epochs=3)
-    new = rows.add(Reading([{"epoch": n, "loss": 1.0, "val_loss": 2.0} for n in (0, 1)]), 1.0)
-    found = [(row["step"], row["epoch"], task.done(row, training)) for row in new]
-    assert found == [(1, 0.0, 1), (2, 1.0, 2)]
-    rows.store()
-    again = history(tmp_path)
-    again.restore()
-    again.add(Reading([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], restarted=True), 9.0)
-    assert [(step, row["loss"]) for step, row in again.rows.items()] == [(1, 1), (2, 0.5), (3, 0.4)]
-    assert again.last_step == 3
-
-
-def test_losses_that_are_not_finite_end_it_after_three_rows(tmp_path: Path) -> None:
-    rows = history(tmp_path)
-    rows.add(Reading([{"step": 1, "loss": math.nan}, {"step": 2, "loss": 1.0}]), 1.0)
-    assert rows.rows[1]["loss"] is None
-    rows.add(Reading([{"step": n, "loss": math.inf} for n in (3, 4)]), 2.0)
-    with pytest.raises(FloatingPointError, match="loss of the script is inf at step 4"):
+@pytest.mark.parametrize("case", LOGS, ids=lambda case: case["name"])
+def test_a_log_at_each_look(tmp_path: Path, case: dict[str, Any]) -> None:
+    """Each ``look`` writes a file and reads it ten seconds later; an ``attempt`` begins anew."""
+    rows = history(tmp_path, **case.get("columns", {}))
+    reader = MetricsFile(tmp_path, case["pattern"])
+    for number, look in enumerate(case["looks"], start=1):
+        if look.get("attempt"):
+            rows.store()
+            rows, reader = history(tmp_path), MetricsFile(tmp_path, case["pattern"])
+            rows.restore()
+        path = tmp_path / look.get("file", case["pattern"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = look["write"]
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+        os.utime(path, (10**9 + number, 10**9 + number))
+        reading = reader.read()
+        assert reading is not None
+        if "ends" in look:
+            with pytest.raises(FloatingPointError, match=look["ends"]):
+                rows.add(reading, 10.0 * number)
+        else:
+            rows.add(reading, 10.0 * number)
+        for step, expected in look.get("rows", {}).items():
+            assert {name: rows.rows[step].get(name) for name in expected} == expected
+        assert list(rows.rows) == look.get("steps", list(rows.rows))
+    if "finish" in case:
+        with pytest.raises(FloatingPointError, match=case["finish"]):
+            rows.finish()
+    else:
         rows.finish()
-    with pytest.raises(FloatingPointError, match="at step 5"):
-        rows.add(Reading([{"step": 5, "loss": math.nan}]), 3.0)
-
-
-def test_a_new_file_without_losses_does_not_hide_one_that_is_not_finite(tmp_path: Path) -> None:
-    rows = history(tmp_path)
-    rows.add(Reading([{"step": 1, "loss": math.nan}]), 1.0)
-    rows.add(Reading([{"step": 2, "val_loss": 0.5}], restarted=True), 2.0)
-    with pytest.raises(FloatingPointError, match="at step 1"):
-        rows.finish()
-
-
-def test_one_loss_that_is_read_again_counts_once(tmp_path: Path) -> None:
-    rows = history(tmp_path)
-    for at in (1.0, 2.0, 3.0):
-        rows.add(Reading([{"step": 1, "loss": math.inf}], restarted=at > 1.0), at)
-    rows.add(Reading([{"step": 2, "loss": 0.5}]), 4.0)
-    rows.finish()
+    assert rows.last_values().items() >= case.get("last", {}).items()
+    assert rows.speed(50.0).items() >= case.get("speed", {}).items()
