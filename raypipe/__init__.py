@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from raypipe.graph.launcher import PoolOptions
     from raypipe.graph.stages import hardware_stage, train_stage
     from raypipe.graph.unit_logs import Failure
-    from raypipe.scripts.experiment import ScriptStageSettings, script_stage
+    from raypipe.scripts.command import ScriptStageSettings
+    from raypipe.scripts.experiment import script_stage
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table
     from raypipe.training.settings import TrainStageSettings
@@ -75,7 +76,8 @@ _MODULES = {
     "raypipe.graph.launcher": ("PoolOptions",),
     "raypipe.graph.stages": ("hardware_stage", "train_stage"),
     "raypipe.graph.unit_logs": ("Failure",),
-    "raypipe.scripts.experiment": ("ScriptStageSettings", "script_stage"),
+    "raypipe.scripts.command": ("ScriptStageSettings",),
+    "raypipe.scripts.experiment": ("script_stage",),
     "raypipe.store.run_directory": ("RunDirectory",),
     "raypipe.store.tables": ("Column", "Table"),
     "raypipe.training.settings": ("TrainStageSettings",),

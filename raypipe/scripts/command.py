@@ -1,4 +1,4 @@
-"""Command of a script: placeholders, arguments and environment variables."""
+"""Command of a script: its settings, placeholders, arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raypipe.config.validation import did_you_mean
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from raypipe.config.settings import Level, Operational
+from raypipe.config.validation import did_you_mean, dig
 from raypipe.training import batching
 from raypipe.training.batching import BatchPlan
-
-if TYPE_CHECKING:
-    from raypipe.scripts.experiment import ScriptStageSettings
+from raypipe.training.settings import TrainStageSettings
 
 #: settings of ``training`` that are placeholders under their own name
 TRAINING = (
@@ -40,6 +41,19 @@ OWN = frozenset(
 #: names of environment variables with values
 VARIABLE = re.compile(r"\bRAYPIPE_\w+")
 
+#: settings that only raypipe's own training loop has, with what to do instead
+_REFUSED = {
+    "training.init_from": "pass the path of the weights as a parameter",
+    "training.betas": "pass them as a parameter",
+    "training.weights": "pass it as a parameter",
+    "training.monitor": "let the script choose its best model",
+    "training.keep_checkpoints": "let the script delete old checkpoints",
+    "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
+    "loader.prefetch": "pass it as a parameter",
+    "loader.pin_memory": "pass it as a parameter",
+    "memory_trial": "a script does not know its longest samples",
+}
+
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 #: parts of a shell's command without a placeholder, which is NUL here, that end where they seem to
 _EXPANSION = r"\$(?:\w+|[?@*!])|\$\{\w+\}|\$\((?:(?!\bcase\b)[^()'\"`\\#\0$<])*\)"
@@ -50,6 +64,73 @@ _CLOSED = re.compile(
 _UNSAFE = re.compile(r"['\"`\\$#]|<<|\(\(|\[\[|\b(?:eval|trap)\b[^;&|\n]*\0")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "fish"}
 _CODE_OPTION = re.compile(r"-\w*c")
+
+
+class ScriptStageSettings(TrainStageSettings):
+    """A script as a training stage. `training` and `scaling` keep their names and meanings.
+
+    Every value that is given must reach the script: by a placeholder of the command, or by its
+    environment variable `RAYPIPE_NAME`, which one of `files` then contains.
+    """
+
+    command: str = Field(min_length=1)
+    """Command of the training, with placeholders such as `{micro_batch}`; `{{` and `}}` are braces.
+    It runs in the current directory.
+    """
+    shell: bool = False
+    """Whether a shell (`sh -c`) runs the command. Values of placeholders arrive as they are and
+    need no quotes. Without it, the command is split into arguments.
+    """
+    metrics: str | None = Field(None, min_length=1)
+    """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
+    `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
+    `stdout` for JSON lines on the standard output.
+    """
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of the script's metrics by column, such as `loss: train/nll`, where raypipe does not
+    know them.
+    """
+    files: Operational[tuple[str, ...] | None] = None
+    """Files and patterns (`src/**/*.py`) whose content decides the result; by default the script
+    that the command names, and the modules next to it that it imports.
+    """
+    resume: Operational[str] = "--resume {checkpoint_dir}"
+    """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
+    nothing. `{newest_checkpoint}` is the newest file or folder there.
+    """
+    grace_s: Operational[NonNegativeFloat] = 10.0
+    """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
+    time_limit_s: Operational[PositiveFloat | None] = None
+    """Seconds after which an attempt is ended as failed."""
+
+    @classmethod
+    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+        """Settle the length and the effective batch; batch sizes that nobody gives stay open.
+
+        Which of them the script takes is known to its stage, which then sets them.
+        """
+        given = {key: dig(values, "training", key) for key in SIZES}
+        super().settle(name, values, levels)
+        if isinstance(training := dig(values, "training"), dict):
+            if given["micro_batch"] is None and given["effective_batch"] is None:
+                training |= given
+            training |= {key: None for key in ("micro_batch", "accumulation") if given[key] is None}
+
+    def fixed_by(self, length: int) -> str | None:
+        """Return why a training of this length is not the beginning of a longer one."""
+        del length
+        return "what a script does with its length is not known"
+
+    @model_validator(mode="after")
+    def _only_what_a_script_can_honor(self) -> ScriptStageSettings:
+        for key, advice in _REFUSED.items():
+            section, _, name = key.rpartition(".")
+            owner = getattr(self, section) if section else self
+            if getattr(owner, name) not in (None, type(owner).model_fields[name].default):
+                raise ValueError(f"{key}: does not apply to a script; {advice}")
+        if "shorten" in self.on_oom:
+            raise ValueError("on_oom: shorten does not apply to a script")
+        return self
 
 
 def placeholders(text: str) -> list[str]:

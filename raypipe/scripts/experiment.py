@@ -11,109 +11,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field
 
-from raypipe.config.settings import Level, Operational, Settings
-from raypipe.config.validation import did_you_mean, dig
+from raypipe.config.settings import Settings
+from raypipe.config.validation import did_you_mean
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.source import files_from
 from raypipe.graph.stages import hardware_stage, train_stage
 from raypipe.scripts import command
+from raypipe.scripts.command import ScriptStageSettings
 from raypipe.store.tables import Column
 from raypipe.training.batching import BatchPlan, resolve
 from raypipe.training.job import ExternalTask
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.tables import TRIALS
 
 if TYPE_CHECKING:
     from raypipe.training.ending import Ending
     from raypipe.training.job import Report, TrainingJob
 
-#: settings that only raypipe's own training loop has, with what to do instead
-_REFUSED = {
-    "training.init_from": "pass the path of the weights as a parameter",
-    "training.betas": "pass them as a parameter",
-    "training.weights": "pass it as a parameter",
-    "training.monitor": "let the script choose its best model",
-    "training.keep_checkpoints": "let the script delete old checkpoints",
-    "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
-    "loader.prefetch": "pass it as a parameter",
-    "loader.pin_memory": "pass it as a parameter",
-    "memory_trial": "a script does not know its longest samples",
-}
 _LETTERS = 32
 #: bytes of a file that are searched for the names of environment variables
 _MOST_SEARCHED = 2_000_000
 #: settings that need not reach the script: it may log as often as it likes
 _FREE = {"log_every"}
 _SHOWN = 40
-
-
-class ScriptStageSettings(TrainStageSettings):
-    """A script as a training stage. `training` and `scaling` keep their names and meanings.
-
-    Every value that is given must reach the script: by a placeholder of the command, or by its
-    environment variable `RAYPIPE_NAME`, which one of `files` then contains.
-    """
-
-    command: str = Field(min_length=1)
-    """Command of the training, with placeholders such as `{micro_batch}`; `{{` and `}}` are braces.
-    It runs in the current directory.
-    """
-    shell: bool = False
-    """Whether a shell (`sh -c`) runs the command. Values of placeholders arrive as they are and
-    need no quotes. Without it, the command is split into arguments.
-    """
-    metrics: str | None = Field(None, min_length=1)
-    """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
-    `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
-    `stdout` for JSON lines on the standard output.
-    """
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Names of the script's metrics by column, such as `loss: train/nll`, where raypipe does not
-    know them.
-    """
-    files: Operational[tuple[str, ...] | None] = None
-    """Files and patterns (`src/**/*.py`) whose content decides the result; by default the script
-    that the command names, and the modules next to it that it imports.
-    """
-    resume: Operational[str] = "--resume {checkpoint_dir}"
-    """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
-    nothing. `{newest_checkpoint}` is the newest file or folder there.
-    """
-    grace_s: Operational[NonNegativeFloat] = 10.0
-    """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
-    time_limit_s: Operational[PositiveFloat | None] = None
-    """Seconds after which an attempt is ended as failed."""
-
-    @classmethod
-    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
-        """Settle the length and the effective batch; batch sizes that nobody gives stay open.
-
-        Which of them the script takes is known to its stage, which then sets them.
-        """
-        given = {key: dig(values, "training", key) for key in command.SIZES}
-        super().settle(name, values, levels)
-        if isinstance(training := dig(values, "training"), dict):
-            if given["micro_batch"] is None and given["effective_batch"] is None:
-                training |= given
-            training |= {key: None for key in ("micro_batch", "accumulation") if given[key] is None}
-
-    def fixed_by(self, length: int) -> str | None:
-        """Return why a training of this length is not the beginning of a longer one."""
-        del length
-        return "what a script does with its length is not known"
-
-    @model_validator(mode="after")
-    def _only_what_a_script_can_honor(self) -> ScriptStageSettings:
-        for key, advice in _REFUSED.items():
-            section, _, name = key.rpartition(".")
-            owner = getattr(self, section) if section else self
-            if getattr(owner, name) not in (None, type(owner).model_fields[name].default):
-                raise ValueError(f"{key}: does not apply to a script; {advice}")
-        if "shorten" in self.on_oom:
-            raise ValueError("on_oom: shorten does not apply to a script")
-        return self
 
 
 @dataclass(frozen=True)

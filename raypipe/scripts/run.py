@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pyarrow import fs as arrow_fs
@@ -17,6 +17,7 @@ from raypipe.errors import UnitError
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
+from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.metrics import MetricsFile, ScriptHistory
 from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
 from raypipe.store import tables
@@ -26,9 +27,6 @@ from raypipe.training.ending import Ending
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry
-
-if TYPE_CHECKING:
-    from raypipe.scripts.experiment import ScriptStageSettings
 
 _POLL_S = 0.05
 #: seconds between writes of the table ``steps``

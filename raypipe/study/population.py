@@ -18,7 +18,7 @@ from pyarrow import fs as arrow_fs
 from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Training
-from raypipe.scripts.experiment import ScriptStageSettings
+from raypipe.scripts.command import ScriptStageSettings
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory

@@ -12,7 +12,8 @@ from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import Identity, fingerprint
 from raypipe.hardware import Hardware
-from raypipe.scripts.experiment import ScriptStageSettings, ScriptTask
+from raypipe.scripts.command import ScriptStageSettings
+from raypipe.scripts.experiment import ScriptTask
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.space import points
 from raypipe.study.sweep_settings import SweepSettings

@@ -124,10 +124,12 @@ class WandbRun:
     history: list[dict[str, Any]]
     exit_code: int | None
 
-    def curve(self, metric: str) -> dict[int, float]:
-        steps = [entry["_step"] for entry in self.history]
-        assert len(steps) == len(set(steps)), "a step came twice"
-        return {entry["_step"]: entry[metric] for entry in self.history if metric in entry}
+
+def wandb_curve(run: RunDirectory, trial_id: str, metric: str) -> dict[int, float]:
+    history = wandb_runs(run)[trial_id].history
+    steps = [entry["_step"] for entry in history]
+    assert len(steps) == len(set(steps)), "a step came twice"
+    return {entry["_step"]: entry[metric] for entry in history if metric in entry}
 
 
 def wandb_runs(run: RunDirectory) -> dict[str, WandbRun]:
@@ -244,14 +246,19 @@ def needs(name: TrackerName) -> pytest.MarkDecorator:
     )
 
 
-@needs("tensorboard")
-def test_tensorboard_shows_each_step_once(continued):
-    assert tensorboard_curve(continued, TRIAL, "loss") == losses(range(1, 13))
-    speeds = tensorboard_curve(continued, TRIAL, "samples_per_s")
-    assert speeds == {step: 20.0 if 4 <= step <= 10 else 10.0 for step in range(1, 13)}
-    assert 2 not in tensorboard_curve(continued, TRIAL, "grad_norm")  # it was no number
-    assert tensorboard_curve(continued, TRIAL, "eval_p@1") == dict.fromkeys(range(2, 13, 2), 0.5)
-    assert tensorboard_curve(continued, OTHER, "loss") == losses(range(1, 9))
+CURVES = {"tensorboard": tensorboard_curve, "mlflow": mlflow_curve, "wandb": wandb_curve}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ALL])
+def test_a_tracker_shows_each_step_once(continued, name):
+    def curve(trial_id: str, metric: str) -> dict[int, float]:
+        return CURVES[name](continued, trial_id, metric)
+
+    assert curve(TRIAL, "loss") == losses(range(1, 13))
+    assert curve(OTHER, "loss") == losses(range(1, 9))
+    assert 2 not in curve(TRIAL, "grad_norm")  # it was no number
+    held_out = "eval_p_1" if name == "mlflow" else "eval_p@1"
+    assert curve(TRIAL, held_out) == dict.fromkeys(range(2, 13, 2), 0.5)
 
 
 @needs("tensorboard")
@@ -287,16 +294,8 @@ def test_tensorboard_has_hyperparameters_and_outcome(continued):
 
 
 @needs("mlflow")
-def test_mlflow_shows_each_step_once(continued):
-    assert mlflow_curve(continued, TRIAL, "loss") == losses(range(1, 13))
-    assert 2 not in mlflow_curve(continued, TRIAL, "grad_norm")
-    assert mlflow_curve(continued, TRIAL, "eval_p_1") == dict.fromkeys(range(2, 13, 2), 0.5)
-    assert mlflow_curve(continued, OTHER, "loss") == losses(range(1, 9))
-    assert mlflow_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
-
-
-@needs("mlflow")
 def test_mlflow_has_parameters_and_outcome(continued):
+    assert mlflow_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
     _, runs = mlflow_runs(continued)
     states = {trial_id: entry.info.status for trial_id, entry in runs.items()}
     assert states == {TRIAL: "FINISHED", OTHER: "FINISHED", "interrupted": "KILLED"}
@@ -319,18 +318,9 @@ def test_mlflow_has_parameters_and_outcome(continued):
 
 
 @needs("wandb")
-def test_wandb_has_each_step_once_in_one_file(continued):
-    runs = wandb_runs(continued)
-    assert set(runs) == {TRIAL, OTHER, "interrupted"}
-    assert runs[TRIAL].curve("loss") == losses(range(1, 13))
-    assert 2 not in runs[TRIAL].curve("grad_norm")
-    assert runs[TRIAL].curve("eval_p@1") == dict.fromkeys(range(2, 13, 2), 0.5)
-    assert runs[OTHER].curve("loss") == losses(range(1, 9))
-
-
-@needs("wandb")
 def test_wandb_has_configuration_and_outcome(continued):
     runs = wandb_runs(continued)
+    assert set(runs) == {TRIAL, OTHER, "interrupted"}
     assert {(found.project, found.group) for found in runs.values()} == {("quick", "quick-1")}
     assert len({found.id for found in runs.values()}) == 3
     found = runs[TRIAL]

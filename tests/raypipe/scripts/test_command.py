@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from raypipe.scripts import command
 from raypipe.scripts import run as run_module
-from raypipe.scripts.experiment import ScriptStageSettings, ScriptTask, script_stage
+from raypipe.scripts.command import ScriptStageSettings
+from raypipe.scripts.experiment import ScriptTask, script_stage
 from raypipe.scripts.run import Places
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_rows

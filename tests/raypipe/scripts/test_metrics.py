@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.scripts import metrics
-from raypipe.scripts.experiment import ScriptStageSettings, ScriptTask
+from raypipe.scripts.command import ScriptStageSettings
+from raypipe.scripts.experiment import ScriptTask
 from raypipe.scripts.metrics import MetricsFile, ScriptHistory, numbers
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
