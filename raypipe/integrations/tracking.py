@@ -71,7 +71,7 @@ class Target:
     configuration: Mapping[str, Setting]
 
 
-class Outcome(NamedTuple):
+class TrialEnd(NamedTuple):
     """End of a trial; ``metrics`` are those of all ``steps``."""
 
     status: str
@@ -100,7 +100,7 @@ class TrialTracker(ABC):
         """Store metrics of a step before returning."""
 
     @abstractmethod
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: TrialEnd) -> None:
         """Record the outcome and close the run."""
 
 
@@ -126,7 +126,7 @@ class TensorBoardTrial(TrialTracker):
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: TrialEnd) -> None:
         """Write the row of the HParams view."""
         from tensorboard.plugins.hparams.api_pb2 import Status
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -187,7 +187,7 @@ class MlflowTrial(TrialTracker):
         stored = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=stored)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: TrialEnd) -> None:
         """Store the configuration and the trial's settings as parameters."""
         from mlflow.entities import Param
 
@@ -271,7 +271,7 @@ class WandbTrial(TrialTracker):
         if step >= self._run.step:
             self._run.log(dict(metrics), step=step, commit=True)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: TrialEnd) -> None:
         """Write the settings to the run's configuration, and the outcome to its summary."""
         self._run.config.update(dict(outcome.settings), allow_val_change=True)
         self._run.summary.update({"status": outcome.status, **outcome.metrics})
@@ -321,15 +321,15 @@ class Trackers(AbstractContextManager["Trackers"]):
         measured = {name: value for name, value in row.items() if name not in _SETTINGS}
         metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
         steps = int(metrics.get("final/steps", 0))
-        self._end(trial_id, Outcome(str(row["status"]), settings, metrics, steps))
+        self._end(trial_id, TrialEnd(str(row["status"]), settings, metrics, steps))
 
     def call(
         self, name: str, status: str, arguments: Mapping[str, Any], returned: Mapping[str, Any]
     ) -> None:
         """Log a call of a function: its arguments, and the finite numbers of what it returned."""
-        self._end(name, Outcome(status, flat(arguments), finite_numbers(returned), 0))
+        self._end(name, TrialEnd(status, flat(arguments), finite_numbers(returned), 0))
 
-    def _end(self, trial_id: str, outcome: Outcome) -> None:
+    def _end(self, trial_id: str, outcome: TrialEnd) -> None:
         self._each(trial_id, lambda trial: trial.end(outcome))
         self._trials = {key: trial for key, trial in self._trials.items() if key[1] != trial_id}
 

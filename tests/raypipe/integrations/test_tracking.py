@@ -367,7 +367,7 @@ class Broken:
         if step == 2:
             raise OSError(28, "No space left on device: http://me:pa55@server")
 
-    def end(self, outcome: tracking.Outcome) -> None:
+    def end(self, outcome: tracking.TrialEnd) -> None:
         raise AssertionError("it was given up")
 
 
@@ -384,7 +384,7 @@ class Kept(Broken):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
 
-    def end(self, outcome: tracking.Outcome) -> None:
+    def end(self, outcome: tracking.TrialEnd) -> None:
         self.ended.append(outcome.status)
 
 
