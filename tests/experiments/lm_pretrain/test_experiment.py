@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-import raypipe as rp
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import tiny
-from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Unit
-from raypipe.launch.inline import InlineLauncher
-from raypipe.store import tables as results
-from raypipe.store.run_directory import RunDirectory
+from tests.experiments.runs import CONFIGS, run, table
 
-PROJECT = Path(__file__).resolve().parents[3]
-PLAIN = PROJECT / "configs/lm_pretrain.yaml"
+PLAIN = CONFIGS / "lm_pretrain.yaml"
 SMALL = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
 
 
@@ -69,13 +63,10 @@ def test_what_decides_the_result_is_the_identity(override, tokenized, trained, s
     }
 
 
-def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    overrides = [
-        *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
-        *["train.training.steps=40", "train.training.warmup_steps=4"],
-    ]
-    rp.run(PLAIN, overrides, run_dir=tmp_path / "run", profile="cpu")
-    row = results.read_table(RunDirectory.at(tmp_path / "run"), "trials").iloc[0]
+def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):
+    given = ["data.source=random", "model.vocabulary=256", "data.held_out=64", *SMALL]
+    steps = ["train.training.steps=40", "train.training.warmup_steps=4"]
+    assert run("lm_pretrain", tmp_path, *given, *steps) == 0
+    row = table(tmp_path, "trials").iloc[0]
     assert (row["status"], row["steps"]) == ("succeeded", 40)
     assert row["eval_loss"] == pytest.approx(math.log(256), abs=0.02)

@@ -1,11 +1,10 @@
-"""The transformer on data through the public command."""
+"""The transformer on data through the public command, and what its tables and figures say."""
 
 from __future__ import annotations
 
 import json
 import math
 import pickle
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,82 +12,58 @@ import pandas as pd
 import pytest
 
 import experiments.transformer.data as data_module
-import raypipe as rp
+from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
-from experiments.transformer.comparison import measures
-from experiments.transformer.data import PredictionTarget
+from experiments.transformer.comparison import mcnemar, measures
+from experiments.transformer.data import PredictionTarget, load
 from experiments.transformer.evaluation import confused
 from experiments.transformer.figures import sections
+from experiments.transformer.settings import TransformerDataSettings
 from experiments.transformer.training import StoredSamples
-from raypipe.commands import cluster
 from raypipe.errors import ConfigError
-from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import status
-from tests.experiments.transformer.samples import frame, lines, write
+from tests.experiments import runs
+from tests.experiments.runs import table
+from tests.experiments.transformer.samples import lines
 
-PROJECT = Path(__file__).resolve().parents[3]
-CONFIG = PROJECT / "configs/transformer.yaml"
 SMALL = (
-    "model.hidden=32",
-    "model.layers=1",
-    "model.length=16",
-    "train.training.warmup_steps=4",
-    "train.training.learning_rate=0.01",
+    *("model.hidden=32", "model.layers=1", "model.length=16", "data.vocabulary=300"),
+    *("train.training.warmup_steps=4", "train.training.learning_rate=0.01"),
     "train.training.eval_every=10",
-    "data.vocabulary=300",
 )
 
 
-@pytest.fixture(autouse=True)
-def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
+    """The measures of a run, by method."""
+    assert runs.run("transformer", folder, *SMALL, *overrides, **options) == 0
+    return table(folder).set_index("method") if not options else pd.DataFrame()
 
 
-def run(folder: Path, *overrides: str, **options) -> int:
-    given = [*SMALL, *overrides]
-    return status(rp.run, CONFIG, given, run_dir=folder / "run", profile="cpu", **options)
+def of_table(files: Path, *more: str) -> list[str]:
+    given = ["data.source=table", f"data.file={files / 'rows.parquet'}", *more]
+    return [*given, "data.validation_share=0.2", "train.training.epochs=12"]
 
 
-def found(folder: Path, name: str = "measures") -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder / "run"), name)
+def sizes(folder: Path) -> list[int]:
+    stored = RunDirectory.at(folder)
+    return [len(StoredSamples(stored, part)) for part in ("train", "validation", "held_out")]
 
 
-def of_table(folder: Path, target: str = "y", rows: pd.DataFrame | None = None) -> list[str]:
-    path = write(folder, frame(400) if rows is None else rows, ".parquet")
-    given = ["data.source=table", f"data.file={path}", f"data.target={target}"]
-    return [*given, "data.validation_share=0.2"]
-
-
-def records() -> list[DocstringRecord]:
-    draw = np.random.default_rng(0)
-    words = {"mail": ["message", "header"], "net": ["socket", "port"], "xml": ["node", "tree"]}
-    return [
-        DocstringRecord(f"{name}.m", f"f{i}", "function", f"{' '.join(draw.choice(own, 3))} {i}.")
-        for name, own in words.items()
-        for i in range(100)
-    ]
-
-
-def test_a_table_is_classified(tmp_path):
-    assert run(tmp_path, *of_table(tmp_path), "train.training.epochs=12") == 0
-    rows = found(tmp_path).set_index("method")
-    assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
-    assert rows.loc["transformer", "macro_f1"] > 0.9 > rows.loc["majority class", "macro_f1"]
-    steps = found(tmp_path, "steps")
+def test_a_table_is_classified(files, tmp_path):
+    rows = run(tmp_path, *of_table(files, "data.target=y"))
+    for measure in ("accuracy", "macro_f1"):
+        assert rows.loc["transformer", measure] > 0.9 > rows.loc["majority class", measure]
+    steps = table(tmp_path, "steps")
     assert steps["eval_accuracy"].notna().sum() > 3
-    assert found(tmp_path, "trials")["eval_accuracy"][0] == steps["eval_accuracy"].max()
-    assert found(tmp_path, "confusion")["rows"].sum() == rows["rows"].iloc[0]
-    drawn = {p.name for p in (tmp_path / "run/report/figures").rglob("*.svg")}
-    assert "confusion.svg" in drawn
-    page = (tmp_path / "run/report/index.html").read_text()
+    assert table(tmp_path, "trials")["eval_accuracy"][0] == steps["eval_accuracy"].max()
+    assert table(tmp_path, "confusion")["rows"].sum() == rows["rows"].iloc[0]
+    assert "confusion.svg" in {p.name for p in (tmp_path / "report/figures").rglob("*.svg")}
+    page = (tmp_path / "report/index.html").read_text()
     assert f"{rows.loc['transformer', 'accuracy']:.4g}" in page
     assert "gradient boosting" in page
     assert {"gradient boosting", "linear model", "majority class"} < set(rows.index)
-    pairs = found(tmp_path, "comparisons").set_index("baseline")
+    pairs = table(tmp_path, "comparisons").set_index("baseline")
     assert set(pairs.index) == {"gradient boosting", "linear model"}
     for name, pair in pairs.iterrows():
         right = rows["accuracy"] * pair["rows"]
@@ -97,92 +72,120 @@ def test_a_table_is_classified(tmp_path):
         assert pair["p_value"] <= pair["p_holm"] <= 1
 
 
-def test_a_number_is_predicted_in_its_own_unit(tmp_path, monkeypatch):
+def test_a_number_is_predicted_in_its_own_unit(files, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "_BLOCK", 7)  # several tasks
-    given = [*of_table(tmp_path, "price"), "data.ignore=[y]", "train.training.epochs=12"]
-    assert run(tmp_path, *given) == 0
-    rows = found(tmp_path).set_index("method")
+    rows = run(tmp_path, *of_table(files, "data.target=price", "data.ignore=[y]"))
     own, mean = rows.loc["transformer"], rows.loc["training mean"]
     assert own["r2"] > 0.8 > 0.05 > mean["r2"]
     assert own["rmse"] < 50 < 70 < mean["rmse"] < 130
-    trial = found(tmp_path, "trials").iloc[0]
+    trial = table(tmp_path, "trials").iloc[0]
     # of other rows, in the same unit
     assert 1 < trial["eval_mae"] < trial["eval_mse"] ** 0.5 < 50
 
 
 def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
-    rows = [{"text": f"{'good' if i % 2 else 'bad'} {i}", "label": [9, i % 2]} for i in range(300)]
-    path = lines(tmp_path / "a.jsonl.gz", rows)
+    texts = [{"text": f"{'good' if i % 2 else 'bad'} {i}", "label": [9, i % 2]} for i in range(300)]
+    path, folder = lines(tmp_path / "a.jsonl.gz", texts), tmp_path / "run"
     given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=4"]
     given.append("model.ngrams={most: 500, width: 8}")
-    assert run(tmp_path, *given, only=("prepare",)) == 0
+    run(folder, *given, only=("prepare",))
 
     def never(*arguments):
         raise AssertionError("prepared twice")
 
     monkeypatch.setattr(experiment, "run_prepare", never)
-    assert run(tmp_path, *given) == 0
-    rows = found(tmp_path).set_index("method")
-    assert rows.loc["transformer", "accuracy"] > 0.95
-    assert rows.loc["n-grams alone", "accuracy"] > 0.95
-    pairs = found(tmp_path, "comparisons")
+    rows = run(folder, *given)
+    assert (rows.loc[["transformer", "n-grams alone"], "accuracy"] > 0.95).all()
+    pairs = table(folder, "comparisons")
+    branches = ("encoder alone", "n-grams alone")
     assert {*zip(pairs["method"], pairs["baseline"], strict=True)} == {
         (method, baseline)
-        for method in ("transformer", "encoder alone", "n-grams alone")
+        for method in ("transformer", *branches)
         for baseline in ("tfidf, logistic regression", "tfidf, linear svm")
-    } | {("transformer", branch) for branch in ("encoder alone", "n-grams alone")}
+    } | {("transformer", branch) for branch in branches}
     right = rows["accuracy"] * rows["rows"]
     net = pairs["only_method_right"] - pairs["only_baseline_right"]
     expected = right[pairs["method"]].to_numpy() - right[pairs["baseline"]].to_numpy()
     np.testing.assert_allclose(net, expected, atol=1e-6)
-    ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")[0]
-    assert len(ids) > 1
+    ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(folder), "train")[0]
+    assert 1 < len(ids) <= 16  # cut at model.length
     assert len(ngrams) == len(weights) > 1
     lines(path, [{"text": "other", "label": [0]}, {"text": "words", "label": [1]}] * 40)
     with pytest.raises(ConfigError, match="file"):
-        run(tmp_path, *given, f"data.test_file={path}")
+        run(folder, *given, f"data.test_file={path}")
 
 
 def test_the_built_in_corpus_is_the_default(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records()))
-    assert run(tmp_path, "train.training.epochs=6") == 0
-    rows = found(tmp_path).set_index("method")
+    draw = np.random.default_rng(0)
+    words = {"mail": ["message", "header"], "net": ["socket", "port"], "xml": ["node", "tree"]}
+    records = [
+        DocstringRecord(f"{name}.m", f"f{i}", "function", f"{' '.join(draw.choice(own, 3))} {i}.")
+        for name, own in words.items()
+        for i in range(100)
+    ]
+    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records))
+    rows = run(tmp_path, "train.training.epochs=6")
     assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
-    stored = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")
+    stored = StoredSamples(RunDirectory.at(tmp_path), "train")
     assert pickle.loads(pickle.dumps(stored))[3][0].tolist() == stored[3][0].tolist()
     with pytest.raises(IndexError):
         stored[len(stored)]
 
 
-def test_token_ids_are_classified(tmp_path):
-    draw = np.random.default_rng(0)
-    ids = draw.integers(1, 8, (300, 20))
-    path = tmp_path / "a.npz"
-    np.savez(path, tokens=ids, target=(ids[:, :16] == 3).any(1).astype(int))
-    given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=12"]
-    assert run(tmp_path, *given) == 0
-    rows = found(tmp_path).set_index("method")
-    assert rows.loc["transformer", "accuracy"] > rows.loc["majority class", "accuracy"]
-    stored = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")
-    assert {len(stored[i][0]) for i in range(len(stored))} == {16}  # cut at model.length
+def test_a_validation_file_chooses_the_step_and_the_baselines_train_on_it(tmp_path):
+    train, other, test = (
+        lines(tmp_path / f"{name}.jsonl", [{"text": f"{word} {i}", "label": word} for i in range(n)
+                                           for word in ("red", "blue", *extra)])
+        for name, n, extra in (("train", 60, []), ("val", 15, ["green"]), ("test", 20, ["green"]))
+    )  # fmt: skip
+    given = ["data.source=sequences", f"data.file={train}", f"data.test_file={test}"]
+    rows = run(tmp_path / "run", *given, f"data.validation_file={other}", "train.training.epochs=2")
+    assert table(tmp_path / "run", "trials")["best_step"][0] > 0
+    assert sizes(tmp_path / "run") == [120, 45, 60]
+    assert rows.loc["tfidf, linear svm", "accuracy"] == 1.0  # it has seen the third class
+    assert rows.loc["transformer", "accuracy"] < 0.7
+    path = lines(tmp_path / "bad.jsonl", [{"text": "red", "label": 1}] * 3)
+    settings = {"source": "sequences", "file": train, "validation_file": path}
+    with pytest.raises(CorpusError, match=r"bad.jsonl: differs from data.file: .* string vs int64"):
+        load(TransformerDataSettings.model_validate(settings), None)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("model.numeric=9", "model.numeric = 9: the data have 4; leave it out"),
-        ("model.outputs=7", "model.outputs = 7: the data have 2"),
-        ("model.kind=regression", "not a number"),
-        ("model.ngrams={}", "model.ngrams: n-grams are those of texts"),
-        ("data.target=nothing", "no column 'nothing'"),
-        ("data.file=none.csv", "no such file"),
-        ("data.target=null", "target must name the column"),
-    ],
+    ("share", "note"), [("0.05", "data.validation_share = 0.05 of "), ("0", "is 0, and ")]
 )
-def test_a_mistake_is_one_message_and_nothing_is_started(tmp_path, override, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        run(tmp_path, *of_table(tmp_path), override)
-    assert not (tmp_path / "run").exists()
+def test_without_a_validation_part_the_last_step_is_measured_and_a_line_says_so(
+    files, tmp_path, capsys, share, note
+):
+    given = of_table(files, "data.target=y")
+    run(tmp_path, *given, f"data.validation_share={share}", "train.training.epochs=null",
+        "train.training.steps=12")  # fmt: skip
+    trial = table(tmp_path, "trials").iloc[0].dropna()
+    assert trial["steps"] == 12
+    assert "best_step" not in trial
+    assert not [name for name in trial.index if name.startswith("eval_")]
+    said = capsys.readouterr().out
+    assert "no validation part: " in said
+    assert note in said
+    assert "the model of the last step is measured" in said
+
+
+def test_the_parts_are_disjoint_and_the_test_part_stays_the_same(tmp_path):
+    rows = [{"text": f"text {i % 400}", "label": i % 2} for i in range(800)]
+    path = lines(tmp_path / "a.jsonl", rows)
+    found = []
+    for share in (0.0, 0.2):
+        given = {"source": "sequences", "file": path, "validation_share": share}
+        data = load(TransformerDataSettings.model_validate(given), None)
+        assert data is not None
+        parts = {
+            part: data.split(part).inputs["text"].to_pylist()
+            for part in ("train", "validation", "held_out")
+        }
+        found.append((data.train.inputs["text"].to_pylist(), parts["held_out"]))
+        assert sum(len(texts) for texts in parts.values()) == 800
+        assert sum(len(set(texts)) for texts in parts.values()) == 400  # equal ones together
+        assert (len(parts["validation"]) > 60) == (share > 0)
+    assert found[0] == found[1]  # also what the baselines train on
 
 
 def test_measures_are_those_of_their_definitions():
@@ -191,28 +194,31 @@ def test_measures_are_those_of_their_definitions():
     # f1 of a: 2/3, of b: 1/2; c does not occur
     # the interval of k = 2 of n = 4: (k + z^2 / 2 +- z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2)
     half = 1.959964 * math.sqrt(2 * 2 / 4 + 1.959964**2 / 4) / (4 + 1.959964**2)
-    expected = {
+    assert measures(gold, predicted, target) == {
         "accuracy": 0.5,
         "accuracy_low": pytest.approx(0.5 - half),
         "accuracy_high": pytest.approx(0.5 + half),
         "macro_f1": pytest.approx((2 / 3 + 1 / 2) / 2),
     }
-    assert measures(gold, predicted, target) == expected
     pairs = {(r["gold"], r["predicted"]): r["rows"] for r in confused(gold, predicted, target)}
     assert pairs == {("a", "a"): 1, ("a", "b"): 1, ("b", "b"): 1, ("b", "c"): 1}
-    own = measures(
-        np.array([-1.0, 1.0]), np.zeros(2), PredictionTarget("regression", (), 10.0, 5.0)
-    )
+    numeric = PredictionTarget("regression", (), 10.0, 5.0)
+    own = measures(np.array([-1.0, 1.0]), np.zeros(2), numeric)
     assert own == {"rmse": 5.0, "mae": 5.0, "r2": 0.0}
+    first, second = np.ones(30, bool), np.ones(30, bool)
+    assert mcnemar(first, second) == (0, 0, 1.0)
+    first[:2], second[4:12] = False, False
+    # the tail of ten throws of a coin: (1 + 10 + 45) / 2^10, on both sides
+    assert mcnemar(first, second) == (8, 2, pytest.approx(2 * 56 / 1024))
 
 
 def test_rare_classes_are_shown_as_one():
     target = PredictionTarget("classification", tuple(f"c{i:02}" for i in range(20)))
     gold = np.repeat(np.arange(20), np.arange(20, 0, -1))
     rows = confused(gold, gold, target)
-    table = pd.DataFrame(rows)
-    assert len(table) == 13
-    assert table.set_index("gold").loc["others", "rows"] == sum(range(1, 9))
-    ((figure, _),) = (section.parts for section in sections({"confusion": table}))
+    assert len(rows) == 13
+    shown = pd.DataFrame(rows)
+    assert shown.set_index("gold").loc["others", "rows"] == sum(range(1, 9))
+    ((figure, _),) = (section.parts for section in sections({"confusion": shown}))
     assert figure.name == "confusion"
     assert json.loads(json.dumps(rows)) == rows
