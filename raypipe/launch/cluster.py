@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any
@@ -31,7 +30,7 @@ from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.control import Control
 from raypipe.launch.failures import NODE_GONE
 from raypipe.launch.nodes import living_nodes
-from raypipe.launch.pool import KeptPool, RayPool
+from raypipe.launch.pool import RayPool
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
@@ -42,23 +41,15 @@ _ADDRESS = "RAY_ADDRESS"
 #: bytes of a folder for Ray's sockets, whose names in it take 68 of the 107 that Linux allows
 _LONGEST_FOLDER = 39
 _SHORT_FOLDER = "/tmp/ray"
+#: key among the imported modules: raypipe has started Ray, and not the user's program
+_STARTED_HERE = ":started"
 # seconds between looks at the raylet, and for work to end after its death
 _LOOK_S, _END_S = 0.5, 5.0
 
 
-@dataclass
-class _Kept:
-    """Ray of this process that goes on between calls, which is one per process as Ray itself is.
-
-    ``started`` says whether raypipe started it; ``modules`` are the hashes of the source modules
-    that its workers may have imported.
-    """
-
-    started: bool = False
-    modules: dict[str, str] = field(default_factory=dict)
-
-
-_kept = _Kept()
+#: hashes of the modules that workers may have imported, of the Ray that raypipe started here; it
+#: goes on between calls
+_imported: dict[str, str] = {}
 
 
 class RayLauncher:
@@ -80,49 +71,15 @@ class RayLauncher:
         #: of the trainings; started with the first one
         self._mailbox: Any = None
         self._lock = Lock()
-        if self._local and modules is not None and _is_kept(modules):
-            self._nodes = tuple(living_nodes().values())
-            self._watch_raylet()
-            return
-        quiet = {name: os.environ[name] for name in ENVIRONMENT}
-        search = {search_path.VARIABLE: search_path.of_workers()}
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        variables: dict[str, str] = {}
-        # a job passes its own variables on to its workers; the search path includes the job's
-        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-        if self._local:
-            here = hardware.detect()
-            options |= {"include_dashboard": False, "num_cpus": here.cpus, "address": "local"}
-            # its processes inherit them; Ray takes half a second per process to apply a runtime_env
-            variables = search
-            if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:  # as SLURM sets TMPDIR
-                options["_temp_dir"] = _SHORT_FOLDER
-            _provide_token()
-            # Ray counts cards, also lost ones, and not the slices of MIG
-            options["num_gpus"] = len(here.gpus)
-            if here.gpus:
-                variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in here.gpus)
-        else:
-            # Python's own variable brings raypipe itself, if it is not installed on the nodes
-            given = {k: v for k in ("PYTHONPATH",) if (v := os.environ.get(k))}
-            named = f"--address {address}" if address else f"{_ADDRESS}={os.environ.get(_ADDRESS)}"
-            options["address"] = address or "auto"
-            options["runtime_env"] = {"env_vars": {**given, **search, **quiet}}
-            _check_reachable(address or os.environ.get(_ADDRESS, ""), named)
-        if not isinstance(sys.stdout, _WithoutRay):
-            sys.stdout = _WithoutRay(sys.stdout)
-        try:
-            with _terminated_as_before(), _environment(variables):
-                ray.init(**options)
-        except Exception as error:  # Ray raises anything, even a plain Exception
+        if not (self._local and modules is not None and _is_kept(modules)):
+            # a job passes its own variables on to its workers; the search path includes the job's
+            os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+            if not isinstance(sys.stdout, _WithoutRay):
+                sys.stdout = _WithoutRay(sys.stdout)
             if self._local:
-                ray.shutdown()
-                lost = (
-                    f" ({'; '.join(here.gpu_problems)}; --local works)" if here.gpu_problems else ""
-                )
-                reason = f"Ray does not start on this machine: {error}{lost}"
-                raise UnitError("ray.init", "node_lost", reason) from error
-            raise ConfigError(f"{named}: no Ray cluster can be reached there: {error}") from error
+                _start()
+            else:
+                _connect(address)
         self._nodes = tuple(living_nodes().values())
         if self._local:
             self._watch_raylet()
@@ -180,8 +137,7 @@ class RayLauncher:
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-        kind = KeptPool if options.keep_processes else RayPool
-        pool = kind(options, self._control, self._nodes, say)
+        pool = RayPool(options, self._control, self._nodes, say)
         with self._control.working():
             try:
                 yield pool
@@ -278,50 +234,82 @@ def _is_kept(modules: Mapping[str, str]) -> bool:
     """
     # a function of no module, `__main__:name`, is sent with each run
     modules = {name: digest for name, digest in modules.items() if ":" not in name}
-    changed = [
-        name for name, digest in modules.items() if _kept.modules.get(name, digest) != digest
-    ]
+    changed = [n for n, digest in modules.items() if _imported.get(n, digest) != digest]
     if changed and ray.is_initialized():
-        if not _kept.started:
+        if _STARTED_HERE not in _imported:
             raise ConfigError(
                 f"{', '.join(changed)}: changed since workers of the Ray that this program started "
                 "imported it; call ray.shutdown() first"
             )
         ray.shutdown()
     if not ray.is_initialized():
-        _kept.started, _kept.modules = True, {}
-    _kept.modules.update(modules)
+        _imported.clear()
+        _imported[_STARTED_HERE] = ""
+    _imported.update(modules)
     return ray.is_initialized()
 
 
-@contextmanager
-def _terminated_as_before() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which ``ray.init`` replaces."""
-    if current_thread() is not main_thread():  # Python sets handlers in the main thread only
-        yield
-        return
+def _start() -> None:
+    """Start Ray on this machine. Raises UnitError."""
+    here = hardware.detect()
+    options: dict[str, Any] = {"include_dashboard": False, "num_cpus": here.cpus}
+    # Ray counts cards, also lost ones, and not the slices of MIG
+    options["num_gpus"] = len(here.gpus)
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:  # as SLURM sets TMPDIR
+        options["_temp_dir"] = _SHORT_FOLDER
+    # its processes inherit them; Ray takes half a second per process to apply a runtime_env
+    variables = {search_path.VARIABLE: search_path.of_workers()}
+    if here.gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in here.gpus)
+    _provide_token()
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        _init(address="local", **options)
+    except Exception as error:  # Ray raises anything, even a plain Exception
+        ray.shutdown()
+        lost = f" ({'; '.join(here.gpu_problems)}; --local works)" if here.gpu_problems else ""
+        reason = f"Ray does not start on this machine: {error}{lost}"
+        raise UnitError("ray.init", "node_lost", reason) from error
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _connect(address: str | None) -> None:
+    """Connect to the cluster at an address, else that of the environment. Raises ConfigError."""
+    variables = {search_path.VARIABLE: search_path.of_workers()}
+    # Python's own variable brings raypipe itself, if it is not installed on the nodes
+    variables |= {k: os.environ[k] for k in ("PYTHONPATH", *ENVIRONMENT) if k in os.environ}
+    given = os.environ.get(_ADDRESS, "")
+    named, advice = f"--address {address}", ""
+    if not address:
+        named, advice = f"{_ADDRESS}={given}", f"; start it, or unset {_ADDRESS}"
+    host, _, port = (address or given).rpartition("://")[2].rpartition(":")
+    try:
+        if host and port.isdigit():  # else "auto", or a name that Ray resolves
+            # fail at once if nothing listens; Ray would retry for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+            advice = ""
+        _init(address=address or "auto", runtime_env={"env_vars": variables})
+    except Exception as error:  # Ray raises anything, even a plain Exception
+        raise ConfigError(
+            f"{named}: no Ray cluster can be reached there: {error}{advice}"
+        ) from error
+
+
+def _init(**options: Any) -> None:
+    """Call ``ray.init``, which replaces the handler of SIGTERM, and keep that."""
+    is_main = current_thread() is main_thread()  # Python sets handlers in the main thread only
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     except SystemExit as error:  # raised by that handler
         raise KeyboardInterrupt from error
     finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables in the body; the processes that it starts keep them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _provide_token() -> None:
@@ -333,20 +321,3 @@ def _provide_token() -> None:
             return
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
-
-
-def _check_reachable(address: str, named: str) -> None:
-    """Fail at once if nothing listens at ``host:port``; Ray would retry for minutes.
-
-    ``named`` is the option or the variable that has the address, for the message.
-    """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdigit():  # "auto", or a name that Ray resolves
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        advice = "" if named.startswith("--") else f"; start it, or unset {_ADDRESS}"
-        raise ConfigError(
-            f"{named}: no Ray cluster can be reached there: {error}{advice}"
-        ) from error

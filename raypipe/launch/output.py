@@ -1,14 +1,8 @@
-"""Output of tasks and of training workers, also of C code and of child processes.
-
-What a task prints goes to a file next to Ray's logs, and is returned with its result. If its
-process died, the file remains there. What a training worker prints goes to its log. Like all that
-tasks import, this module imports no torch.
-"""
+"""Redirection of what a process prints, also from C code and child processes, to files and logs."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import socket
@@ -17,88 +11,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
-
 from raypipe import redaction
-from raypipe.graph.launcher import TaskResult
-from raypipe.launch.task import run_guarded
-from raypipe.provenance import now
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
-#: bytes of the beginning and of the end of a task's output
-_HEAD, _TAIL = 16 * 1024, 48 * 1024
 _STANDARD = (1, 2)  # standard output and standard error
 #: seconds to wait until the output of a job is copied, and for the end of the copying process
 _COPY_S, _END_S = 10.0, 0.1
-
-
-def run_captured(pool: str, key: str, attempt: int, *arguments: Any) -> TaskResult:
-    """Run a task with ``run_guarded`` in a worker, and return what it printed with its result.
-
-    ``pool`` is a unique name: tasks of other pools and commands may have the same key.
-    """
-    if (folder := _folder()) is None:
-        return run_guarded(key, attempt, *arguments)
-    path = _path(folder, pool, key, attempt)
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        begin = os.write(file, f"{now()}\n".encode())
-        with redirected(file):
-            result = run_guarded(key, attempt, *arguments)
-        text = _bounded(file, begin)
-    finally:
-        os.close(file)
-        path.unlink(missing_ok=True)
-    return replace(result, output=text) if text else result
-
-
-def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
-    """Return and remove the output of a dead process that ran a task of a pool on this node.
-
-    Returns:
-        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
-
-    """
-    path = _path(_folder() or Path("/nonexistent"), pool, key, attempt)
-    with suppress(OSError), path.open("rb") as file:
-        path.unlink()
-        start = file.readline()
-        return _bounded(file.fileno(), len(start)), start.decode().strip() or None
-    return "", None
-
-
-def _path(folder: Path, pool: str, key: str, attempt: int) -> Path:
-    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
-    return folder / f"{pool}-{digest}-{attempt}.raypipe"
-
-
-@cache
-def _folder() -> Path | None:
-    """Return the folder of Ray's logs on this node; None if it is not known."""
-    context = ray.get_runtime_context()
-    try:
-        folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    except (AttributeError, RuntimeError):  # an earlier Ray, or a client of a cluster
-        return None
-    return folder if folder.is_dir() else None
-
-
-def _bounded(file: int, begin: int) -> str:
-    """Return a file's text from a position on, without its middle if it is long."""
-    size = os.fstat(file).st_size
-    if size - begin <= _HEAD + _TAIL:
-        return os.pread(file, size - begin, begin).decode(errors="replace")
-    head = os.pread(file, _HEAD, begin).decode(errors="replace")
-    tail = os.pread(file, _TAIL, size - _TAIL).decode(errors="replace")
-    left_out = size - begin - _HEAD - _TAIL
-    return f"{head}\n... {left_out} bytes left out ...\n{tail}"
 
 
 @contextmanager
@@ -109,15 +32,15 @@ def redirected(file: int) -> Iterator[None]:
     """
     os.environ["PYTHONBREAKPOINT"] = f"{__name__}.no_breakpoint"
     _flush()
-    saved = [os.dup(each) for each in _STANDARD]
-    for each in _STANDARD:
-        os.dup2(file, each)
+    saved = {number: os.dup(number) for number in _STANDARD}
+    for number in _STANDARD:
+        os.dup2(file, number)
     try:
         yield
     finally:
         _flush()
-        for copy, each in zip(saved, _STANDARD, strict=True):
-            os.dup2(copy, each)
+        for number, copy in saved.items():
+            os.dup2(copy, number)
             os.close(copy)
 
 
@@ -126,12 +49,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the user's code closed it
             stream.flush()
-    _c_library().fflush(None)
-
-
-@cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    ctypes.CDLL(None).fflush(None)
 
 
 def no_breakpoint(*arguments: Any, **options: Any) -> None:

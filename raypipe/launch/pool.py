@@ -17,16 +17,16 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, WorkerCrashedError
+from ray.exceptions import RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
+from raypipe.errors import ConfigError, FailureKind, Trace, UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
-from raypipe.launch.failures import is_node_gone, kind_of
+from raypipe.launch.failures import is_tried_again, kind_of
 from raypipe.launch.nodes import Resources, Wait, bundle, for_tasks, living_nodes, room
-from raypipe.launch.output import run_captured, take_output
+from raypipe.launch.task import run_in_worker, take_output
 from raypipe.redaction import printable
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
@@ -55,14 +55,28 @@ class Call:
     started: float = 0.0
 
 
+class TaskProcess:
+    """Ray actor that runs tasks in sequence."""
+
+    def ready(self) -> None:
+        """Return once the actor has started."""
+
+    def run(self, *arguments: Any) -> TaskResult:
+        """Run a task."""
+        return run_in_worker(*arguments)
+
+
 class RayPool:
     """Tasks on fractions of a CPU, submitted to Ray just ahead of free capacity.
 
     Slightly more tasks are in flight than the nodes can run, so that CPUs never wait and an
     autoscaler sees the demand. The limit follows nodes that join or leave.
 
-    A task whose worker died or that exceeded its time limit is retried, with ``attempts`` attempts
-    in all. Each failed attempt is returned as a result, so that it can be recorded.
+    A pool that keeps its processes runs tasks in sequence in as many actors as there is room for,
+    started on demand. An actor takes its first task once it has started, which may take long, and
+    the caller is in ``finished``. It holds its CPUs and GPUs between tasks, too.
+
+    Each failed attempt is returned as a result, so that it can be recorded.
 
     Args:
         options: of all tasks.
@@ -88,24 +102,20 @@ class RayPool:
         self._name, self._options, self._control = secrets.token_hex(8), options, control
         self._wait = Wait(self._asked, 1, before, say)
         self._check_room()
-        self._measured, self._capacity = 0.0, 0.0
+        #: the CPUs of all tasks that can run at the same time
+        self.capacity = 0.0
+        self._measured = 0.0
         self._measure()
-        self._ray_options = {
-            "num_gpus": options.gpus,
-            "max_retries": 0,
-            "runtime_env": fault_environment() or None,
-        }
         # by CPU share: preparing Ray's options takes as long as submitting a task
-        self._tasks: dict[float, Any] = {}
+        self._remotes: dict[float, Any] = {}
         self._waiting: deque[Call] = deque()
-        self._running: dict[Any, Call] = {}
+        #: by reference, the call and the actor that runs it, if any
+        self._running: dict[Any, tuple[Call, Any]] = {}
         # of all running tasks; a running total, since there may be thousands
         self._running_cpus = 0.0
-
-    @property
-    def capacity(self) -> float:
-        """The CPUs of all tasks that can run at the same time."""
-        return self._capacity
+        #: actors that run nothing: by the reference to their start, and those that have started
+        self._starting: dict[Any, Any] = {}
+        self._idle: list[Any] = []
 
     @property
     def has_room(self) -> bool:
@@ -121,10 +131,12 @@ class RayPool:
         self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
     ) -> None:
         """Queue a task."""
-        largest = self._options.cpus
-        if cpus is not None and not 0 < cpus <= largest:
-            raise ValueError(f"{key} asks for {cpus:g} CPUs; the pool allows at most {largest:g}")
-        self._waiting.append(Call(key, function, arguments, cpus or largest))
+        most = self._options.cpus
+        least = most if self._options.keep_processes else 1e-9
+        if cpus is not None and not least <= cpus <= most:
+            allowed = "each of its processes has" if least == most else "it allows at most"
+            raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool; {allowed} {most:g}")
+        self._waiting.append(Call(key, function, arguments, cpus or most))
         self._launch()
 
     def finished(self) -> list[TaskResult]:
@@ -139,7 +151,7 @@ class RayPool:
             if self._control.is_winding_down and not self._running:
                 self._control.await_end(self)
             ready: list[Any] = []
-            if watched := self._watched():
+            if watched := [*self._running, *self._starting]:
                 # all ready references: each wait takes longer the more are watched
                 ready, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
                 if not ready:
@@ -155,16 +167,19 @@ class RayPool:
         return []
 
     def cancel(self) -> None:
-        """Drop queued tasks and end running ones."""
-        self._waiting.clear()
-        for reference in self._running:
-            ray.cancel(reference, force=True)
-        self._running.clear()
+        """Drop queued tasks, and end running ones and all actors."""
+        actors = [*self._starting.values(), *self._idle]
+        for reference, (_, actor) in self._running.items():
+            if actor is None:
+                ray.cancel(reference, force=True)
+            else:
+                actors.append(actor)
+        for actor in actors:
+            ray.kill(actor)
+        for each in (self._waiting, self._running, self._starting, self._idle):
+            each.clear()
         self._running_cpus = 0.0
         self._control.close(self)
-
-    def _watched(self) -> list[Any]:
-        return list(self._running)
 
     def _check_room(self) -> None:
         """Raise an error if no node has the resources of a task, and waiting for one is vain."""
@@ -182,33 +197,60 @@ class RayPool:
         """Return the CPUs that may be in flight: slightly over capacity, at least one task."""
         if self._control.holds_back(self, len(self._running)):
             return self._running_cpus
-        if time.monotonic() > self._measured + _MEASURE_S:
-            self._measure()
+        self._measure()
         if self._options.gpus or self._options.most_tasks is not None:
-            return self._capacity
-        return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
+            return self.capacity
+        return max(self.capacity * _AHEAD, self.capacity + self._options.cpus)
 
     def _measure(self) -> None:
         """Count the capacity of the living nodes; without any, one task waits for the next node."""
-        slots, most = max(1, room(self._asked)), self._options.most_tasks
-        self._capacity = min(slots, most or slots) * self._options.cpus
-        self._measured = time.monotonic()
+        if time.monotonic() > self._measured + _MEASURE_S:
+            slots, most = max(1, room(self._asked)), self._options.most_tasks
+            self.capacity = min(slots, most or slots) * self._options.cpus
+            self._measured = time.monotonic()
 
     def _launch(self) -> None:
+        """Start queued calls for which there is capacity, or an actor."""
+        if self._options.keep_processes:
+            self._start_actors()
+            while self._idle and self._waiting:
+                actor = self._idle.pop()
+                self._start_next(actor.run, actor)
+            return
         limit = self._limit()
         while self._waiting and self._running_cpus + self._waiting[0].cpus <= limit + 1e-9:
-            self._start_next(self._task(self._waiting[0].cpus))
+            self._start_next(self._remote(self._waiting[0].cpus))
 
-    def _task(self, cpus: float) -> Any:
-        if cpus not in self._tasks:
-            custom = {self._custom: cpus} if self._custom else None
-            self._tasks[cpus] = ray.remote(run_captured).options(
-                num_cpus=cpus, resources=custom, **self._ray_options
-            )
-        return self._tasks[cpus]
+    def _start_actors(self) -> None:
+        """Start actors for queued calls, or end idle ones to make room for a training."""
+        number = len(self._starting) + len(self._idle) + len(self._running)
+        if self._control.holds_back(self, number):
+            while self._idle:
+                ray.kill(self._idle.pop())
+            return
+        self._measure()
+        most = int(self.capacity / self._options.cpus + 1e-9)
+        for _ in range(min(most, len(self._running) + len(self._waiting)) - number):
+            actor: Any = self._remote(self._options.cpus).remote()
+            self._starting[actor.ready.remote()] = actor
 
-    def _start_next(self, remote: Any) -> Any:
-        """Start the oldest queued call as a Ray task or an actor call of ``run_captured``."""
+    def _remote(self, cpus: float) -> Any:
+        """Return the actor or task to start on a share of the CPUs."""
+        if cpus not in self._remotes:
+            options: dict[str, Any] = {
+                "num_cpus": cpus,
+                "num_gpus": self._options.gpus,
+                "resources": {self._custom: cpus} if self._custom else None,
+                "runtime_env": fault_environment() or None,
+            }
+            if self._options.keep_processes:
+                self._remotes[cpus] = ray.remote(TaskProcess).options(**options)
+            else:
+                self._remotes[cpus] = ray.remote(run_in_worker).options(max_retries=0, **options)
+        return self._remotes[cpus]
+
+    def _start_next(self, remote: Any, actor: Any = None) -> None:
+        """Start the oldest queued call as a Ray task or an actor call of ``run_in_worker``."""
         call = replace(self._waiting.popleft(), started=time.monotonic())
         reference = remote.remote(
             self._name,
@@ -219,24 +261,30 @@ class RayPool:
             call.function,
             *call.arguments,
         )
-        self._running[reference] = call
+        self._running[reference] = call, actor
         self._running_cpus += call.cpus
-        return reference
-
-    def _ended(self, reference: Any) -> Call:
-        """Return the call of a ready reference, which no longer runs."""
-        call = self._running.pop(reference)
-        # remove the rounding errors of fractions
-        self._running_cpus = round(self._running_cpus - call.cpus, 6)
-        return call
 
     def _collect(self, reference: Any) -> TaskResult | None:
         """Return the outcome of a ready reference; None if it ends no attempt."""
-        call = self._ended(reference)
+        call, actor = self._running.pop(reference, (None, None))
+        if call is None:
+            actor = self._starting.pop(reference)
+        else:  # remove the rounding errors of fractions
+            self._running_cpus = round(self._running_cpus - call.cpus, 6)
         try:
-            result: TaskResult = ray.get(reference)
+            result: TaskResult | None = ray.get(reference)
         except RayError as error:
-            return self._lost(call, error)
+            if actor is not None and kind_of(error) is None:  # Ray's refusal of a value
+                self._idle.append(actor)
+            elif actor is not None:
+                ray.kill(actor)  # Ray may only have lost contact with it
+            if call is None and self._waiting:
+                call = self._waiting.popleft()  # for which the actor was to start
+            return None if call is None else self._lost(call, error)
+        if actor is not None and result is not None and result.error and self._options.gpus:
+            ray.kill(actor)  # some CUDA errors break the rest of the process
+        elif actor is not None:
+            self._idle.append(actor)
         return result
 
     def _lost(self, call: Call, error: RayError) -> TaskResult:
@@ -266,8 +314,8 @@ class RayPool:
 
     def _left_output(self, call: Call) -> tuple[str, str | None]:
         """Return what a task printed whose process died, and its start, as ``take_output``."""
-        task = self._name, call.key, call.attempt
-        found, nodes = take_output(*task), living_nodes()
+        task, nodes = (self._name, call.key, call.attempt), living_nodes()
+        found = take_output(*task)
         if found[1] is not None or len(nodes) <= 1:
             return found
         look = ray.remote(num_cpus=0, max_retries=0)(take_output)
@@ -280,117 +328,11 @@ class RayPool:
         return found
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
-        """Return the result of a failed attempt; queue a retry if the failure is transient."""
-        again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
+        """Return the result of a failed attempt; queue the next one, if any."""
+        again = is_tried_again(kind, call.attempt, self._options.attempts)
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
-
-
-class TaskProcess:
-    """Ray actor that runs tasks in sequence."""
-
-    def node(self) -> str:
-        """Return the ID of the actor's node."""
-        return str(ray.get_runtime_context().get_node_id())
-
-    def run(self, *arguments: Any) -> TaskResult:
-        """Run a task and capture its output."""
-        return run_captured(*arguments)
-
-
-@dataclass(frozen=True)
-class _Process:
-    actor: Any
-    node: Any  # reference to the node ID, ready once the actor has started
-
-
-class KeptPool(RayPool):
-    """Run tasks in sequence in as many actors as there is room for, started on demand.
-
-    An actor takes its first task once it has started, which may take long, and the caller is in
-    ``finished``. It holds its CPUs and GPUs between tasks, too.
-    """
-
-    def __init__(self, options: PoolOptions, *command: Any) -> None:
-        super().__init__(options, *command)
-        self._actor = ray.remote(TaskProcess).options(
-            num_cpus=options.cpus,
-            num_gpus=options.gpus,
-            resources={self._custom: options.cpus} if self._custom else None,
-            runtime_env=self._ray_options["runtime_env"],
-        )
-        self._starting: dict[Any, _Process] = {}
-        self._idle: list[_Process] = []
-        self._busy: dict[Any, _Process] = {}
-
-    def submit(
-        self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
-    ) -> None:
-        """Queue a task."""
-        if cpus not in (None, self._options.cpus):
-            raise ValueError(
-                f"{key} asks for {cpus:g} CPUs of a pool that keeps its processes; "
-                f"each has {self._options.cpus:g}"
-            )
-        super().submit(key, function, *arguments)
-
-    def cancel(self) -> None:
-        """Drop the queued tasks and end the actors."""
-        for process in [*self._starting.values(), *self._idle, *self._busy.values()]:
-            ray.kill(process.actor)
-        self._running.clear()
-        super().cancel()
-
-    def _watched(self) -> list[Any]:
-        return [*self._running, *self._starting]
-
-    def _launch(self) -> None:
-        number = len(self._starting) + len(self._idle) + len(self._busy)
-        if self._control.holds_back(self, number):
-            while self._idle:
-                ray.kill(self._idle.pop().actor)
-            return
-        wanted = len(self._running) + len(self._waiting)
-        for _ in range(min(int(self._capacity / self._options.cpus + 1e-9), wanted) - number):
-            actor: Any = self._actor.remote()
-            process = _Process(actor, actor.node.remote())
-            self._starting[process.node] = process
-        while self._idle and self._waiting:
-            process = self._idle.pop()
-            self._busy[self._start_next(process.actor.run)] = process
-
-    def _collect(self, reference: Any) -> TaskResult | None:
-        starting = self._starting.pop(reference, None)
-        process = starting or self._busy.pop(reference)
-        call = None if starting else self._ended(reference)
-        try:
-            result = ray.get(reference)
-        except RayError as error:
-            if not isinstance(error, RayActorError) and kind_of(error) is None:  # Ray's refusal
-                self._idle.append(process)
-            else:
-                ray.kill(process.actor)  # Ray may only have lost contact with it
-                if call is not None and _is_lost(error, ray.get(process.node)):
-                    return self._failed(call, "node_lost", str(error))
-            if call is None:  # a process that cannot start is a failure of the next task
-                call = self._waiting.popleft() if self._waiting else None
-            return self._lost(call, error) if call is not None else None
-        if call is None:
-            self._idle.append(process)
-            return None
-        if result.error is not None and self._options.gpus:
-            ray.kill(process.actor)  # some CUDA errors break the rest of the process
-        else:
-            self._idle.append(process)
-        return result  # type: ignore[no-any-return]
-
-
-def _is_lost(error: RayError, node: str) -> bool:
-    """Whether the node of an actor that died is gone, or will be found to be."""
-    if isinstance(error, ActorUnavailableError):  # Ray has not noticed yet
-        return is_node_gone({node})
-    return isinstance(error, RayActorError) and node not in living_nodes()
 
 
 def obstacle(function: Any, used: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import join
@@ -121,11 +121,12 @@ async def _followed(
     while True:
         passed, ended = 0, False
         try:
-            with suppress(TimeoutError):
-                async for text in _log(client, job):
+            texts = client.tail_job_logs(job)  # from the beginning again after a reconnection
+            with suppress(TimeoutError):  # the log is silent: the job is, or the connection is dead
+                while text := await asyncio.wait_for(anext(texts, ""), _SILENCE_S):
                     broken_at = None
                     passed += len(text)
-                    if passed > seen:  # from the beginning again after a reconnection
+                    if passed > seen:
                         say(text[len(text) - (passed - seen) :].rstrip("\n"))
                         seen = passed
                 ended = True
@@ -142,19 +143,6 @@ async def _followed(
             if ended and details.status.is_terminal():
                 return details
         await asyncio.sleep(_POLL_S)
-
-
-async def _log(client: JobSubmissionClient, job: str) -> AsyncIterator[str]:
-    """Yield the job's log from its beginning, as it grows.
-
-    Raises:
-        TimeoutError: the log is silent: the job is, or the connection is dead.
-
-    """
-    texts = client.tail_job_logs(job)
-    with suppress(StopAsyncIteration):
-        while True:
-            yield await asyncio.wait_for(anext(texts), _SILENCE_S)
 
 
 def _status(details: JobDetails, say: Callable[[str], None]) -> int:

@@ -1,18 +1,24 @@
-"""CPU task: one function call with limited threads, in any process."""
+"""CPU task: one function call with limited threads and time, whose output is captured.
+
+Like all that tasks import, this module imports no torch.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +28,11 @@ from threadpoolctl import threadpool_limits
 from raypipe import faults, process_tree
 from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
+from raypipe.launch.output import redirected
 from raypipe.provenance import now
 
+#: bytes of the beginning and of the end of a task's output
+_HEAD, _TAIL = 16 * 1024, 48 * 1024
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
 _TERMINATED = "ray_terminate_msg"
 #: signals that programs handle
@@ -37,24 +46,70 @@ class Overdue(BaseException):
     """Raised in a task at its time limit; the user's code does not catch it by mistake."""
 
 
-def run_guarded(
-    key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
+def run_in_worker(
+    pool: str, key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
 ) -> TaskResult:
     """Run a task with ``run_task`` in a worker, whose guard ends what the task started.
 
-    At the time limit the process ends, whatever blocks it, and writes a stack trace to standard
-    error.
+    What it prints goes to a file next to Ray's logs, and is returned with its result. If the
+    process dies, the file remains there. At the time limit the process ends, whatever blocks it,
+    and writes a stack trace to standard error. ``pool`` is a unique name: tasks of other pools and
+    commands may have the same key.
     """
-    listener = _guard()
-    if limit_s is None:
-        return run_task(key, attempt, threads, *call)
-    faulthandler.dump_traceback_later(limit_s, exit=True)
-    _set_deadline(listener, time.monotonic() + limit_s)
+    path = _output_file(pool, key, attempt)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        return run_task(key, attempt, threads, *call)
+        begin = os.write(file, f"{now()}\n".encode())
+        with redirected(file), _limited(_guard(), limit_s):
+            result = run_task(key, attempt, threads, *call)
+        return replace(result, output=_bounded(file, begin))
     finally:
-        faulthandler.cancel_dump_traceback_later()
-        _set_deadline(listener, float("inf"))
+        os.close(file)
+        path.unlink(missing_ok=True)
+
+
+def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
+    """Return and remove the output of a dead process that ran a task of a pool on this node.
+
+    Returns:
+        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
+
+    """
+    path = _output_file(pool, key, attempt)
+    with suppress(OSError), path.open("rb") as file:
+        path.unlink()
+        start = file.readline()
+        return _bounded(file.fileno(), len(start)), start.decode().strip() or None
+    return "", None
+
+
+def _output_file(pool: str, key: str, attempt: int) -> Path:
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
+    return _folder() / f"{pool}-{digest}-{attempt}.raypipe"
+
+
+@cache
+def _folder() -> Path:
+    """Return the folder of Ray's logs on this node, else of temporary files."""
+    import ray
+
+    context = ray.get_runtime_context()
+    with suppress(AttributeError, RuntimeError):  # an earlier Ray, or a client of a cluster
+        folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
+        if folder.is_dir():
+            return folder
+    return Path(tempfile.gettempdir())
+
+
+def _bounded(file: int, begin: int) -> str:
+    """Return a file's text from a position on, without its middle if it is long."""
+    size = os.fstat(file).st_size
+    if size - begin <= _HEAD + _TAIL:
+        return os.pread(file, size - begin, begin).decode(errors="replace")
+    head = os.pread(file, _HEAD, begin).decode(errors="replace")
+    tail = os.pread(file, _TAIL, size - _TAIL).decode(errors="replace")
+    left_out = size - begin - _HEAD - _TAIL
+    return f"{head}\n... {left_out} bytes left out ...\n{tail}"
 
 
 @cache
@@ -66,10 +121,25 @@ def _guard() -> subprocess.Popen[bytes]:
     return started
 
 
-def _set_deadline(listener: subprocess.Popen[bytes], at: float) -> None:
-    with suppress(OSError):  # somebody has killed the guard
-        if listener.stdin is not None:
-            listener.stdin.write(f"{at!r}\n".encode())
+@contextmanager
+def _limited(guard: subprocess.Popen[bytes], seconds: float | None) -> Iterator[None]:
+    """End this process if the body takes longer; the guard does, if the process does not."""
+    if seconds is None:
+        yield
+        return
+
+    def set_deadline(at: float) -> None:
+        with suppress(OSError):  # somebody has killed the guard
+            if guard.stdin is not None:
+                guard.stdin.write(f"{at!r}\n".encode())
+
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    set_deadline(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        set_deadline(float("inf"))
 
 
 def run_task(
@@ -126,7 +196,10 @@ def _as_before() -> Iterator[None]:
     streams, handlers = (sys.stdout, sys.stderr), _handlers()
     has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
     sys.stdout, sys.stderr = (stream and _Stream(stream) for stream in streams)
-    descriptors = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
+    descriptors = dict[int, int]()
+    for number in (1, 2):
+        with suppress(OSError):  # it is closed
+            descriptors[number] = os.dup(number)
     try:
         yield
     finally:
@@ -152,13 +225,6 @@ def _as_before() -> Iterator[None]:
                 signal.signal(number, handler)
         if handlers and not has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _is_open(descriptor: int) -> bool:
-    with suppress(OSError):
-        os.fstat(descriptor)
-        return True
-    return False
 
 
 def _directory() -> str | None:

@@ -93,14 +93,16 @@ def run_trials(
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
     tuner = tune.Tuner(
-        tune.with_resources(_train, _resources),
+        # Tune calls the function in this process
+        tune.with_resources(_train, lambda config: PlacementGroupFactory([config["needs"]])),
         tune_config=TuneConfig(
             search_alg=order,
             scheduler=scheduler_of(settings, trials),
             num_samples=-1,
             reuse_actors=not on_gpu,
             trial_dirname_creator=lambda trial: trial.trial_id,
-            trial_name_creator=_own_name,
+            # a name stays what it is when its trial takes over another one
+            trial_name_creator=lambda trial: quote(trial.config["job"].trial_id, safe=""),
         ),
         run_config=RunConfig(
             name="sweep",
@@ -122,6 +124,11 @@ def run_trials(
     finally:
         os.environ.pop(_MOST_PENDING, None)
         run.delete(state)
+
+
+def _no_state(_: object) -> dict[str, Any]:
+    """Return an empty state: Tune pickles a copy, but a sweep lives in this process."""
+    return {}
 
 
 class _Order(Searcher):
@@ -169,10 +176,8 @@ class _Order(Searcher):
         They are those that it has had in an earlier command, where it goes on.
         """
         settings, scheduler = self._settings, self._settings.scheduler
-        found: dict[str, Any] = {
-            "every": _every(settings, self._trials),
-            "metric": _reported(settings),
-        }
+        every, metric = _decisions(settings, self._trials)
+        found: dict[str, Any] = {"every": every, "metric": metric}
         if scheduler is not None and scheduler.is_population:
             values = Lineage.of(job.run_dir, job.trial_id).values
             training = job.settings.training
@@ -206,21 +211,17 @@ class _Order(Searcher):
             remove_placement_group(group)
         return self.running.pop(trial_id)
 
-    def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-    ) -> None:
+    def on_trial_complete(self, *_: Any, **__: Any) -> None:
         """Do nothing: see ``_OutcomeCallback``."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: a run continues from the ledger."""
+        """Save nothing: a run continues from the ledger."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing: see ``save``."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return an empty state: Tune pickles a copy, but a sweep lives in this process."""
-        return {}
+    __getstate__ = _no_state
 
 
 class _OutcomeCallback(Callback):
@@ -230,38 +231,26 @@ class _OutcomeCallback(Callback):
         self._trials, self._order, self._control = trials, order, control
         self._nodes = set(living_nodes())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return an empty state, as ``_Order`` does."""
-        return {}
+    __getstate__ = _no_state
 
-    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Check for an interrupt; Tune calls this about ten times per second."""
-        del iteration, trials, info
         self._control.pause()
 
-    def on_trial_start(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
+    def on_trial_start(self, *_: Any, trial: Trial, **__: Any) -> None:  # type: ignore[override]
         """Record that a trial has its resources."""
-        del iteration, trials, info
         self._control.placed(trial.trial_id)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
-    ) -> None:
+    def on_trial_result(self, *_: Any, trial: Trial, result: dict[str, Any], **__: Any) -> None:  # type: ignore[override]
         """Forward a trial's rows of the table ``steps``."""
-        del iteration, trials, info
         job = self._order.running[trial.trial_id]
         if (group := result.get(_GROUP)) is not None:
             self._order.groups[trial.trial_id] = group[0]
         for row in result.get(_ROWS, ()):
             self._trials.report(job.trial_id, row)
 
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
+    def on_trial_complete(self, *_: Any, trial: Trial, **__: Any) -> None:  # type: ignore[override]
         """Record that a trial finished, or that the scheduler stopped it."""
-        del iteration, trials, info
         ended = _END in trial.last_result
         job = self._order.over(trial.trial_id)  # before its checkpoints are deleted
         if ended:
@@ -269,11 +258,8 @@ class _OutcomeCallback(Callback):
         else:
             self._trials.stopped(job.trial_id)
 
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
+    def on_trial_error(self, *_: Any, trial: Trial, **__: Any) -> None:  # type: ignore[override]
         """Record that a trial's process died; exceptions of a task are results, not errors."""
-        del iteration, trials, info
         job = self._order.over(trial.trial_id)
         # Tune's own getter reads a delayed copy
         path = trial.pickled_error_file
@@ -336,11 +322,8 @@ def _train_in_parts(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[
         if not isinstance(row, str) and STARTED not in row:
             rows.append(row)
 
-    begun, every, metric = (
-        max(CheckpointStore(job.run_dir, own).steps, default=0),
-        config["every"],
-        config["metric"],
-    )
+    begun = max(CheckpointStore(job.run_dir, own).steps, default=0)
+    every, metric = config["every"], config["metric"]
     for step in range(begun - begun % every + every, job.whole, every):
         outcome = train_with_ray(replace(job, until=step), report)
         if outcome.get("stopped_early"):
@@ -353,11 +336,6 @@ def _train_in_parts(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[
         tune.report({**rows[-1], _ROWS: list(rows)}, checkpoint=state)
         rows.clear()
     return {**train_with_ray(job, report), "energy_j": None}  # known of the last part only
-
-
-def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
-    """Return the resources of a trial's Tune actor; Tune calls this in the command's process."""
-    return PlacementGroupFactory([config["needs"]])
 
 
 def _needs(job: TrainingJob) -> dict[str, float]:
@@ -460,10 +438,21 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
     """Return the scheduler; those that stop trials receive what earlier commands' trials logged."""
     if settings.scheduler is None:
         return None
-    name, axes, every = settings.scheduler.name, changeable(settings.axes), _every(settings, trials)
+    name, axes = settings.scheduler.name, changeable(settings.axes)
+    every, metric = _decisions(settings, trials)
     options: dict[str, Any] = {
-        **{"time_attr": "step", "metric": _reported(settings), "mode": settings.mode},
+        **{"time_attr": "step", "metric": metric, "mode": settings.mode},
         **settings.scheduler.options,
+    }
+    population = {
+        "perturbation_interval": every,
+        # pb2 finds its own values by equality
+        "custom_explore_fn": lambda config: {
+            **config,
+            **within(axes, config, digits=name == "pbt"),
+        },
+        "require_attrs": False,
+        "log_config": False,
     }
     match name:
         case "asha":
@@ -472,22 +461,12 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
             options |= {"grace_period": every, "min_time_slice": math.inf}
         case "hyperband":
             options |= {"max_t": trials.steps, "stop_last_trials": False}
-        case "pbt" | "pb2":
-            options |= {
-                "perturbation_interval": every,
-                "custom_explore_fn": lambda config: {
-                    **config,
-                    # pb2 finds its own values by equality
-                    **within(axes, config, digits=name == "pbt"),
-                },
-                "require_attrs": False,
-                "log_config": False,
-            }
-    if name == "pbt":
-        lists = {key: list(axis.listed or ()) for key, axis in axes.items()}
-        options["hyperparam_mutations"] = {k: lists[k] or _domain(a) for k, a in axes.items()}
-    elif name == "pb2":
-        options["hyperparam_bounds"] = {key: list(axis.ends) for key, axis in axes.items()}
+        case "pbt":
+            draws = {k: list(axis.listed or ()) or _domain(axis) for k, axis in axes.items()}
+            options |= {**population, "hyperparam_mutations": draws}
+        case "pb2":
+            ends = {key: list(axis.ends) for key, axis in axes.items()}
+            options |= {**population, "hyperparam_bounds": ends}
     full = {"asha": "async_hyperband", "median": "median_stopping_rule"}.get(name, name)
     scheduler = tune.create_scheduler(full, **options)
     if settings.scheduler.is_population:
@@ -533,18 +512,9 @@ class _Earlier:
         self.trial_id = trial_id
 
 
-def _every(settings: SweepSettings, trials: Trials) -> int:
-    """Return the steps after which the scheduler decides; by default a tenth of all."""
+def _decisions(settings: SweepSettings, trials: Trials) -> tuple[int, str]:
+    """Return the steps after which the scheduler decides, and the metric as a step has it."""
     options = {} if settings.scheduler is None else settings.scheduler.options
     given = options.get("grace_period") or options.get("perturbation_interval")
-    return given or max(1, trials.steps // 10)
-
-
-def _reported(settings: SweepSettings) -> str:
-    """Return the metric of a sweep as a logged step has it."""
-    return {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
-
-
-def _own_name(trial: Trial) -> str:
-    """Return Tune's name for a trial, which stays what it is when it takes over another one."""
-    return quote(trial.config["job"].trial_id, safe="")
+    name = settings.metric_name
+    return given or max(1, trials.steps // 10), "loss" if name == "loss_final" else name

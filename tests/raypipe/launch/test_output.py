@@ -16,7 +16,7 @@ import pytest
 from example_tasks import Regression, job
 
 from raypipe.graph.launcher import PoolOptions, TaskResult
-from raypipe.launch import output
+from raypipe.launch import task
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.output import logged
 from raypipe.store.run_directory import RunDirectory
@@ -111,14 +111,14 @@ def test_the_output_of_a_dead_process_is_found(launcher: RayLauncher, keep):
 
 def test_the_output_of_another_pool_s_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
     """As of two commands on one cluster, whose tasks died."""
-    monkeypatch.setattr(output, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(task, "_folder", lambda: tmp_path)
     for pool in ("one", "two"):
         arguments = pool, "unit", 1, 1, None, die_in_c, f"words of {pool}"
         context = multiprocessing.get_context("fork")
-        process = context.Process(target=output.run_captured, args=arguments)
+        process = context.Process(target=task.run_in_worker, args=arguments)
         process.start()
         process.join()
-    found = [output.take_output(pool, "unit", 1)[0] for pool in ("three", "two", "one", "one")]
+    found = [task.take_output(pool, "unit", 1)[0] for pool in ("three", "two", "one", "one")]
     assert found == ["", "words of two", "words of one", ""]
 
 
