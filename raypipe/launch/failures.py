@@ -90,37 +90,36 @@ def worker_failure(unit: str, error: BaseException) -> UnitError:
 
 def log_sizes(job: TrainingJob) -> dict[str, int]:
     """Return the size in bytes of the log of each worker of a group, by path; 0 if missing."""
-    most = job.settings.scaling.worker_count
-    if most == 1 or not job.run_dir.is_local:  # elsewhere a dead worker leaves none
+    workers = job.settings.scaling.worker_count
+    if workers == 1 or not job.run_dir.is_local:  # elsewhere a dead worker leaves none
         return {}
-    names = [job.trial_id, *(f"{job.trial_id}-{rank}" for rank in range(1, most))]
+    names = [job.trial_id, *(f"{job.trial_id}-{rank}" for rank in range(1, workers))]
     paths = [job.run_dir.log(name) for name in names]
     return {path: Path(path).stat().st_size if Path(path).exists() else 0 for path in paths}
 
 
-def explained(job: TrainingJob, failure: UnitError, before: Mapping[str, int]) -> UnitError:
-    """Return the failure of a group with the cause of a death that only a log has.
+def group_failure(
+    unit: str, error: BaseException, nodes: Collection[str], logs: Mapping[str, int] | None = None
+) -> UnitError:
+    """Return the failure of a training, the most telling one of its workers on these nodes.
 
     NCCL's watchdog ends the process of a worker whose exchange exceeds its time limit, and only
-    says so in its log. ``before`` are the sizes of the logs before the attempt.
+    says so in its log. ``logs`` are the sizes of the logs before the attempt.
     """
     from raypipe.training.failure_kinds import failure_kind, unit_error
 
-    for path, size in before.items() if failure.kind == "worker_died" else ():
+    causes = list(getattr(error, "worker_failures", {}).values()) or [error]
+    failures = [_classified(unit, cause) for cause in causes]
+    worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
+    if worst.kind != "worker_died":
+        return worst
+    for path, size in (logs or {}).items():
         with suppress(OSError), Path(path).open("rb") as log:
             log.seek(max(size, Path(path).stat().st_size - _LOG_END))
             for line in log.read().decode(errors="replace").splitlines():
                 if failure_kind(cause := RuntimeError(line)) == "worker_hung":
-                    return unit_error(job.trial_id, cause)
-    return UnitError(job.trial_id, failure.kind, failure.message, failure.limit, failure.trace)
-
-
-def group_failure(unit: str, error: BaseException, nodes: Collection[str]) -> UnitError:
-    """Return the failure of a training, the most telling one of its workers on these nodes."""
-    causes = list(getattr(error, "worker_failures", {}).values()) or [error]
-    failures = [_classified(unit, cause) for cause in causes]
-    worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
-    if worst.kind == "worker_died" and is_node_gone(nodes):
+                    return unit_error(unit, cause)
+    if is_node_gone(nodes):
         return UnitError(unit, "node_lost", f"a node of the cluster was lost: {worst.message}")
     return worst
 

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control, Mailbox
-from raypipe.launch.failures import explained, group_failure, log_sizes, worker_failure
+from raypipe.launch.failures import group_failure, log_sizes, worker_failure
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
 from raypipe.launch.output import logged
 from raypipe.training.ending import Ending
@@ -121,7 +121,7 @@ def fit(
                     refuse_vain(job, wait, asked)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            raise explained(job, group_failure(job.trial_id, cause, nodes), logs) from error
+            raise group_failure(job.trial_id, cause, nodes, logs) from error
         finally:
             _end(reference, group)
             control.ended(name)

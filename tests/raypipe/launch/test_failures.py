@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ray.exceptions import TaskUnschedulableError, WorkerCrashedError
 
-from raypipe.errors import FailureKind, UnitError
-from raypipe.launch.failures import explained, log_sizes
+from raypipe.launch import failures
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
@@ -20,24 +20,30 @@ WATCHDOG = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "earlier", "later", "expected"),
+    ("error", "earlier", "later", "expected"),
     [
-        ("worker_died", "", f"step 1\n{WATCHDOG}terminate called\n", "worker_hung"),
-        ("worker_died", WATCHDOG, "Killed\n", "worker_died"),  # of an earlier attempt
-        ("node_lost", "", WATCHDOG, "node_lost"),
+        (WorkerCrashedError(), "", f"step 1\n{WATCHDOG}terminate called\n", "worker_hung"),
+        (WorkerCrashedError(), WATCHDOG, "Killed\n", "worker_died"),  # of an earlier attempt
+        (TaskUnschedulableError("gone"), "", WATCHDOG, "node_lost"),
     ],
 )
 def test_the_watchdogs_last_words(
-    kind: FailureKind, earlier: str, later: str, expected: FailureKind, tmp_path: Path
+    error: Exception,
+    earlier: str,
+    later: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(failures, "is_node_gone", lambda nodes: False)
     run = RunDirectory.at(tmp_path)
     settings = TrainStageSettings(scaling=ScalingSettings(workers=2))
     job = TrainingJob("t", "run", None, settings, BatchPlan(1, 1, 2, 2), run)  # type: ignore[arg-type]
-    path = Path(run.log("t-1"))
-    run.append(str(path), earlier.encode())
-    before = log_sizes(job)
-    run.append(str(path), later.encode())
-    failure = explained(job, UnitError("group-1", kind, "died"), before)
+    path = run.log("t-1")
+    run.append(path, earlier.encode())
+    before = failures.log_sizes(job)
+    run.append(path, later.encode())
+    failure = failures.group_failure("t", error, set(), before)
     assert (failure.unit, failure.kind) == ("t", expected)
-    assert ("one of them hangs" in failure.message) == (expected == "worker_hung")
-    assert ("WorkNCCL" in failure.message) == (expected == "worker_hung")
+    for words in ("one of them hangs", "WorkNCCL"):
+        assert (words in failure.message) == (expected == "worker_hung")

@@ -6,11 +6,14 @@ import ctypes
 import os
 import random
 import signal
+import sys
+import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,77 +41,131 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def collect(pool) -> dict[str, TaskResult]:
-    done: dict[str, TaskResult] = {}
-    while ended := pool.finished():
-        done |= {result.key: result for result in ended if not result.retried}
+def collect(pool) -> dict[str, list[TaskResult]]:
+    """The attempts of each task."""
+    done: dict[str, list[TaskResult]] = {}
+    for ended in iter(pool.finished, []):
+        for result in ended:
+            done.setdefault(result.key, []).append(result)
     return done
-
-
-def square(x: int) -> int:
-    return x * x
 
 
 def fail(x: int) -> int:
     raise ValueError(f"no {x}")
 
 
-@pytest.mark.parametrize("kind", ["ray", "inline"])
-def test_results_come_under_their_keys_and_errors_as_results(kind, keep, request):
-    place = request.getfixturevalue("launcher") if kind == "ray" else InlineLauncher()
-    with place.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        for x in range(20):
-            pool.submit(f"k{x}", fail if x == 7 else square, x)
+def threads() -> set[int]:
+    """Those of the libraries, which do not spin for long while they wait."""
+    assert os.environ["GOMP_SPINCOUNT"] == "3000"
+    np.ones((200, 200)) @ np.ones((200, 200))
+    return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())}
+
+
+def look(array: np.ndarray) -> tuple[bool, float]:
+    return bool(array.flags.writeable), float(array.sum())
+
+
+def speak() -> str:
+    print("hello")
+    print("to stderr", file=sys.stderr)
+    os.system("echo from a child")
+    return "spoken"
+
+
+def shout() -> None:
+    print("begin" + "x" * 10**6 + "end")
+    raise ValueError("too loud")
+
+
+def stop_here() -> None:
+    breakpoint()
+
+
+def is_first(marker: Path) -> bool:
+    """Whether nothing is there yet; always so in a folder that does not exist."""
+    with suppress(FileExistsError, FileNotFoundError):
+        marker.touch(exist_ok=False)
+        return True
+    return not marker.exists()
+
+
+def die(marker: Path) -> str:
+    print("last words", flush=True)
+    if is_first(marker):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def hang(marker: Path) -> str:
+    print("waiting", flush=True)
+    if is_first(marker):
+        ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a hanging library does
+    return "in time"
+
+
+#: by key: the task, and the kind of failure, the value or a part of the error, and a part of the
+#: output of each of its attempts; ``once`` is a path where nothing is yet, ``always`` one where
+#: nothing can be
+TASKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, Any, str]]]] = {
+    "square": (pow, (3, 2), [(None, 9, "")]),
+    "raises": (fail, (7,), [("error", "ValueError: no 7", "")]),
+    "threads": (threads, (), [(None, {1}, "")]),
+    "shared": (look, ("shared",), [(None, (False, 1e6), "")]),
+    "loud": (speak, (), [(None, "spoken", "from a child\n")]),
+    "long": (shout, (), [("error", "ValueError: too loud", "xend\n")]),
+    "debugger": (stop_here, (), [("error", "use `raypipe run --local`", "")]),
+    "unsendable": (threading.Lock, (), [("error", "lock", "")]),
+    "dies once": (
+        die,
+        ("once",),
+        [("worker_died", "", "last words\n"), (None, "alive", "last words\n")],
+    ),
+    "dies": (die, ("always",), [("worker_died", "", "last words\n")] * 2),
+    "hangs once": (
+        hang,
+        ("once",),
+        [("timeout", "its limit of 4 s", "in hang"), (None, "in time", "waiting\n")],
+    ),
+    "hangs": (hang, ("always",), [("timeout", "its limit of 4 s", "waiting\nTimeout")] * 2),
+}
+
+
+def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep, tmp_path: Path):
+    options = PoolOptions(0.5, time_limit_s=4, attempts=2, keep_processes=keep)
+    with launcher.pool(options) as pool:
+        places = {"once": tmp_path, "always": tmp_path / "missing"}
+        for key, (function, arguments, _) in TASKS.items():
+            given = [
+                pool.share(np.ones(10**6)) if word == "shared"
+                else places[word] / key if word in places else word
+                for word in arguments
+            ]  # fmt: skip
+            pool.submit(key, function, *given)
         done = collect(pool)
-    assert {key: r.value for key, r in done.items()} == {
-        f"k{x}": None if x == 7 else x * x for x in range(20)
-    }
-    assert (done["k7"].kind, done["k7"].error) == ("error", "ValueError: no 7")
-    assert all(result.worker for result in done.values())
+    for key, (_, _, expected) in TASKS.items():
+        assert [r.kind for r in done[key]] == [kind for kind, _, _ in expected], key
+        assert [r.attempt for r in done[key]] == list(range(1, len(expected) + 1))
+        assert [r.retried for r in done[key]] == [*[True] * (len(expected) - 1), False]
+        for result, (kind, value, output) in zip(done[key], expected, strict=True):
+            assert result.value == value if kind is None else value in result.error, key
+            assert output in result.output, key
+            assert result.worker or kind in ("worker_died", "timeout", "error")
+    (loud,), (long,), (unsendable,) = done["loud"], done["long"], done["unsendable"]
+    assert set(loud.output.split("\n")) == {"from a child", "hello", "to stderr", ""}
+    assert long.output.startswith("beginx")
+    assert len(long.output) < 70_000
+    assert done["debugger"][0].trace.frame.endswith("in stop_here")
+    assert "\x1b" not in unsendable.trace.text
 
 
-def test_a_share_limits_the_threads(launcher: RayLauncher, keep):
-    """Threads that wait do not spin for long."""
-
-    def threads() -> list[int]:
-        assert os.environ["GOMP_SPINCOUNT"] == "3000"
-        np.ones((200, 200)) @ np.ones((200, 200))
-        return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
-
-    with launcher.pool(PoolOptions(0.25, keep_processes=keep)) as pool:
-        for i in range(8):
-            pool.submit(str(i), threads)
-        for result in collect(pool).values():
-            assert result.error is None
-            assert set(result.value) == {1}
-
-
-def test_shared_values_are_read_without_a_copy(launcher: RayLauncher, keep):
-    def look(array: np.ndarray) -> tuple[bool, float]:
-        return bool(array.flags.writeable), float(array.sum())
-
-    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        shared = pool.share(np.ones(10**6))
-        pool.submit("a", look, shared)
-        assert collect(pool)["a"].value == (False, 1e6)
-
-
-def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, keep, tmp_path: Path):
-    def die_once(marker: str) -> str:
-        if not Path(marker).exists():
-            Path(marker).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return "alive"
-
-    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        pool.submit("x", die_once, str(tmp_path / "died"))
-        told = []
-        while ended := pool.finished():
-            told += ended
-    assert [(r.kind, r.attempt, r.retried, r.value) for r in told] == [
-        ("worker_died", 1, True, None),
-        (None, 2, False, "alive"),
-    ]
+@pytest.mark.parametrize("keep", [False, True])
+def test_results_in_this_process_are_those_of_ray(keep):
+    with InlineLauncher().pool(PoolOptions(0.5, keep_processes=keep)) as pool:
+        for key in ("square", "raises"):
+            pool.submit(key, *TASKS[key][0:1], *TASKS[key][1])
+        done = collect(pool)
+    assert done["square"][0].value == 9
+    assert (done["raises"][0].kind, done["raises"][0].error) == ("error", "ValueError: no 7")
 
 
 def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
@@ -119,7 +176,7 @@ def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
         Path(folder, "survived").touch()
 
     with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        pool.submit("fast", square, 3)
+        pool.submit("fast", pow, 3, 2)
         assert pool.finished()[0].key == "fast"
         pool.submit("slow", slow, str(tmp_path))
         while not (tmp_path / "started").exists():
@@ -149,9 +206,9 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
         shares = [1.0, *[0.25] * 4 * (cpus - 1)]
         for i, share in enumerate(shares):
             pool.submit(str(i), meet, str(i), len(shares), cpus=share)
-        assert all(result.value for result in collect(pool).values())
+        assert all(result.value for (result,) in collect(pool).values())
         with pytest.raises(ValueError, match="at most 1"):
-            pool.submit("too much", square, 1, cpus=2)
+            pool.submit("too much", pow, 1, 1, cpus=2)
 
 
 def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
@@ -160,37 +217,13 @@ def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cp
         in_flight = 0
         while waiting or in_flight:
             while waiting and pool.has_room:
-                pool.submit(str(waiting), square, waiting)
+                pool.submit(str(waiting), pow, waiting, 2)
                 waiting, in_flight = waiting - 1, in_flight + 1
             most = max(most, in_flight)
             ended = len(pool.finished())
             done, in_flight = done + ended, in_flight - ended
     assert done == 200
     assert 2 * cpus <= most <= 3 * cpus
-
-
-def test_a_task_beyond_its_time_is_tried_again_and_given_up(launcher, keep, tmp_path: Path):
-    def hang_once(marker: str) -> str:
-        if not Path(marker).exists():
-            Path(marker).touch()
-            ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a hanging library does
-        return "in time"
-
-    options = PoolOptions(0.5, time_limit_s=2, attempts=2, keep_processes=keep)
-    with launcher.pool(options) as pool:
-        pool.submit("once", hang_once, str(tmp_path / "hung"))
-        pool.submit("always", time.sleep, 60)
-        pool.submit("quick", square, 3)
-        told: dict[str, list[tuple[str | None, bool, object]]] = defaultdict(list)
-        while ended := pool.finished():
-            for result in ended:
-                told[result.key].append((result.kind, result.retried, result.value))
-                assert result.kind is None or "its limit of 2 s" in result.error
-    assert told == {
-        "once": [("timeout", True, None), (None, False, "in time")],
-        "always": [("timeout", True, None), ("timeout", False, None)],
-        "quick": [(None, False, 9)],
-    }
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -208,7 +241,7 @@ def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path,
         assert pool.capacity == 0.25 * most
         for number in range(8):
             pool.submit(f"{number}", mark, number)
-        assert max(result.value for result in collect(pool).values()) <= most
+        assert max(result.value for (result,) in collect(pool).values()) <= most
 
 
 def test_nodes_that_come_and_go_count(launcher: RayLauncher, keep, monkeypatch):
@@ -251,9 +284,9 @@ def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_
         with launcher.pool(KEPT) as pool:
             for number in range(20):
                 pool.submit(str(number), predict, folder)
-            seen = {result.value for result in collect(pool).values()}
+            seen = {result.value for (result,) in collect(pool).values()}
             pool.submit("later", predict, folder)
-            seen |= {result.value for result in collect(pool).values()}
+            seen |= {result.value for (result,) in collect(pool).values()}
             pids.append({pid for pid, _ in seen})
             assert all(map(is_alive, pids[-1]))
         assert len(seen) == len(pids[-1]) == len(list(folder.iterdir())) <= cpus
@@ -265,17 +298,17 @@ def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_
 def test_a_process_that_died_between_tasks_is_replaced(launcher, tmp_path):
     with launcher.pool(KEPT) as pool:
         pool.submit("x", predict, tmp_path)
-        [(pid, _)] = [result.value for result in collect(pool).values()]
+        [(pid, _)] = [result.value for (result,) in collect(pool).values()]
         os.kill(pid, signal.SIGKILL)
         pool.submit("y", predict, tmp_path)
-        told = [result for ended in iter(pool.finished, []) for result in ended]
+        told = collect(pool)["y"]
     assert [(r.kind, r.retried) for r in told] == [("worker_died", True), (None, False)]
     assert told[-1].value[0] != pid
 
 
 def test_a_share_of_its_own_is_refused(launcher: RayLauncher):
     with launcher.pool(KEPT) as pool:
-        pool.submit("the pool's", square, 2, cpus=1)
+        pool.submit("the pool's", pow, 2, 2, cpus=1)
         with pytest.raises(ValueError, match="each of its processes has 1"):
-            pool.submit("x", square, 2, cpus=0.25)
-        assert collect(pool)["the pool's"].value == 4
+            pool.submit("x", pow, 2, 2, cpus=0.25)
+        assert collect(pool)["the pool's"][0].value == 4

@@ -1,27 +1,19 @@
-"""Many units, and many nodes: by the command, on clusters of their own."""
+"""Many units in one run."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster
 
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from tests.command import start
 
-NODES = 16
-NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 MANY = """
-import os
-import time
-from pathlib import Path
-
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.launcher import PoolOptions
 from raypipe.config.settings import Operational, Settings
@@ -30,19 +22,13 @@ from raypipe.graph.stages import hardware_stage
 
 class Work(Settings):
     count: Operational[int] = 100
-    seconds: Operational[float] = 0
-    marks: Operational[str] = ""
 
 
 class Many(Settings):
     work: Work = Work()
 
 
-def one(number, seconds, marks):
-    time.sleep(seconds)
-    if marks:  # each node has a raylet, which starts the processes there
-        with Path(marks).open("a") as file:
-            file.write(f"{number} {os.getppid()}\\n")
+def one(number):
     return number
 
 
@@ -51,7 +37,7 @@ def stages(settings):
     units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
 
     def run(context):
-        calls = ((u.key, one, u.literals["n"], work.seconds, work.marks) for u in context.todo())
+        calls = ((u.key, one, u.literals["n"]) for u in context.todo())
         with context.pool(PoolOptions(1.0)) as pool:
             for key, value in context.map(pool, calls):
                 row = {"dataset": "many", "value": float(value)}
@@ -69,18 +55,6 @@ def many(tmp_path: Path) -> Path:
     (tmp_path / "many.py").write_text(MANY)
     (tmp_path / "many.yaml").write_text("experiment: many\n")
     return tmp_path
-
-
-@pytest.fixture
-def nodes() -> Iterator[str]:
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    try:
-        for _ in range(NODES - 1):
-            cluster.add_node(wait=False, **NODE)
-        cluster.wait_for_nodes(timeout=300)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
 
 
 def run_watched(folder: Path, *arguments: str | Path) -> int:
@@ -106,18 +80,6 @@ def ledger(folder: Path) -> Ledger:
 
 def files(folder: Path) -> list[Path]:
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.slow
-def test_sixteen_nodes_share_the_units_and_each_unit_runs_once(many: Path, nodes: str):
-    marks, count = many / "marks", 10 * NODES
-    work = [f"work.count={count}", "work.seconds=0.5", f"work.marks={marks}"]
-    run_watched(many, *work, "--run-dir", "run", "--address", nodes)
-    ran = [tuple(line.split()) for line in marks.read_text().splitlines()]
-    assert sorted(int(number) for number, _ in ran) == list(range(count))
-    assert len({node for _, node in ran}) > 1
-    values = [row["value"] for row in ledger(many / "run").rows("evaluations")]
-    assert sorted(values) == list(range(count))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from raypipe.errors import BatchLimit, UnitError
+from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
@@ -116,74 +117,55 @@ def test_two_workers_go_on_with_a_finished_training(launcher, tmp_path):
     assert_equal(outcome(other), whole)
 
 
-def test_out_of_memory_and_a_death_give_the_same_curve(launcher, tmp_path, reference, monkeypatch):
+@pytest.mark.parametrize(
+    ("faults", "kind", "plan"),
+    [
+        # the kill is of attempt 1 only, which here ends by the out-of-memory before step 6
+        ("oom:micro_batch>8,kill_worker:step=6", "out_of_memory", (8, 2)),
+        pytest.param("kill_worker:step=6", "worker_died", (16, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_out_of_memory_and_a_death_give_the_same_curve(
+    launcher, tmp_path, reference, monkeypatch, faults, kind, plan
+):
     """Both faults are rehearsed where they happen: in the worker's process."""
-    from raypipe.faults import VARIABLE
-
-    monkeypatch.setenv(VARIABLE, "oom:micro_batch>8,kill_worker:step=6")
-    first = job(tmp_path, 16, 1, 1)
+    monkeypatch.setenv(VARIABLE, faults)
     told: list[tuple[int, str, int]] = []
 
     def on_failure(job: TrainingJob, error: UnitError, what: str) -> None:
         told.append((job.attempt, error.kind, job.plan.micro_batch))
 
-    def launch(job: TrainingJob):
-        return launcher.train(job, ignore)
-
-    # the kill is of attempt 1 only, which here ends by the out-of-memory before step 6
-    last, _ = train_to_the_end(first, launch, on_failure)
-    assert told == [(1, "out_of_memory", 16)]
-    assert (last.plan.micro_batch, last.plan.accumulation, last.attempt) == (8, 2, 2)
-    assert_equal(outcome(last), reference)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, reference, monkeypatch):
-    from raypipe.faults import VARIABLE
-
-    monkeypatch.setenv(VARIABLE, "kill_worker:step=6")
-    told: list[tuple[int, str]] = []
-    last, _ = train_to_the_end(
-        job(tmp_path, 16, 1, 1),
-        lambda job: launcher.train(job, ignore),
-        lambda job, error, what: told.append((job.attempt, error.kind)),
-    )
-    assert told == [(1, "worker_died")]
-    assert last.attempt == 2
+    first = job(tmp_path, 16, 1, 1)
+    last, _ = train_to_the_end(first, lambda job: launcher.train(job, ignore), on_failure)
+    assert told == [(1, kind, 16)]
+    assert (last.plan.micro_batch, last.plan.accumulation, last.attempt) == (*plan, 2)
     assert_equal(outcome(last), reference)
     steps = read_table(last.run_dir, "steps")["step"]
     assert sorted(steps) == list(range(1, 13))  # none twice
 
 
-@pytest.mark.slow
-def test_out_of_memory_of_another_rank_ends_the_group(launcher, tmp_path):
-    """Rank 0 waits for rank 1's gradients and does not fail by itself."""
+class Failing(Regression):
+    """Rank 1 fails at its fourth step; rank 0 waits for its gradients, and does not by itself."""
 
-    class Full(Regression):
-        def loss(self, model, batch, context):
-            if dist.get_rank() == 1 and context.step == 3:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def loss(self, model, batch, context):
+        if dist.get_rank() == 1 and context.step == 3:
+            if self.kind == "out_of_memory":
                 raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
-            return super().loss(model, batch, context)
-
-    with pytest.raises(UnitError, match="rehearsed") as caught:
-        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Full()), ignore)
-    assert caught.value.kind == "out_of_memory"
-    assert caught.value.limit == BatchLimit("training", 4)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch, context)
 
 
 @pytest.mark.slow
-def test_the_death_of_another_rank_is_no_error_of_rank_0(launcher, tmp_path):
-    """Rank 0 only sees its connection close."""
-
-    class Mortal(Regression):
-        def loss(self, model, batch, context):
-            if dist.get_rank() == 1 and context.step == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().loss(model, batch, context)
-
+@pytest.mark.parametrize("kind", ["out_of_memory", "worker_died"])
+def test_the_failure_of_another_rank_is_that_of_the_group(launcher, tmp_path, kind):
     with pytest.raises(UnitError) as caught:
-        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Mortal()), ignore)
-    assert caught.value.kind == "worker_died"
+        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Failing(kind)), ignore)
+    assert caught.value.kind == kind
+    limit = BatchLimit("training", 4) if kind == "out_of_memory" else None
+    assert caught.value.limit == limit
 
 
 def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
