@@ -216,8 +216,8 @@ def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
     for name in parts:
         columns = core[name].columns if name in core else ()
         declared[name] = {column.name: column.better for column in columns if column.better}
-        for run in runs:
-            declared[name] |= tables.measures(run, name)
+        for part in parts[name]:
+            declared[name] |= tables.better(part.schema)
     if not any(better for name, better in declared.items() if name not in core):
         declared |= {name: _numbers(each) for name, each in parts.items() if name not in core}
     every = (_of_table(name, better, parts[name]) for name, better in declared.items() if better)

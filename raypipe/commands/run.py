@@ -47,7 +47,7 @@ from raypipe.store.ledger import Ledger, Row
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.store.run_status import StatusWriter, first_status
-from raypipe.store.tables import measures, single_tables
+from raypipe.store.tables import better, read_arrow, single_tables
 from raypipe.study.matrix import StudyGraph
 
 #: an entry of the ledger: whether tables and report show everything that is stored
@@ -267,12 +267,12 @@ def _is_shown(work: Work, ledger: Ledger, stages: Sequence[Stage]) -> bool:
     files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
     if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
         return False
-    better = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
+    wanted = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
     try:
         text = run_dir.read(run_dir.config).decode(errors="replace")
         if not isinstance(load_yaml(text, f"{run_dir.shown}/config.yaml"), dict):
             return False
-        return {name: measures(run_dir, name) for name in better} == better
+        return {name: better(read_arrow(run_dir, name).schema) for name in wanted} == wanted
     except ConfigError as error:  # the ledger has its rows
         print(f"WARNING: a damaged file is written again: {error}", flush=True)
         return False

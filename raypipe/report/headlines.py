@@ -34,7 +34,7 @@ from raypipe.report.studies import Swept, search_headlines, sweeps
 from raypipe.report.trainings import SWEEP, EvaluationCurve, evaluations
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult
-from raypipe.store.tables import Column, Table, null_cells
+from raypipe.store.tables import Column, Table, read_arrow
 
 #: rows of a number that is not finite that are named
 _MOST_NAMED = 3
@@ -177,7 +177,8 @@ class RunResults:
             values = as_numbers(rows[name])
             is_bad = ~np.isfinite(values)
             if is_bad.any() and self.directory is not None:
-                is_bad &= ~null_cells(self.directory, table.name, name)
+                cells = read_arrow(self.directory, table.name).column(name)
+                is_bad &= cells.is_valid().to_numpy()  # NaN is a value
             texts, bad = [], values[is_bad]
             for kind, own in bad.groupby(bad.map(str), sort=False):
                 labels = [without_credentials(point_label(dict(rows.loc[at, where])))

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
@@ -202,20 +200,6 @@ def conform(run_dir: RunDirectory, table: Table) -> None:
         run_dir.write(path, to_bytes(whole.cast(unified)))
 
 
-def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
-    """Return one file of a table, such as the ``steps`` of a training run.
-
-    Raises:
-        ConfigError: it is damaged.
-
-    """
-    path = run_dir.partition(table, partition)
-    arrow = _read_file(path, run_dir)
-    with _reading(path):
-        frame: pd.DataFrame = arrow.to_pandas()
-    return frame
-
-
 def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
     """Return the rows of one file of a table, without null values; none if it is missing.
 
@@ -233,21 +217,23 @@ def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
     ]
 
 
-def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
-    """Return a whole table, all its files; empty if it was not written yet.
+def read_table(run_dir: RunDirectory, table: str, partition: str | None = None) -> pd.DataFrame:
+    """Return a whole table, or one file of it, such as the ``steps`` of a training run.
+
+    A table that was not written yet is empty.
 
     Raises:
         ConfigError: a file is damaged.
 
     """
-    arrow = read_arrow(run_dir, table)
+    arrow = read_arrow(run_dir, table, partition)
     with _reading(run_dir.table(table)):
         frame: pd.DataFrame = arrow.to_pandas()
     return frame
 
 
-def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
-    """Return a whole table with the types of its columns; empty if it was not written yet.
+def read_arrow(run_dir: RunDirectory, table: str, partition: str | None = None) -> pa.Table:
+    """Return a table as :func:`read_table`, with the types of its columns.
 
     The metadata of a column has ``better`` and ``axis``, where the table declares them.
 
@@ -255,34 +241,12 @@ def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
         ConfigError: a file is damaged.
 
     """
-    paths = _files(run_dir, table)
+    paths = [run_dir.partition(table, partition)] if partition else _files(run_dir, table)
     if not paths:
         return pa.table({RUN_ID.name: pa.array([], pa.string())})
     parts = [_read_file(path, run_dir) for path in paths]
     with _reading(paths[0]):
         return pa.concat_tables(parts, promote_options="permissive")
-
-
-def null_cells(run_dir: RunDirectory, table: str, column: str) -> NDArray[np.bool_]:
-    """Return which rows of :func:`read_table` lack a value; NaN is one.
-
-    Raises:
-        ConfigError: a file is damaged.
-
-    """
-    found: NDArray[np.bool_] = read_arrow(run_dir, table).column(column).is_null().to_numpy()
-    return found
-
-
-def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
-    """Return :func:`better` of a table, after reading its whole file.
-
-    Raises:
-        ConfigError: it is damaged.
-
-    """
-    paths = _files(run_dir, table)
-    return better(_read_file(paths[0], run_dir).schema) if paths else {}
 
 
 def declarations(run_dir: RunDirectory) -> list[Table]:

@@ -110,7 +110,7 @@ class Sweep(Trials):
             row = ledger.get("trials", key)
             if row is None or row["status"] not in ("succeeded", "interrupted"):
                 continue
-            steps = results.read_partition(self._context.run_dir, "steps", key)
+            steps = results.read_table(self._context.run_dir, "steps", key)
             seen = steps["step"] < row["steps"] + (row["status"] == "interrupted")
             for _, step in steps[seen].iterrows():
                 yield key, step.dropna().to_dict()

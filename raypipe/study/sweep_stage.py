@@ -223,7 +223,7 @@ def record_parity(context: StageContext, trials: Sequence[Trial]) -> dict[str, R
     """
 
     def losses(trial: Trial) -> pd.Series[float]:
-        steps = results.read_partition(context.run_dir, "steps", trial.unit.key)
+        steps = results.read_table(context.run_dir, "steps", trial.unit.key)
         return steps.set_index("step")["loss"].astype(float)
 
     keys = [trial.unit.key for trial in trials]
