@@ -17,7 +17,7 @@ from raypipe.graph.progress import Display
 from raypipe.integrations.tracking import Trackers
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory, cache_directory
-from raypipe.study.fit import fit_stage, fitting
+from raypipe.study.largest_batch import fit_stage, fitting
 
 
 def fit(

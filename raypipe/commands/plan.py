@@ -11,12 +11,11 @@ from raypipe.commands.configuration import resolve
 from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
 from raypipe.config.document import Document
 from raypipe.graph.continuation import is_done, resume
-from raypipe.graph.durations import Durations, Estimate
 from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.progress import Durations, Estimate
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.loop import COMPARISON
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +62,7 @@ def plan(
         rows.append(
             {
                 "stage": name,
-                "needs": "all stages" if name == COMPARISON else ", ".join(of_name[0][0].needs),
+                "needs": ", ".join(of_name[0][0].needs),
                 **({"variants": len(of_name)} if graph.variants else {}),
                 "units": units,
                 "done": units - left,

@@ -16,7 +16,7 @@ from raypipe.graph.experiment import Training
 from raypipe.hardware import Arithmetic, Gpu, bytes_text
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Row
-from raypipe.study.trials import trainings
+from raypipe.study.sweep import trainings
 from raypipe.training import data_sheets
 from raypipe.training.data_sheets import Card
 

@@ -33,7 +33,7 @@ def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
     def point(row: Row) -> Mapping[str, Any]:
         return row.get("point") or {}
 
-    swept = sorted((row for row in medians(rows) if not row.get("reference")), key=cost)
+    swept = sorted(medians(rows), key=cost)
     keys = list(dict.fromkeys(key for row in swept for key in point(row)))
     lasts = [key.rpartition(".")[2] for key in keys]
     names = {

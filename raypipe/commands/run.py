@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 from raypipe import faults
@@ -31,10 +32,9 @@ from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Outcomes, Session
 from raypipe.graph.continuation import Resumed, resume
-from raypipe.graph.durations import Durations
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
-from raypipe.graph.progress import Display
+from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
 from raypipe.graph.stages import check_trainings
 from raypipe.hardware import Hardware
@@ -48,7 +48,7 @@ from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import better, read_arrow, single_tables
-from raypipe.study.matrix import StudyGraph
+from raypipe.study.loop import StudyGraph
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
@@ -325,7 +325,8 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
     loop = graph.loop(session.ledger)
     first = loop.further(session.ledger, Outcomes(), session.display.say)
     try:
-        return run_stages(first, session, None if loop.is_over else loop.further) or ""
+        grow = None if loop.is_over else loop.further
+        return run_stages(first, session, grow, partial(loop.compare, session)) or ""
     except UnitError as error:  # a search without its metric; what there is, is shown
         return str(error)
 

@@ -13,7 +13,8 @@ from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage
 from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.store.ledger import Row
-from raypipe.study.matrix import StudyGraph, study_of
+from raypipe.study.loop import StudyGraph
+from raypipe.study.matrix import study_of
 from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
@@ -97,7 +98,7 @@ def _stages(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Sta
     takes = any(s.training is not None and s.training.settings.from_sweep for s in plain)
     if configuration.settings.sweep is None and not takes:
         return plain
-    from raypipe.study.sweep_stage import with_sweep  # with all that a sweep needs
+    from raypipe.study.sweep import with_sweep  # with all that a sweep needs
 
     return with_sweep(configuration, nodes)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +26,8 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, by_name
 
 if TYPE_CHECKING:
-    from raypipe.graph.durations import Durations
     from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.graph.progress import Durations
     from raypipe.hardware import Hardware
     from raypipe.integrations.tracking import Trackers
     from raypipe.training.job import TrainingJob
@@ -61,10 +60,9 @@ class Session:
 
 
 class Outcomes:
-    """The stages that have ended; stages that started early wait for the others of their needs."""
+    """The stages that have ended; units of a running stage may wait for others."""
 
     def __init__(self, ended: Collection[str] = ()) -> None:
-        self._changed = threading.Condition()
         self._ended = set(ended)
         #: whether the run is interrupted
         self.is_interrupted = False
@@ -73,11 +71,9 @@ class Outcomes:
 
     def end(self, stage: str, failure: str | None) -> None:
         """Record that a stage has ended, and why it failed."""
-        with self._changed:
-            self._ended.add(stage)
-            if failure is not None:
-                self.failures[stage] = failure
-            self._changed.notify_all()
+        if failure is not None:  # before: a failed stage must never look as if it had succeeded
+            self.failures[stage] = failure
+        self._ended.add(stage)
 
     @property
     def ended(self) -> int:
@@ -91,21 +87,6 @@ class Outcomes:
     def running(self, stages: Collection[str]) -> set[str]:
         """Return the stages that have not ended."""
         return set(stages) - self._ended
-
-    def wait(self, stages: Collection[str]) -> None:
-        """Wait until one of these stages has ended. Raises KeyboardInterrupt."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_interrupted or not self._ended.isdisjoint(stages)
-            )
-            if self.is_interrupted:
-                raise KeyboardInterrupt
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every current and later ``wait``."""
-        with self._changed:
-            self.is_interrupted = True
-            self._changed.notify_all()
 
 
 class StageContext:
@@ -164,59 +145,34 @@ class StageContext:
         If units need different stages, there are more of them when those have ended. The framework
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
-        ready = self._ready()
+        self._ended = self._outcomes.ended  # before the units: stages end meanwhile
+        ready = [unit for unit in self.unfinished() if self._is_ready(unit)]
         self._offered.update(unit.key for unit in ready)
         return ready
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        ended = self._outcomes.ended
-        if ended == self._ended:  # fast: no stage has ended since
+        if self._outcomes.ended == self._ended:
             return []
-        self._ended = ended
         before = set(self._offered)
         return [unit for unit in self.todo() if unit.key not in before]
 
-    def await_units(self) -> bool:
-        """Wait until there are further units to compute; return False if there will be none.
-
-        Raises:
-            KeyboardInterrupt: the run is interrupted.
-
-        """
-        while True:
-            needs = self._running_needs()  # before the units: stages end meanwhile
-            if any(unit.key not in self._offered for unit in self._ready()):
-                return True
-            if not needs:
-                return False
-            start = time.monotonic()
-            self._outcomes.wait(needs)
-            self.waited_s += time.monotonic() - start
+    def awaited(self) -> set[str]:
+        """Return the running stages after which further units can be computed."""
+        needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
+        running = (
+            self._outcomes.running(each) for each in needs if not self._outcomes.failed(each)
+        )
+        return set[str]().union(*running)
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        if self.stage.after_failures:
-            return []
         needs = {need for unit in self.unfinished() for need in self.stage.unit_needs[unit.key]}
-        return self._outcomes.failed(sorted(needs))
+        return sorted(self._outcomes.failed(needs))
 
-    def _ready(self) -> list[Unit]:
-        outcomes = self._outcomes
-        ready = (u for u in self.unfinished() if not outcomes.running(self.stage.unit_needs[u.key]))
-        return [
-            unit
-            for unit in ready
-            if self.stage.after_failures or not outcomes.failed(self.stage.unit_needs[unit.key])
-        ]
-
-    def _running_needs(self) -> set[str]:
-        """Return the running stages that unfinished units wait for."""
-        outcomes = self._outcomes
-        needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
-        return set[str]().union(
-            *(outcomes.running(each) for each in needs if not outcomes.failed(each))
-        )
+    def _is_ready(self, unit: Unit) -> bool:
+        needs = self.stage.unit_needs[unit.key]
+        return not self._outcomes.running(needs) and not self._outcomes.failed(needs)
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.

@@ -112,7 +112,6 @@ class Stage:
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
-        after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
         alone: whether no other stage may run at the same time: it measures the speed of CPUs.
@@ -135,7 +134,6 @@ class Stage:
     reads: tuple[str, ...] | None = None
     workload: str = ""
     always_rerun: bool = False
-    after_failures: bool = False
     training: Training | None = None
     on_gpu: bool = False
     alone: bool = False

@@ -105,7 +105,7 @@ def _check(value: Any, where: str) -> None:
                 raise TypeError(f"{where}: the key {key!r} is not a string")
             _check(item, f"{where}.{key}")
         return
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check(item, f"{where}[{index}]")
         return

@@ -1,13 +1,13 @@
-"""Launcher protocol: training runs, trials and task pools, on Ray or in this process."""
+"""Launcher protocol: training runs, sweeps and task pools, on Ray or in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from raypipe.errors import FailureKind, Trace, UnitError
+from raypipe.errors import FailureKind, Trace
 
 if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
     from raypipe.config.axes import AxisSettings
@@ -72,7 +72,6 @@ class TaskPool(Protocol):
     @property
     def capacity(self) -> float:
         """The CPUs of all tasks that can run at the same time."""
-        ...
 
     @property
     def has_room(self) -> bool:
@@ -80,17 +79,14 @@ class TaskPool(Protocol):
 
         Callers with very many tasks, or with priorities of tasks, submit only while it is true.
         """
-        ...
 
     def share(self, value: Any) -> Any:
         """Store a large argument where every task can read it; pass the returned value."""
-        ...
 
     def submit(
         self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
     ) -> None:
         """Queue ``function(*arguments)`` on ``cpus``, by default the pool's, under ``key``."""
-        ...
 
     def finished(self) -> list[TaskResult]:
         """Return tasks that ended, after waiting for at least one; empty if none is pending.
@@ -98,41 +94,6 @@ class TaskPool(Protocol):
         A failed attempt has ``error`` and ``kind`` set. If ``retried`` is set too, another result
         of the same task follows.
         """
-        ...
-
-
-class Trials(Protocol):
-    """Source of a sweep's trials: chooses each next trial from the results so far."""
-
-    def next(self) -> TrainingJob | None:
-        """Return the next trial to start, or None while it depends on running trials."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there are no further trials."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """The optimizer steps of a trial, for a scheduler; 0 without one, as all that follows."""
-        return 0
-
-    def history(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Return the logged steps of earlier trials by their id, for a new scheduler."""
-        return ()
-
-    def report(self, trial_id: str, row: dict[str, Any]) -> None:
-        """Record a logged step of a trial; by default it is not needed."""
-        del trial_id, row
-
-    def stopped(self, trial_id: str) -> None:
-        """Record that the scheduler stopped a trial early; by default there is none."""
-        del trial_id
-
-    def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
-        """Record that a trial finished or failed."""
-        ...
 
 
 class Launcher(Protocol):
@@ -145,7 +106,6 @@ class Launcher(Protocol):
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function once on each node."""
-        ...
 
     def train(
         self, job: TrainingJob, report: Report, started: Callable[[], None] = lambda: None
@@ -156,21 +116,18 @@ class Launcher(Protocol):
             UnitError: it failed, with the kind of failure.
 
         """
-        ...
 
-    def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
-        """Run a sweep's trials as the cluster has room; ``settings`` is the sweep's section."""
-        ...
+    def trials(self, sweep: Any, settings: Any, run_dir: RunDirectory) -> None:
+        """Run the trials of a :class:`~raypipe.study.sweep.Sweep` as the cluster has room."""
 
     def propose(
         self,
         settings: Any,
         axes: Mapping[str, AxisSettings],
-        known: Sequence[tuple[Point, Sequence[float] | None]],
+        known: Sequence[tuple[Point, float | None]],
         number: int,
     ) -> Point:
-        """Return the next point of a sweep's searcher from the known ones and their costs."""
-        ...
+        """Return the next point of a sweep's searcher from the known ones and their cost."""
 
     def pool(
         self, options: PoolOptions, say: Callable[[str], None] = print
@@ -181,29 +138,23 @@ class Launcher(Protocol):
             ConfigError: no node has the resources of a task.
 
         """
-        ...
 
     @property
     def ending_s(self) -> float:
         """The seconds in which running work could come to an orderly end, as far as known."""
-        ...
 
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing runs any more, so that an interruption loses nothing."""
-        ...
 
     def wind_down(self) -> None:
         """Start nothing new; trainings save checkpoints and end, and tasks end as they are.
 
         Threads that wait then raise KeyboardInterrupt, at the latest after ``interrupt``.
         """
-        ...
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in threads that wait for tasks, trainings or trials."""
-        ...
 
     def close(self) -> None:
         """Release the resources of this launcher."""
-        ...

@@ -1,9 +1,10 @@
 """Run the stages of a configuration: skip what is stored, launch the rest, record outcomes.
 
 Every stage starts as soon as the stages that it needs have ended; one whose units need different
-stages, when the first of them can be computed. Of those that can start, the one with the longest
-remaining path comes first; what they submit waits in Ray's queue for its resources. A stage that
-measures speed starts when no other one runs, and no other one starts while it runs.
+stages, when the first of them can be computed, and again when others can. Of those that can start,
+the one with the longest remaining path comes first; what they submit waits in Ray's queue for its
+resources. A stage that measures speed starts when no other one runs, and no other one starts while
+it runs.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 import threading
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from functools import partial
 
 from raypipe.errors import UnitError, message_of, trace_of
 from raypipe.graph.context import Outcomes, Session, StageContext
 from raypipe.graph.continuation import BEGUN, all_stored, is_done, is_outdated
-from raypipe.graph.durations import Estimate
 from raypipe.graph.experiment import Stage, in_order
+from raypipe.graph.progress import Estimate
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables
@@ -37,13 +38,21 @@ _SHARE = 20
 #: further stages of a graph from the stored rows and the outcomes so far; reports lines to show
 Grow = Callable[[Ledger, Outcomes, Callable[[str], None]], Sequence[Stage]]
 
+#: the run of a stage, which is paused where units wait for other stages; it returns why it failed
+_Work = Generator[int, None, str | None]
 
-def run_stages(stages: Sequence[Stage], session: Session, grow: Grow | None = None) -> str | None:
+
+def run_stages(
+    stages: Sequence[Stage],
+    session: Session,
+    grow: Grow | None = None,
+    at_end: Callable[[], None] = lambda: None,
+) -> str | None:
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
     Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
     ``grow`` returns further stages, which may need earlier ones: at the start, and whenever one has
-    ended.
+    ended. ``at_end`` derives rows from those of all stages, whether or not some failed.
 
     Returns:
         None if all stages are finished, otherwise the first failure: its stage or unit, and why.
@@ -54,7 +63,7 @@ def run_stages(stages: Sequence[Stage], session: Session, grow: Grow | None = No
         UnitError: the graph cannot grow.
 
     """
-    return _RunningGraph(session, grow).complete(stages)
+    return _RunningGraph(session, grow).complete(stages, at_end)
 
 
 class _RunningGraph:
@@ -66,12 +75,14 @@ class _RunningGraph:
         self._stages: list[Stage] = []
         self._waiting: list[Stage] = []
         self._running: dict[str, tuple[Stage, Future[None]]] = {}
+        #: stages whose other units wait for stages, and the number of stages that had ended then
+        self._paused: dict[str, tuple[_Work, int]] = {}
         #: the stages that were not stored
         self._ran: set[str] = set()
         self._estimates: dict[str, Estimate | None] = {}
         self._lock, self._due, self._written = threading.Lock(), 0.0, -1
 
-    def complete(self, stages: Sequence[Stage]) -> str | None:
+    def complete(self, stages: Sequence[Stage], at_end: Callable[[], None]) -> str | None:
         """Run all stages; return the first failure."""
         session, outcomes, ordered = self._session, self._outcomes, in_order(stages)
         if session.ledger.rows("units"):  # an earlier command may have been killed before it
@@ -94,14 +105,19 @@ class _RunningGraph:
                 self._await_stages(_POLL_S)
                 over = [name for name, (_, future) in self._running.items() if future.done()]
                 for name in over:
-                    self._running.pop(name)[1].result()
+                    stage, future = self._running.pop(name)
+                    future.result()
+                    self._waiting += [stage] if name in self._paused else []
                 if over:
                     self._extend()
+            at_end()
         except BaseException:
             if is_concurrent:
-                outcomes.interrupt()
+                outcomes.is_interrupted = True
                 session.launcher.interrupt()
                 self._await_stages(_END_S, all_of_them=True)
+            for paused, _ in self._paused.values():
+                paused.close()
             raise
         finally:
             self._write_tables(at_the_end=True)
@@ -136,23 +152,23 @@ class _RunningGraph:
         session.display.expect(self._stages, self._estimates, cpus, gpus)
 
     def _startable(self, most: int) -> Sequence[Stage]:
-        """Return the stages to start now, so that no more than this number run."""
+        """Return the stages to start now, so that no more than this number run.
+
+        One of which another stage has ended since it was paused looks for further units.
+        """
         unsettled = {*self._running, *(stage.key for stage in self._waiting)}
-        whole = [s for s in self._waiting if unsettled.isdisjoint(s.needed_keys)]
-        early = [
+        ended = self._outcomes.ended
+        ready = [
             stage
             for stage in self._waiting
-            if not unsettled.isdisjoint(stage.needed_keys)
-            and any(map(unsettled.isdisjoint, stage.starts))
-        ]
-        # stages that started early wait for others, which must find a thread
-        ready = whole[: most - len(self._running)]
-        ready += early[: max(0, most // 2 - len(self._running) - len(ready))]
-        running = [stage for stage, _ in self._running.values()]
-        if any(not unsettled.isdisjoint(stage.needed_keys) for stage in running):
-            return ready  # it waits for others: nothing is held back
+            if (
+                self._paused[stage.key][1] < ended
+                if stage.key in self._paused
+                else any(map(unsettled.isdisjoint, stage.starts))
+            )
+        ][: most - len(self._running)]
         alone = [stage for stage in ready if stage.alone]
-        if any(stage.alone for stage in running) or (alone and running):
+        if any(stage.alone for stage, _ in self._running.values()) or (alone and self._running):
             return []
         return alone[:1] or ready
 
@@ -161,18 +177,24 @@ class _RunningGraph:
         wait(futures, seconds, ALL_COMPLETED if all_of_them else FIRST_COMPLETED)
 
     def _settle(self, stage: Stage, future: Future[None]) -> None:
+        """Run a stage until it has ended, or is paused."""
         try:
-            self._outcomes.end(stage.key, self._run(stage))
-            self._session.display.settle(stage.key)
+            paused = self._paused.pop(stage.key, None)
+            work = self._run(stage) if paused is None else paused[0]
+            try:
+                self._paused[stage.key] = work, next(work)
+            except StopIteration as end:
+                self._outcomes.end(stage.key, end.value)
+                self._session.display.settle(stage.key)
             future.set_result(None)
         except BaseException as error:  # re-raised in the main thread
             future.set_exception(error)
 
-    def _run(self, stage: Stage) -> str | None:
+    def _run(self, stage: Stage) -> _Work:
         """Run a stage unless it is stored or cannot run; return why it failed."""
         session, failed = self._session, self._outcomes.failed
         broken = bool(stage.units) and all(map(failed, stage.unit_needs.values()))
-        if broken and not stage.after_failures:
+        if broken:
             needs = f"needs {', '.join(failed(stage.needed_keys))}"
             self._record(stage, "skipped")
             session.display.say(f"{stage.key}: skipped ({needs})")
@@ -184,11 +206,11 @@ class _RunningGraph:
             session.display.say(f"{stage.key}: done before")
             return None
         beside = partial(_beside, stage, self._stages, session.ledger)
-        failure = self._compute(StageContext(stage, session, beside, self._outcomes))
+        failure = yield from self._compute(StageContext(stage, session, beside, self._outcomes))
         self._ran.add(stage.key)
         return failure
 
-    def _compute(self, context: StageContext) -> str | None:
+    def _compute(self, context: StageContext) -> _Work:
         stage, session, display = context.stage, context.session, context.session.display
         started_at, clock = now(), time.monotonic()
         status, message = "failed", None
@@ -210,8 +232,16 @@ class _RunningGraph:
             stage.run(context)
             if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
                 context.finish(stage.units[0].key)
-            while context.await_units():
-                stage.run(context)
+            while True:
+                ended = self._outcomes.ended  # before the units: stages end meanwhile
+                if context.further_units():
+                    stage.run(context)
+                elif context.awaited():
+                    paused = time.monotonic()
+                    yield ended
+                    context.waited_s += time.monotonic() - paused
+                else:
+                    break
             if needs := context.failed_needs():
                 message = f"needs {', '.join(needs)}"
                 context.say(f"{len(context.unfinished())} units left out ({message})")
@@ -226,14 +256,12 @@ class _RunningGraph:
             if not context.logs.any_failed:  # the stage itself raised it
                 about = error.kind, error.message, "gave up", error.trace
                 context.fail(Failure(error.unit, 1, *about))
-        except BdbQuit:  # the user ended the debugger
-            status = "interrupted"
-            raise KeyboardInterrupt from None
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
             status = "interrupted"
             raise
         except Exception as error:  # recorded; other stages continue
-            if self._outcomes.is_interrupted:  # an effect of it: Ray may be gone after two Ctrl-C
+            # the user ended the debugger, or Ray is gone after two Ctrl-C
+            if isinstance(error, BdbQuit) or self._outcomes.is_interrupted:
                 status = "interrupted"
                 raise KeyboardInterrupt from None
             whole = message_of(error)

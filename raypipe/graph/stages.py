@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import MonitorSettings
     from raypipe.training.task import JobTask
-    from raypipe.training.weights import InitialWeights
 
 
 #: name of the stage that reports the hardware
@@ -108,20 +107,12 @@ def train_stage(
 
 
 def _train(context: StageContext) -> None:
-    (unit,), training = context.stage.units, context.stage.training
-    if training is None:
+    if (training := context.stage.training) is None:
         raise ValueError(f"{context.stage.name} is not a training stage")
-    task = training.task(context.run_dir)
-    train(context, unit, task, training.settings, training.initial)
+    train(context, context.stage.units[0], training)
 
 
-def train(
-    context: StageContext,
-    unit: Unit,
-    task: JobTask,
-    settings: TrainStageSettings,
-    initial: InitialWeights | None = None,
-) -> None:
+def train(context: StageContext, unit: Unit, training: Training) -> None:
     """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
 
     Raises:
@@ -132,12 +123,10 @@ def train(
     from raypipe.training.job import ExternalTask
     from raypipe.training.recovery import check_state, train_to_the_end
 
-    job = job_of(context, unit, task, settings)
-    job = replace(
-        job, settings=job.settings.changed("scaling", cpus_per_worker=_cpus(context, job.settings))
-    )
+    settings, job = training.settings, job_of(context, unit, training, context.run_dir)
+    job = with_cpus(context, job)
     goes_on = is_continued(context.ledger.get("units", unit.key), unit)
-    job = replace(job, initial=initial, continues=goes_on)
+    job = replace(job, continues=goes_on)
     if goes_on:  # its model will replace the other's
         check_state(job)
         context.ledger.put_tables(context.records([unit], CONTINUED))
@@ -195,18 +184,22 @@ def train(
 
 
 def job_of(
-    context: StageContext, unit: Unit, task: JobTask, settings: TrainStageSettings
+    context: StageContext, unit: Unit, training: Training, run_dir: RunDirectory | None
 ) -> TrainingJob:
-    """Return the training job of a unit on the available devices."""
+    """Return the training job of a unit on the available devices.
+
+    ``run_dir`` has the results of earlier stages; None before any of them ran.
+    """
     from raypipe.training.batching import BatchPlan
     from raypipe.training.job import ExternalTask, TrainingJob
 
-    training = settings.training
-    micro, accumulation = training.micro_batch, training.accumulation
+    settings, task = training.settings, training.task(run_dir)
+    sizes = settings.training
+    micro, accumulation = sizes.micro_batch, sizes.accumulation
     if (micro is None or accumulation is None) and not isinstance(task, ExternalTask):
         raise ValueError(f"{unit.key}: the batch sizes were not resolved")
     micro, accumulation = micro or 1, accumulation or 1
-    effective = training.effective_batch or micro * accumulation
+    effective = sizes.effective_batch or micro * accumulation
     plan = BatchPlan(micro, accumulation, effective, settings.scaling.worker_count)
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     settings = settings.with_gpus(len(gpus))
@@ -228,6 +221,7 @@ def job_of(
         context.run_dir,
         steps,
         identity=identity,
+        initial=training.initial,
     )
 
 
@@ -241,19 +235,19 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
     return automatic_workers(settings, effective_batch, context.session.nodes, 1 + others)
 
 
-def _cpus(context: StageContext, settings: TrainStageSettings) -> float:
-    """Return the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
+def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
+    """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
     from raypipe.training.requirements import cpus_of_a_worker
 
-    scaling = settings.scaling
-    if scaling.cpus_per_worker != "auto" or scaling.gpus_per_worker:
-        return scaling.reserved_cpus
-    fewest = min(node.cpus for node in context.session.nodes)
-    if not context.session.launcher.concurrent:
-        return max(1.0, fewest)
-    loaders = cpus_of_a_worker(settings) - scaling.reserved_cpus
-    share = fewest // (1 + len(context.beside())) // scaling.worker_count
-    return max(1.0, share - loaders)
+    scaling, session = job.settings.scaling, context.session
+    cpus = scaling.reserved_cpus
+    if scaling.cpus_per_worker == "auto" and not scaling.gpus_per_worker:
+        cpus = float(min(node.cpus for node in session.nodes))
+        if session.launcher.concurrent:
+            loaders = cpus_of_a_worker(job.settings) - scaling.reserved_cpus
+            cpus = cpus // (1 + len(context.beside())) // scaling.worker_count - loaders
+        cpus = max(1.0, cpus)
+    return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 
 
 def _last_step(checkpoints: Iterable[str]) -> int:

@@ -83,12 +83,7 @@ VARIANT_METRICS = Table(
         Column("axis", "text", "The varied key."),
         Column("value", "text", "Its value."),
         Column("seeds", "integer", "Seeds with a number, each averaged over the other axes."),
-        Column(
-            "unmatched",
-            "integer",
-            "Numbers without a counterpart: another value of the axis has none at the same seed "
-            "and values of the other axes.",
-        ),
+        Column("unmatched", "integer", "Numbers without a counterpart at another value."),
         Column("mean", "real", "Mean over seeds."),
         Column("std", "real", "Standard deviation over seeds."),
         Column("low", "real", "Lower end of Student's 95 % confidence interval of the mean."),
@@ -109,12 +104,8 @@ VARIANT_TESTS = Table(
         Column("equal", "integer", "Seeds with equal numbers."),
         Column("statistic", "real", "Statistic of Wilcoxon's signed-rank test."),
         Column("p_value", "real", "Its two-sided p-value."),
-        Column(
-            "effect", "real", "Matched-pairs rank-biserial correlation; negative: first is lower."
-        ),
-        Column(
-            "p_holm", "real", "p-value corrected by Holm over the pairs of the metric and axis."
-        ),
+        Column("effect", "real", "Rank-biserial correlation of pairs; negative: first is lower."),
+        Column("p_holm", "real", "p-value corrected by Holm over the metric's pairs on the axis."),
         Column("conclusion", "text", "The lower value, or that none can be told and why."),
     ),
 )

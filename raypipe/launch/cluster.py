@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -25,15 +25,18 @@ from raypipe import hardware
 from raypipe.config import search_path
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.launcher import PoolOptions, R, TaskPool, Trials
+from raypipe.graph.launcher import PoolOptions, R, TaskPool
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.control import Control
 from raypipe.launch.failures import NODE_GONE
 from raypipe.launch.nodes import living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
+
+if TYPE_CHECKING:
+    from raypipe.study.sweep import Sweep
+    from raypipe.study.sweep_settings import SweepSettings
 
 _CONNECT_S = 10.0
 #: variable of Ray: a cluster to use
@@ -121,12 +124,12 @@ class RayLauncher:
             self._mailbox = self._mailbox or start_mailbox()
         return fit(job, report, lambda _: started(), self._mailbox, self._control, self._nodes)
 
-    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+    def trials(self, sweep: Sweep, settings: SweepSettings, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""
         from raypipe.launch.trials import run_trials  # slow to import, and seldom needed
 
         self._control.pause()
-        run_trials(trials, settings, run, self._control, self._nodes)
+        run_trials(sweep, settings, run, self._control, self._nodes)
 
     def propose(self, *known: Any) -> Point:
         """Return a proposal of a searcher of Ray Tune."""

@@ -21,12 +21,13 @@ import psutil
 
 from raypipe import process_tree
 from raypipe.errors import Interrupted, UnitError
-from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
+from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult
 from raypipe.launch.task import Overdue, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.config.matrix import Point
     from raypipe.store.run_directory import RunDirectory
+    from raypipe.study.sweep import Sweep
     from raypipe.study.sweep_settings import SweepSettings
     from raypipe.training.ending import Ending
     from raypipe.training.job import Report, TrainingJob
@@ -85,23 +86,23 @@ class InlineLauncher:
             raise KeyboardInterrupt
         return outcome
 
-    def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
+    def trials(self, sweep: Sweep, settings: SweepSettings, run_dir: RunDirectory) -> None:
         """Run the trials in sequence; no scheduler ends one early. Raises UnitError."""
         del run_dir
         if settings.scheduler is not None and settings.scheduler.is_population:
             name = settings.scheduler.name
             text = f"sweep.scheduler = {name}: its trials go on from each other's state, for which "
             raise UnitError("sweep", "error", f"{text}it needs Ray; run it without --local")
-        while (job := trials.next()) is not None:
+        while (job := sweep.next()) is not None:
 
             def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
                 if not isinstance(row, str):
-                    trials.report(trial_id, row)
+                    sweep.report(trial_id, row)
 
             try:
-                trials.ended(job.trial_id, self.train(job, report))
+                sweep.ended(job.trial_id, self.train(job, report))
             except UnitError as error:
-                trials.ended(job.trial_id, error)
+                sweep.ended(job.trial_id, error)
 
     def propose(self, *known: Any) -> Point:
         """Return a proposal of a searcher of Ray Tune, which runs in this process."""

@@ -36,7 +36,6 @@ from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import Point
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
-from raypipe.graph.launcher import Trials
 from raypipe.launch.control import Control
 from raypipe.launch.failures import group_failure
 from raypipe.launch.nodes import Resources, Wait, living_nodes, room
@@ -51,6 +50,7 @@ from raypipe.launch.training import (
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.population import CHANGEABLE, Lineage, changeable, take_over, within
 from raypipe.study.space import rounded
+from raypipe.study.sweep import Sweep
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.failure_kinds import unit_error
@@ -59,6 +59,8 @@ from raypipe.training.job import TrainingJob
 #: keys of a trial's reports to Tune: the placement group of its workers, rows of the table
 #: ``steps``, and the outcome
 _GROUP, _ROWS, _END = "group", "rows", "end"
+#: what a searcher minimizes
+_COST = "cost"
 #: folder of what Ray writes about a sweep and its worker groups, removed at its end
 _STATE = ".ray-tune"
 _ENDLESS = 10**9
@@ -69,7 +71,7 @@ _MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
 
 def run_trials(
-    trials: Trials,
+    trials: Sweep,
     settings: SweepSettings,
     run: RunDirectory,
     control: Control,
@@ -136,7 +138,7 @@ class _Order(Searcher):
 
     def __init__(
         self,
-        trials: Trials,
+        trials: Sweep,
         settings: SweepSettings,
         control: Control,
         before: Iterable[Resources],
@@ -227,7 +229,7 @@ class _Order(Searcher):
 class _OutcomeCallback(Callback):
     """Callback that reports each trial's outcome to the sweep; Tune calls it in this process."""
 
-    def __init__(self, trials: Trials, order: _Order, control: Control) -> None:
+    def __init__(self, trials: Sweep, order: _Order, control: Control) -> None:
         self._trials, self._order, self._control = trials, order, control
         self._nodes = set(living_nodes())
 
@@ -382,7 +384,7 @@ def _slots(job: TrainingJob) -> int:
 def propose(
     settings: SweepSettings,
     axes: Mapping[str, AxisSettings],
-    known: Sequence[tuple[Point, Sequence[float] | None]],
+    known: Sequence[tuple[Point, float | None]],
     number: int,
 ) -> Point:
     """Return the proposal of a searcher of Tune, which is made anew from the stored trials.
@@ -392,7 +394,7 @@ def propose(
     Args:
         settings: the section, with the name of the searcher and the seed.
         axes: the axes by full key.
-        known: the points so far, each with its costs; None if it has failed or runs.
+        known: the points so far, each with its cost; None if it has failed or runs.
         number: the number of the proposal.
 
     Raises:
@@ -401,21 +403,18 @@ def propose(
     """
     name = settings.search
     seed = int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0])
-    costs = [f"cost_{place}" for place in range(1 + len(settings.further_metrics))]
-    metric: Any = costs[0] if len(costs) == 1 else costs
-    mode: Any = "min" if len(costs) == 1 else ["min"] * len(costs)
     points = [dict(point) for point, _ in known]
     given = {"points_to_evaluate": points, "seed": seed, "random_state_seed": seed}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of versions to come, and of values that are lists
         try:
-            searcher = create_searcher(name, metric=metric, mode=mode, **given)
+            searcher = create_searcher(name, metric=_COST, mode="min", **given)
         except (ImportError, AssertionError) as error:
             raise UnitError("sweep", "error", f"sweep.search = {name}: {error}") from error
-        searcher.set_search_properties(metric, mode, {k: _domain(a) for k, a in axes.items()})
-        for place, (_, values) in enumerate(known):
+        searcher.set_search_properties(_COST, "min", {k: _domain(a) for k, a in axes.items()})
+        for place, (_, cost) in enumerate(known):
             searcher.suggest(str(place))
-            result = None if values is None else dict(zip(costs, values, strict=True))
+            result = None if cost is None else {_COST: cost}
             searcher.on_trial_complete(str(place), result, error=result is None)
         found = searcher.suggest(str(len(known)))
     if not isinstance(found, Mapping):
@@ -434,7 +433,7 @@ def _domain(axis: AxisSettings) -> Any:
     return (tune.loguniform if axis.log else tune.uniform)(float(low), float(high))
 
 
-def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
+def scheduler_of(settings: SweepSettings, trials: Sweep) -> TrialScheduler | None:
     """Return the scheduler; those that stop trials receive what earlier commands' trials logged."""
     if settings.scheduler is None:
         return None
@@ -512,7 +511,7 @@ class _Earlier:
         self.trial_id = trial_id
 
 
-def _decisions(settings: SweepSettings, trials: Trials) -> tuple[int, str]:
+def _decisions(settings: SweepSettings, trials: Sweep) -> tuple[int, str]:
     """Return the steps after which the scheduler decides, and the metric as a step has it."""
     options = {} if settings.scheduler is None else settings.scheduler.options
     given = options.get("grace_period") or options.get("perturbation_interval")

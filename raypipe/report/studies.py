@@ -40,7 +40,7 @@ _MOST_SNIPPETS = 5
 _SPEED, _MEMORY = "samples_per_s", "peak_memory_bytes"
 _FASTER = Column(_SPEED, "real", "", better="higher")
 #: columns of ``sweep_points`` that are not axes
-_NOT_AXES = ("trial_id", "run_id", "command_id", "variant", "trained_stage", "kind", "reference")
+_NOT_AXES = ("trial_id", "run_id", "command_id", "variant", "trained_stage", "kind")
 #: tables of a comparison, and their captions
 _COMPARED = {
     "best_variants": "Best points by the mean over seeds",
@@ -216,7 +216,7 @@ def variants_section(
     """Return the comparison of the variants of a matrix: best points, means and paired tests.
 
     Args:
-        tables: those that the stage ``compare_variants`` derived among them.
+        tables: those of a comparison of the variants among them.
         shown: the point of the experiment's own sections.
         trained: the trainings of each stage with a number to compare; other tables have sections.
 
@@ -295,7 +295,7 @@ def sweeps(tables: Tables) -> list[Swept]:
     swept = trials.merge(axes[["trial_id", *further]], on="trial_id")
     best, found = tables.get("recommendations", pd.DataFrame({"trained_stage": []})), []
     for stage, own in swept[swept["stage"] == SWEEP].groupby("trained_stage", sort=False):
-        own = _medians(own[~own["reference"].eq(True)])
+        own = _medians(own)
         keys = [str(name) for name in axes if name not in _NOT_AXES]
         several = [key for key in keys if own[key].map(repr).nunique() > 1]
         rows_of = best[best["trained_stage"] == stage]
@@ -351,7 +351,7 @@ def sweep_section(tables: Tables, swept: Sequence[Swept]) -> Section:
         results = Results(table, plain(sweep.trials.assign(words=words)), list(sweep.axes))
         drawn = number_plots(results, column, "words")
         parts += [*drawn, *_sweep_front(sweep), *_sweep_curves(sweep, tables)]
-        parts.append(_trials(sweep, tables))
+        parts.append(_trials(sweep))
     return Section("Sweep", parts)
 
 
@@ -385,17 +385,16 @@ def _sweep_curves(sweep: Swept, tables: Tables) -> Iterator[Plot]:
         yield Plot(f"sweep-{sweep.stage}-curves", f"Curves of {title}", caption, figure)
 
 
-def _trials(sweep: Swept, tables: Tables) -> Fold:
-    """Return all trials: the recommended first, then by speed; ``front`` marks the Pareto front."""
-    trials, pareto = sweep.trials, tables.get("pareto", pd.DataFrame({"trial_id": []}))
-    front = trials["trial_id"].isin(pareto["trial_id"]).map({True: "front"})
+def _trials(sweep: Swept) -> Fold:
+    """Return all trials: the recommended first, then by speed."""
+    trials = sweep.trials
     states = trials["status"].str.replace("_", " ").value_counts()
-    trials = trials.assign(front=front, chosen=trials["trial_id"] == sweep.chosen).sort_values(
+    trials = trials.assign(chosen=trials["trial_id"] == sweep.chosen).sort_values(
         ["chosen", _SPEED, "status"], ascending=[False, False, True], kind="stable"
     )
     trials = trials.assign(status=cells(map(Pill.of_status, trials["status"])))
     evaluated = [str(name) for name in trials if str(name).startswith(PREFIX)]
-    columns = [*sweep.axes, "front", "status", _SPEED, "step_time_s", "gpu_util_mean", _MEMORY,
+    columns = [*sweep.axes, "status", _SPEED, "step_time_s", "gpu_util_mean", _MEMORY,
                "energy_j_per_sample", "loss_final", "parity", *evaluated, "accumulation", "steps",
                "reason"]  # fmt: skip
     view = TableView(trials, list(dict.fromkeys(columns)), f"Trials of {sweep.stage}",

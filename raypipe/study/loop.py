@@ -1,4 +1,7 @@
-"""Loop of a study: a source proposes points, their stages run, and outcomes are told back.
+"""Study of a configuration: points from a grid, a search or a race, as one graph.
+
+A source proposes points, their stages run, and outcomes are told back. A configuration without a
+matrix is a study of one point.
 
 The runner asks for further stages whenever a stage has ended. A point whose stages have all ended
 is measured and reported to the source; the source then has room for others. Rows that decide what
@@ -7,9 +10,9 @@ comes next are durable before their stages start.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -17,19 +20,18 @@ import pandas as pd
 
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.context import Outcomes, StageContext
-from raypipe.graph.continuation import all_stored
-from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.identity import Identity
+from raypipe.graph.context import Outcomes, Session
+from raypipe.graph.continuation import ENTRIES, all_stored
+from raypipe.graph.experiment import Stage
 from raypipe.report.comparison import COSTS, compared
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
 from raypipe.study.metric import Measured, Metric
-from raypipe.study.placement import PlacedPoint, Placement, PointBuilder, variant_rows
+from raypipe.study.placement import BuiltPoint, PlacedPoint, Placement
 
-#: name of the stage that compares the variants of a matrix once all of them are done
-COMPARISON = "compare_variants"
+#: the entry of the ledger with what decides the proposals of a search
+_ENTRY = "matrix.search"
 
 
 @dataclass(frozen=True)
@@ -41,42 +43,42 @@ class Outcome:
     excluded: bool = False
 
 
-class Source(ABC):
-    """Chooser of proposals, which are opaque objects.
+class Source:
+    """Source of proposals, which are opaque objects; this one proposes all points at once.
 
     ``table`` holds its rows; empty without any. ``is_compared``: whether the points are compared at
-    the end. ``varied`` are the keys in which its proposals differ, ``metrics`` what is measured at
-    each; a source without metrics is told nothing. ``decisive`` decides its proposals; it is empty
-    if they follow from configuration and results.
+    the end of a command. ``varied`` are the keys in which its proposals differ, ``metrics`` what is
+    measured at each; a source without metrics is told nothing. ``decisive`` decides its proposals;
+    it is empty if they follow from configuration and results. ``text`` says what it does at most.
     """
 
     table = ""
-    is_compared = False
     varied: Sequence[str] = ()
     metrics: Sequence[Metric] = ()
     decisive: Mapping[str, Any] = MappingProxyType({})
 
+    def __init__(self, points: Sequence[Point], text: str, *, is_compared: bool) -> None:
+        self._points = points
+        self._left: list[Any] = list(points)
+        self.text, self.is_compared = text, is_compared
+
     @property
-    @abstractmethod
     def is_over(self) -> bool:
         """Whether no further proposal can come, apart from those in flight."""
+        return not self._left
 
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """What it does at most, in a line; empty for a single point."""
-
-    @abstractmethod
     def ask(self) -> Sequence[Any]:
         """Return further proposals to compute now; at first those of earlier commands."""
+        asked, self._left = self._left, []
+        return asked
 
-    @abstractmethod
     def points(self, asked: Any) -> Iterable[Point]:
         """Return the points at which a proposal runs."""
+        return (asked,)
 
-    @abstractmethod
     def expected(self) -> Iterable[Point]:
         """Return the points that run at most; unknown ones are drawn at random."""
+        return self._points
 
     def tell(self, asked: Any, outcome: Outcome) -> str:
         """Record the outcome of a proposal; return a line to show, or nothing."""
@@ -105,14 +107,13 @@ class PointLoop:
     """The points of a source, placed in one graph.
 
     Args:
-        builder: builds points.
-        placement: knows on which keys each stage depends; points are placed in it.
+        placement: builds points, which are placed in it.
         source: proposes the points.
 
     """
 
-    def __init__(self, builder: PointBuilder, placement: Placement, source: Source) -> None:
-        self._builder, self._placement, self._source = builder, placement, source
+    def __init__(self, placement: Placement, source: Source) -> None:
+        self._placement, self._source = placement, source
         self._flights: list[_Flight] = []
         self._measured_once = self._is_closed = False
 
@@ -152,9 +153,30 @@ class PointLoop:
                 break
         if self._source.is_over and not self._flights and not self._is_closed:
             self._is_closed = True
-            found += self._last()
-        ledger.put("variants", variant_rows(self._placement.variants, ledger))
+        ledger.put("variants", self._placement.rows(ledger))
         return found
+
+    def compare(self, session: Session) -> None:
+        """Derive the tables of means, tests and best points from the results of all variants."""
+        if not self._source.is_compared or self._placement.only:
+            return
+        ledger, tables = session.ledger, session.tables
+        frames = {name: _frame(ledger.rows(name)) for name in ("variants", "trials", "measures")}
+        trials = tables["trials"].columns if "trials" in tables else ()
+        measures = tables["measures"].columns if "measures" in tables else ()
+        monitors = monitors_of(session.settings.model_dump())
+        of_trials = training_measures(frames["trials"].columns, trials, monitors)
+        of_trials += [column for column in trials if column.name in COSTS]
+        better = {("measures", column.name): column.better for column in measures if column.better}
+        better |= {("trials", column.name): column.better for column in of_trials if column.better}
+        for table, found in compared(frames, better).items():
+            plain = found.astype(object).where(found.notna(), None).to_dict("records")
+            rows = {
+                f"{place:06}": {str(name): value for name, value in row.items()}
+                for place, row in enumerate(plain)
+            }
+            ledger.remove(table, {key for key, _ in ledger.items(table)} - rows.keys())
+            ledger.put(table, rows)
 
     def replay(self, ledger: Ledger) -> tuple[list[Stage], bool]:
         """Return the stages of stored proposals, and whether nothing is left to propose.
@@ -165,23 +187,15 @@ class PointLoop:
         while is_complete and (asked := self._source.ask()):
             self._launch(asked)
             for flight in self._flights:
-                if not all_stored([self._placement.stages[key] for key in flight.keys], ledger):
-                    is_complete = False
-                    continue
+                stages = [self._placement.stages[key] for key in flight.keys]
                 try:
-                    self._source.tell(flight.asked, self._outcome(flight, ledger, {}))
+                    if is_stored := all_stored(stages, ledger):
+                        self._source.tell(flight.asked, self._outcome(flight, ledger, {}))
                 except UnitError:  # the metric is missing
-                    is_complete = False
+                    is_stored = False
+                is_complete = is_complete and is_stored
             self._flights = []
-        is_complete = is_complete and self._source.is_over
-        last = self._last() if is_complete else []
-        return [*self._placement.stages.values(), *last], is_complete
-
-    def _last(self) -> list[Stage]:
-        """Return the stage that ends the graph, if there is one."""
-        stages = list(self._placement.stages.values())
-        is_whole = self._source.is_compared and not self._placement.only
-        return [comparison_stage(stages)] if is_whole else []
+        return list(self._placement.stages.values()), is_complete and self._source.is_over
 
     def _record(self, ledger: Ledger) -> None:
         """Record the rows of the source that changed, and remove those that it no longer has."""
@@ -199,15 +213,11 @@ class PointLoop:
         if self._source.is_over and not self._flights:
             ledger.remove(self._source.table, stored.keys() - rows.keys())
 
-    def _shared(self, failed: Collection[str]) -> list[str]:
-        """Return the failed stages that do not depend on what the source varies."""
-        placed = (self._placement.stages.get(key) for key in failed)
+    def _shared(self, failed: Collection[str]) -> bool:
+        """Whether a failed stage does not depend on what the source varies."""
+        placed = [self._placement.stages[key] for key in failed if key in self._placement.stages]
         varied = set(self._source.varied)
-        return [
-            stage.key
-            for stage in placed
-            if stage is not None and varied.isdisjoint(self._placement.keys_of(stage.name))
-        ]
+        return any(varied.isdisjoint(self._placement.keys_of(stage.name)) for stage in placed)
 
     def _launch(self, asked: Sequence[Any]) -> list[Stage]:
         """Place points; those that cannot be are in flight without stages."""
@@ -217,7 +227,7 @@ class PointLoop:
             failure = None
             try:
                 for point in self._source.points(each):
-                    built = self._builder.build(point, f"matrix.{self._source.table}".rstrip("."))
+                    built = self._placement.build(point, f"matrix.{self._source.table}".rstrip("."))
                     if built is not None:
                         placed.append(self._placement.place(built))
                         found += placed[-1].added
@@ -232,13 +242,11 @@ class PointLoop:
     def _outcome(self, flight: _Flight, ledger: Ledger, failures: Mapping[str, str]) -> Outcome:
         if flight.failure is not None:
             return Outcome(failure=flight.failure, excluded=True)
-        failed = sorted(key for key in flight.keys if key in failures)
-        if failed:
-            return Outcome(failure=f"{failed[0]}: {failures[failed[0]]}")
-        variants = [point.variants for point in flight.points]
+        for key in sorted(flight.keys & failures.keys()):
+            return Outcome(failure=f"{key}: {failures[key]}")
         measured = {}
         for metric in self._source.metrics:
-            found = metric.measure(ledger, variants)
+            found = metric.measure(ledger, [point.variants for point in flight.points])
             if not found.rows:
                 if not self._measured_once:
                     message = metric.lacking(ledger)
@@ -249,46 +257,95 @@ class PointLoop:
         return Outcome(measured)
 
 
-def comparison_stage(stages: Sequence[Stage]) -> Stage:
-    """Return the stage that compares all others, which are those of a matrix."""
-    needs = {stage.key: stage.fingerprint for stage in stages}
-    budgets = {stage.key: [unit.budget for unit in stage.units] for stage in stages}
-    identity = Identity.of({"stage": COMPARISON}, {"budgets": budgets}, needs)
-    return Stage(
-        COMPARISON,
-        _compare,
-        [Unit(COMPARISON, identity=identity)],
-        needs=tuple(needs),
-        reads=(),
-        workload="statistics over seeds",
-        always_rerun=True,
-        after_failures=True,
-    )
+@dataclass(frozen=True)
+class StudyGraph:
+    """The points of a configuration.
 
+    Args:
+        placement: builds points; knows on which keys each stage depends.
+        probes: the points that show it; all of them for a grid.
+        source: returns the source of points for the rows of its table.
+        only: the stages that run, with what they need; empty for all.
 
-def _compare(context: StageContext) -> None:
-    """Derive the tables of means, tests and best points from the results of all variants."""
-    ledger, declared = context.session.ledger, context.session.tables
-    names = ("variants", "trials", "measures")
-    frames = {name: _frame(ledger.rows(name)) for name in names}
-    columns = {name: declared[name].columns for name in names if name in declared}
-    measured = [
-        *(("measures", column) for column in columns.get("measures", ())),
-        *(
-            ("trials", column)
-            for column in training_measures(
-                frames["trials"].columns,
-                columns.get("trials", ()),
-                monitors_of(context.session.settings.model_dump()),
-            )
-        ),
-        *(("trials", c) for c in columns.get("trials", ()) if c.name in COSTS),
-    ]
-    better = {(name, column.name): column.better for name, column in measured if column.better}
-    for table, found in compared(frames, better).items():
-        rows = _of_frame(found)
-        ledger.remove(table, {key for key, _ in ledger.items(table)} - rows.keys())
-        ledger.put(table, rows)
+    """
+
+    placement: Placement
+    probes: Sequence[BuiltPoint]
+    source: Callable[[Mapping[str, Row]], Source]
+    only: tuple[str, ...] = ()
+
+    def loop(self, ledger: Ledger) -> PointLoop:
+        """Return the loop over its points from the rows of a ledger."""
+        return PointLoop(self.placement.empty(self.only), self._source(ledger))
+
+    @property
+    def text(self) -> str:
+        """What it does at most, in a line; empty for one point without a matrix."""
+        return self.source({}).text
+
+    @cached_property
+    def probed(self) -> Placement:
+        """The stages of the probes, for checks before anything starts."""
+        placement = self.placement.empty(self.only)
+        for built in self.probes:
+            placement.place(built)
+        return placement
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The stages of the probes."""
+        return list(self.probed.stages.values())
+
+    @property
+    def variants(self) -> Mapping[str, Point]:
+        """The values of each variant of the probes by key."""
+        return self.probed.variants
+
+    def at_most(self, ledger: Ledger | None) -> list[Stage]:
+        """Return the stages that run at most, for a plan."""
+        placement = self.placement.empty(self.only)
+        for point in self._source(ledger).expected():
+            try:
+                built = placement.build(point)
+            except ConfigError:  # values that exclude each other
+                continue
+            if built is not None:
+                placement.place(built)
+        return list(placement.stages.values())
+
+    def known(self, ledger: Ledger) -> tuple[Sequence[Stage], bool]:
+        """Return the stages that the rows of a ledger lead to, and whether they are all."""
+        return self.loop(ledger).replay(ledger)
+
+    def entries(self, ledger: Ledger) -> dict[str, Row]:
+        """Return the entries of a ledger that must not change, since stored results follow them.
+
+        They are the varied keys, by which results have their names, and what decides the proposals
+        of a search. Until a point has ended, no metric was used.
+        """
+        source = self._source(ledger)
+        entries, rows = self._entries(source), ledger.rows(source.table) if source.table else []
+        if not ledger.count("units"):
+            del entries["matrix"]
+        if not rows:
+            entries.pop(_ENTRY, None)
+        elif _ENTRY in entries and all(row["ended"] is None for row in rows):
+            del entries[_ENTRY]["metrics"], entries[_ENTRY]["constraints"]
+        return entries
+
+    def record(self, ledger: Ledger) -> None:
+        """Record the varied keys, and what decides the proposals of a search."""
+        ledger.put(ENTRIES, self._entries(self.source({})))
+
+    def _entries(self, source: Source) -> dict[str, Row]:
+        search = {_ENTRY: dict(source.decisive)} if source.decisive else {}
+        return {"matrix": {"keys": sorted(self.placement.axes)}, **search}
+
+    def _source(self, ledger: Ledger | None) -> Source:
+        source = self.source({})
+        if ledger is None or not source.table:
+            return source
+        return self.source(dict(ledger.items(source.table)))
 
 
 def _frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -297,9 +354,3 @@ def _frame(rows: Sequence[Row]) -> pd.DataFrame:
     if len(frame):
         frame["variant"] = frame["variant"].fillna(BASE) if "variant" in frame else BASE
     return frame
-
-
-def _of_frame(found: pd.DataFrame) -> dict[str, Row]:
-    """Return the rows of a table by their place, without missing values."""
-    rows = found.astype(object).where(found.notna(), None).to_dict("records")
-    return {f"{place:06}": {str(n): v for n, v in row.items()} for place, row in enumerate(rows)}

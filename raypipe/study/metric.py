@@ -7,7 +7,7 @@ a column of ``trials``, which may be known only after the first one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -28,16 +28,14 @@ from raypipe.report.measures import (
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
-from raypipe.store.tables import Column, Table
+from raypipe.store.tables import Column, Table, by_name
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
-from raypipe.training.tables import TRIALS
-from raypipe.training.task import TrainTask
+from raypipe.training.tables import TRIALS, with_metrics
 
 _MOST_VALUES = 10  # of a column in a message
 #: similarity from which a column that is not declared is a misspelling of one that is
 _MISSPELLED = 0.85
-_NUMBERS = {column.name for column in TRIALS.columns if column.type in ("integer", "real")}
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,7 @@ def metric_of(
     tables: Mapping[str, Table],
     where: str,
     monitors: Mapping[str, str] = MappingProxyType({}),
+    added: Collection[str] | None = None,
 ) -> Metric:
     """Return the metric of a section.
 
@@ -121,6 +120,7 @@ def metric_of(
         tables: the declared tables by name.
         where: the file and the key of the section, for messages.
         monitors: ``lower`` or ``higher`` by column of trainings.
+        added: columns that trainings add to ``trials`` beside ``eval_...``; None for any.
 
     Raises:
         ConfigError: a table or a column that does not exist, or that holds no numbers; or nothing
@@ -140,9 +140,15 @@ def metric_of(
         )
     columns = {each.name: each for each in declared.columns}
     numbers = [name for name, each in columns.items() if each.type in ("integer", "real")]
-    is_near = bool(get_close_matches(column, columns, cutoff=_MISSPELLED))
-    is_added = table == TRIALS.name and (column.startswith(PREFIX) or not is_near)
-    is_open = declared.open or is_added
+    monitors = monitors if table == TRIALS.name else {}
+    is_open = declared.open or column in monitors
+    if table == TRIALS.name and column.startswith(PREFIX):  # held-out ones are all declared or none
+        none_declared = not any(name.startswith(PREFIX) for name in columns)
+        is_open = is_open or none_declared or column == f"{PREFIX}loss"
+    elif table == TRIALS.name and added is None:
+        is_open = is_open or not get_close_matches(column, columns, cutoff=_MISSPELLED)
+    elif table == TRIALS.name:
+        is_open = is_open or column in (added or ())
     if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
         near, listed = did_you_mean(column, numbers), ", ".join(numbers) or "none"
@@ -155,7 +161,7 @@ def metric_of(
                 f"{', '.join(columns)})"
             )
     mode = settings.mode if isinstance(settings, MetricSettings) else "min"
-    mode = mode or direction(column, declared.columns, monitors if table == TRIALS.name else {})
+    mode = mode or direction(column, declared.columns, monitors)
     if mode is None:
         raise ConfigError(
             f"{where}: mode = null: the table {table} does not say which {column} is better; give "
@@ -175,63 +181,6 @@ def direction(name: str, declared: Iterable[Column], monitors: Mapping[str, str]
     return modes.get(better)
 
 
-class Objective:
-    """The metric of a sweep. One that is not known before the start is that of the first trial.
-
-    Args:
-        sweep: the section with all that is known before the start (:func:`with_metric`).
-        declared: the columns of ``trials`` and ``steps`` of which it is declared what is better.
-
-    """
-
-    def __init__(self, sweep: SweepSettings, declared: Sequence[Column]) -> None:
-        self.column = sweep.metric or ""
-        self.mode: Mode = sweep.mode or "min"
-        self._further, self._declared = sweep.further_metrics, declared
-
-    def settle(self, row: Row) -> None:
-        """Take the metric of a finished trial, or check that it has the one that was given.
-
-        Raises:
-            UnitError: it has none, or not this one.
-
-        """
-        # a held-out metric counts also where it ended in NaN: other trials may have a value
-        numbers = [
-            name
-            for name, value in row.items()
-            if name.startswith(PREFIX) or finite_or_none(value) is not None
-        ]
-        measures = training_measures(numbers, self._declared, {})
-        if not self.column and measures:
-            self.column = measures[0].name
-            self.mode = "max" if measures[0].better == "higher" else "min"
-        for column in (self.column, *self._further):
-            if column not in row and column not in _NUMBERS:
-                known = [*(name for name in numbers if name.startswith(PREFIX)), LOSS.name]
-                near = did_you_mean(column, known) if column else ""
-                raise UnitError(
-                    "sweep",
-                    "error",
-                    f"sweep.metric = {column}: the first finished trial has no such metric{near} "
-                    f"(it has: {', '.join(known)}); the other trials were not started",
-                )
-
-    def costs(self, row: Row) -> list[float] | None:
-        """Return the values of a trial so that less is better; None if it lacks one."""
-        if row["status"] not in ("succeeded", "interrupted"):
-            return None
-        modes = {self.column: self.mode, **self._further}
-        values = {name: finite_or_none(row.get(name)) for name in modes}
-        costs = [v if modes[name] == "min" else -v for name, v in values.items() if v is not None]
-        return costs if len(costs) == len(modes) else None
-
-
-def declared_columns(configuration: Configuration) -> list[Column]:
-    """Return the declared columns of trainings, those of the experiment first."""
-    return [*configuration.experiment.step_metrics, *TRIALS.columns]
-
-
 def with_metric(configuration: Configuration, training: Training) -> SweepSettings:
     """Return the section ``sweep`` with the metric and its mode, as far as they are known.
 
@@ -243,46 +192,63 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
 
     """
     sweep: SweepSettings = configuration.settings.sweep
-    declared, where = declared_columns(configuration), f"{configuration.origin}: sweep.metric"
     monitor = training.settings.training.monitor
     monitors = {} if monitor is None else monitors_of({"monitor": monitor.model_dump()})
-    for name in (sweep.metric, *sweep.further_metrics):
-        if name is not None and name not in monitors:
-            _check(name, f"{where} = {name}", configuration, training)
-    name = sweep.metric_name
-    if not name and (monitors or sweep.scheduler is not None):
-        name = next(iter(monitors), LOSS.name)
-    if not name:
-        return sweep
-    mode = sweep.mode or direction(name, declared, monitors)
-    if not mode:
-        raise ConfigError(
-            f"{where} = {name}: nothing tells whether less or more of it is better; give "
-            "sweep.mode: min or sweep.mode: max"
-        )
-    return sweep.model_copy(update={"metric": name, "mode": mode})
-
-
-def _check(name: str, where: str, configuration: Configuration, training: Training) -> None:
-    """Raise ConfigError for a metric that no trial will have, if that is known."""
-    declared = [column.name for column in configuration.experiment.step_metrics]
+    tables, where = by_name(trial_tables(configuration)), f"{configuration.origin}: sweep"
     task = training.task(None)
-    if name in (*_NUMBERS, *declared) or isinstance(task, ExternalTask) or name in task.columns():
-        return  # what a script reports is known after its first trial
-    if not name.startswith(PREFIX):
-        near = did_you_mean(name, sorted({*_NUMBERS, *declared}))
-        raise ConfigError(f"{where}: is not a number of the table trials{near}")
-    own = ("build_eval_dataset", "evaluate")
-    if all(getattr(type(task), each, None) is getattr(TrainTask, each) for each in own):
-        raise ConfigError(
-            f"{where}: the task has no held-out data (build_eval_dataset); take {LOSS.name}"
+    added = None if isinstance(task, ExternalTask) else task.columns()
+    default = next(iter(monitors), LOSS.name if sweep.scheduler is not None else "")
+    if not (name := sweep.metric_name or default):
+        return sweep
+    section = MetricSettings.model_construct(metric=f"trials.{name}", mode=sweep.mode)
+    metric = metric_of(section, tables, where, monitors, added)
+    return sweep.model_copy(update={"metric": name, "mode": metric.mode})
+
+
+def trial_tables(configuration: Configuration) -> Sequence[Table]:
+    """Return the table of trials with the metrics that an experiment declares."""
+    return with_metrics((TRIALS,), configuration.experiment.step_metrics)
+
+
+def with_metric_of(
+    sweep: SweepSettings, row: Row, declared: Sequence[Column] = ()
+) -> SweepSettings:
+    """Return the section with the metric of its first finished trial, unless it has one.
+
+    Args:
+        sweep: the section with all that is known before the start (:func:`with_metric`).
+        row: the trial.
+        declared: the columns of ``trials``, of which some declare what is better.
+
+    Raises:
+        UnitError: the trial has none, or not the one of the section.
+
+    """
+    # a held-out metric counts also where it ended in NaN: other trials may have a value
+    known = [name for name in row if name.startswith(PREFIX)]
+    known += [LOSS.name] if finite_or_none(row.get(LOSS.name)) is not None else []
+    measures = training_measures(known, declared, {})
+    if sweep.metric is None and measures:
+        mode = "max" if measures[0].better == "higher" else "min"
+        sweep = sweep.model_copy(update={"metric": measures[0].name, "mode": mode})
+    numbers = {each.name for each in TRIALS.columns if each.type in ("integer", "real")}
+    if (column := sweep.metric or "") not in row and column not in numbers:
+        near = did_you_mean(column, known) if column else ""
+        raise UnitError(
+            "sweep",
+            "error",
+            f"sweep.metric = {column}: the first finished trial has no such metric{near} "
+            f"(it has: {', '.join(known)}); the other trials were not started",
         )
-    if declared and name != f"{PREFIX}loss":
-        near = did_you_mean(name, declared)
-        raise ConfigError(
-            f"{where}: is not a declared metric{near} (declared: {', '.join(declared)}; add it to "
-            "Experiment(step_metrics=...) if the task has it)"
-        )
+    return sweep
+
+
+def cost_of(sweep: SweepSettings, row: Row) -> float | None:
+    """Return the metric of a trial so that less is better; None if it has none."""
+    value = finite_or_none(row.get(sweep.metric or ""))
+    if value is None or row["status"] not in ("succeeded", "interrupted"):
+        return None
+    return -value if sweep.mode == "max" else value
 
 
 def _is_number(value: Any) -> bool:

@@ -122,11 +122,14 @@ def within(
     return found
 
 
-def check_pauses(sweep: SweepSettings, training: Training, where: str) -> None:
+def check_pauses(
+    sweep: SweepSettings, axes: Mapping[str, AxisSettings], training: Training, where: str
+) -> None:
     """Reject a training that Ray Tune cannot pause, or cannot continue with other settings.
 
     Args:
-        sweep: the section, whose scheduler pauses trials, with its axes by full key.
+        sweep: the section, whose scheduler may pause trials.
+        axes: its axes by full key.
         training: the swept training.
         where: the file.
 
@@ -154,7 +157,7 @@ def check_pauses(sweep: SweepSettings, training: Training, where: str) -> None:
             "had several settings; take its model (init_from), or another scheduler"
         )
     allowed = [f"{stage}.training.{key}" for key in CHANGEABLE]
-    for key, axis in sweep.axes.items():
+    for key, axis in axes.items():
         if key not in allowed:
             raise ConfigError(
                 f"{where}: sweep.axes.{key}: cannot change during a training, which "

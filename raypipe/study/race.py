@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import pandas as pd
 
@@ -64,16 +65,13 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
     """
     order = pd.DataFrame({"rank": costs.rank(axis=1).mean(), "mean": costs.mean()})
     best = str(order.sort_values(["rank", "mean"], kind="stable").index[0])
-    others = [str(name) for name in costs.columns if name != best]
     p_friedman = friedman(costs)["p_value"]
-    if math.isnan(p_friedman) or p_friedman <= alpha:
-        pairs = paired_comparisons(costs, control=best)
-        p_holm = dict(zip(others, map(float, pairs["p_holm"]), strict=True))
-        effects = dict(zip(others, map(float, pairs["effect"]), strict=True))
-    else:
-        p_holm, effects = dict.fromkeys(others, math.nan), dict.fromkeys(others, 0.0)
-    worse = [name for name in others if p_holm[name] <= alpha and effects[name] > 0]
-    return Elimination(best, p_friedman, p_holm, worse)
+    pairs = paired_comparisons(costs, control=best).set_index("first")
+    if p_friedman > alpha:
+        pairs = pairs.assign(p_holm=math.nan, effect=0.0)
+    worse = pairs.index[(pairs["p_holm"] <= alpha) & (pairs["effect"] > 0)]
+    p_holm = {str(name): float(value) for name, value in pairs["p_holm"].items()}
+    return Elimination(best, p_friedman, p_holm, list(map(str, worse)))
 
 
 @dataclass(frozen=True)
@@ -107,58 +105,50 @@ def standing(
         mode: whether the metric is minimized or maximized.
 
     """
-    contenders = list(range(len(names)))
-    runs = first_runs(settings, len(names))
-    rows: list[Row] = []
-    number = 0
-    dropped = False
-    while True:
+    contenders, rows, is_decided = list(range(len(names))), list[Row](), False
+    for number in count(1):
+        runs = first_runs(settings, len(names)) + number - 1
         due = [(place, run) for run in range(runs) for place in contenders]
         if missing := [each for each in due if each not in results]:
             return Standing(rows, missing)
-        number += 1
         table = pd.DataFrame(
             {str(p): [results[p, run] for run in range(runs)] for p in contenders}, dtype=float
         )
-        failed = [place for place in contenders if table[str(place)].isna().any()]
-        contenders = [place for place in contenders if place not in failed]
-        table = table[[str(place) for place in contenders]]
-        costs = -table if mode == "max" else table
-        status = dict.fromkeys(failed, "failed") | dict.fromkeys(contenders, "contender")
-        p_holm: dict[str, float] = {}
-        p_friedman = math.nan
+        whole = table.dropna(axis="columns")
+        test = Elimination("", math.nan, {}, [])
+        if len(whole.columns) > 1:
+            test = eliminate(-whole if mode == "max" else whole, settings.alpha)
+        status = dict.fromkeys(contenders, "contender")
+        status |= {place: "failed" for place in contenders if str(place) not in whole}
+        status |= dict.fromkeys(map(int, test.worse), "dropped")
+        is_decided = is_decided or bool(test.worse)
+        contenders = [place for place in contenders if status[place] == "contender"]
         verdict = ""
-        if len(contenders) > 1:
-            found = eliminate(costs, settings.alpha)
-            p_holm, p_friedman = found.p_holm, found.p_friedman
-            status |= dict.fromkeys(map(int, found.worse), "dropped")
-            contenders = [place for place in contenders if status[place] == "contender"]
-            dropped = dropped or bool(found.worse)
-            if len(contenders) > 1 and runs >= settings.most_runs:
-                verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
-                verdict += f"{names[int(found.best)]} is ahead"
-        if len(contenders) == 1:
+        if not contenders:
+            verdict = "every point failed"
+        elif len(contenders) == 1:
             verdict = f"only {names[contenders[0]]} is left: the other points failed"
-            if dropped:
+            if is_decided:
                 status[contenders[0]] = "winner"
                 verdict = f"{names[contenders[0]]} wins with {runs} seeds"
-        elif not contenders:
-            verdict = "every point failed"
+        elif runs >= settings.most_runs:
+            verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
+            verdict += f"{names[int(test.best)]} is ahead"
         rows += [
             {
                 "round": number,
                 "place": place,
                 "runs": runs,
-                "mean": None if place in failed else float(table[str(place)].mean()),
-                "status": status[place],
-                "p_holm": finite_or_none(p_holm.get(str(place))),
-                "p_friedman": finite_or_none(p_friedman),
+                "mean": None if of_place == "failed" else float(table[str(place)].mean()),
+                "status": of_place,
+                "p_holm": finite_or_none(test.p_holm.get(str(place))),
+                "p_friedman": finite_or_none(test.p_friedman),
             }
-            for place in status
+            for place, of_place in status.items()
         ]
         if verdict:
             return Standing(rows, (), verdict)
-        runs += 1
+    raise AssertionError
 
 
 class Race(Source):
@@ -172,11 +162,12 @@ class Race(Source):
     """
 
     table = "race"
-    is_compared = True
 
     def __init__(self, settings: RaceSettings, metric: Metric, points: Sequence[Point]) -> None:
-        self._settings, self._mode, self._points = settings, metric.mode, points
-        self.metrics = [metric]
+        first, most = first_runs(settings, len(points)), settings.most_runs
+        text = f"race: {len(points)} points, {first} to {most} seeds each"
+        super().__init__(points, text, is_compared=True)
+        self._settings, self.metrics = settings, [metric]
         self.varied = list(dict.fromkeys(key for point in points for key in point))
         self._names = [point_text(point) for point in points]
         self._results: dict[Run, float | None] = {}
@@ -187,12 +178,6 @@ class Race(Source):
     def is_over(self) -> bool:
         """Whether the race is decided, or cannot be with the allowed seeds."""
         return bool(self._state.verdict)
-
-    @property
-    def text(self) -> str:
-        """The number of points and seeds."""
-        first, most = first_runs(self._settings, len(self._points)), self._settings.most_runs
-        return f"race: {len(self._points)} points, {first} to {most} seeds each"
 
     def ask(self) -> list[Run]:
         """Return the runs that the next decision needs and that were not returned before."""
@@ -212,23 +197,20 @@ class Race(Source):
 
     def tell(self, asked: Run, outcome: Outcome) -> str:
         """Record the outcome of a run; return what the round decided, if it is complete."""
-        value = None
-        if outcome.failure is None:
-            value = outcome.measured[self.metrics[0].name].value
-        self._results[asked] = value
+        (metric,) = self.metrics
+        self._results[asked] = None if outcome.failure else outcome.measured[metric.name].value
         if not all(run in self._results for run in self._state.due):
             return ""
         before = len(self._state.rows)
-        now = standing(self._names, self._results, self._settings, self._mode)
-        self._state = now
-        lines = []
-        for row in now.rows[before:]:
+        self._state = standing(self._names, self._results, self._settings, metric.mode)
+        lines, new = [], self._state.rows[before:]
+        for row in new:
             if row["status"] in ("dropped", "failed"):
                 mean = "" if row["mean"] is None else f", mean {number_text(row['mean'])}"
                 lines.append(f"race: {self._names[row['place']]} {row['status']}{mean}")
-        last = now.rows[-1]
-        left = sum(r["status"] == "contender" and r["round"] == last["round"] for r in now.rows)
-        verdict = now.verdict or f"{left} points left"
+        last = self._state.rows[-1]
+        left = sum(r["status"] == "contender" and r["round"] == last["round"] for r in new)
+        verdict = self._state.verdict or f"{left} points left"
         lines.append(f"race: round {last['round']}, {last['runs']} seeds: {verdict}")
         return "\n".join(lines)
 

@@ -9,24 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from raypipe.config.levels import nested
+from raypipe.config.search import Mode
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import percent
 from raypipe.report.measures import REPEATED
-from raypipe.stats import finite_or_none, on_pareto_front
+from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
-from raypipe.study.space import point_key, seedless
-from raypipe.study.trials import shown
-from raypipe.training.batching import KEYS
+from raypipe.study.space import point_key, seedless, shown
 
-Mode = Literal["max", "min"]
 #: from the most to the least exact
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+#: largest relative difference of the loss to fp32's of a point that is recommended
+_PARITY = 0.02
 #: tied points that a reason lists at most; the table ``trials`` has all
 _LISTED = 3
 
@@ -60,31 +58,25 @@ class Recommendation:
 
 
 def recommend(
-    rows: Iterable[Row],
-    metric: str,
-    mode: Mode,
-    parity_tolerance: float,
-    capacity_bytes: int | None = None,
+    rows: Iterable[Row], metric: str, mode: Mode, capacity_bytes: int | None = None
 ) -> Recommendation | str:
     """Return the best point, or why none is recommended.
 
     Points whose ranges overlap the best one's are tied with it: the most exact precision wins, then
-    the fewest extras, then the better value. The order of the rows does not matter.
+    the fewest extras, then the better value. The order of the rows does not matter. A point whose
+    ``parity`` (relative loss difference to fp32) is too large in any seed is not recommended.
 
     Args:
-        rows: the trials of one sweep; its references are ignored.
+        rows: the trials of one sweep.
         metric: the column to compare; rows without a finite value are ignored.
         mode: whether more or less of it is better.
-        parity_tolerance: the largest ``parity`` (relative loss difference to fp32) that a point may
-            have in any seed.
         capacity_bytes: the device's memory, for the reason.
 
     """
-    sign = -1 if mode == "max" else 1
-    swept = [row for row in rows if not row.get("reference")]
+    sign, swept = -1 if mode == "max" else 1, list(rows)
     points = sorted(_points(swept, metric), key=lambda p: (sign * p.value, p.trial["trial_id"]))
-    accepted = [point for point in points if point.parity <= parity_tolerance]
-    tolerance = f"the loss differs from fp32's by more than {percent(parity_tolerance)}"
+    accepted = [point for point in points if point.parity <= _PARITY]
+    tolerance = f"the loss differs from fp32's by more than {percent(_PARITY)}"
     if not accepted:
         if points:
             return f"of every point {tolerance}"
@@ -104,52 +96,49 @@ def recommend(
     first += f": {_figure(metric, winner)}"
     if winner.of:
         first += f" ({winner.of}, {_number(winner.low)} to {_number(winner.high)})"
-    second = _about(swept, winner, capacity_bytes)
-    if better := points[: points.index(winner)]:
-        rejected = sum(point.parity > parity_tolerance for point in better)
-        second += [f"{rejected} better rejected, as {tolerance}"] * bool(rejected)
-    second += _doubts(winner, accepted, metric)
-    text = "; ".join(second)
+    rejected = sum(point.parity > _PARITY for point in points[: points.index(winner)])
+    remarks = {
+        **_remarks(swept, winner, capacity_bytes),
+        f"{rejected} better rejected, as {tolerance}": rejected > 0,
+        **_doubts(winner, accepted, metric),
+    }
+    text = "; ".join(remark for remark, holds in remarks.items() if holds)
     reason = f"{first}." + (f"\n{text[:1].upper()}{text[1:]}." if text else "")
-    return replace(winner, settings=_sized(winner), reason=reason)
+    return replace(winner, reason=reason)
 
 
-def _about(swept: Sequence[Row], winner: Recommendation, capacity: int | None) -> list[str]:
-    """Return the memory of a point, and what became of the trials that have no result."""
-    parts = []
-    if math.isfinite(winner.peak):
-        of = f" of {bytes_text(capacity)}" if capacity else ""
-        parts.append(f"peak memory {bytes_text(winner.peak)}{of}")
+def _remarks(swept: Sequence[Row], winner: Recommendation, capacity: int | None) -> dict[str, bool]:
+    """Return what to say of a point, and of the trials that have no result, if it holds."""
     count = Counter(row["status"] for row in medians(swept))
     lost = [f"{n} {status}" for status, n in sorted(count.items()) if status != "succeeded"]
-    if lost:
-        parts.append(f"of {count.total()} trials {', '.join(lost).replace('_', ' ')}")
-    if winner.trial.get("settings_history"):
-        parts.append(
-            "its settings changed during the training (trials.settings_history), so that no single "
-            f"value has led to its model, {winner.trial['trial_id']}"
-        )
-    return parts
+    is_known = math.isfinite(winner.peak)
+    peak, of = winner.peak if is_known else 0, f" of {bytes_text(capacity)}" if capacity else ""
+    return {
+        f"peak memory {bytes_text(peak)}{of}": is_known,
+        f"of {count.total()} trials {', '.join(lost).replace('_', ' ')}": bool(lost),
+        "its settings changed during the training (trials.settings_history), so that no single "
+        f"value has led to its model, {winner.trial['trial_id']}": bool(
+            winner.trial.get("settings_history")
+        ),
+    }
 
 
-def _doubts(winner: Recommendation, points: Sequence[Recommendation], metric: str) -> list[str]:
-    """Return the reasons to doubt a comparison of points."""
-    doubts = []
-    if not winner.of and len(points) > 1:
-        if winner.trial.get("kind") == "quality":
-            doubts.append(
-                "each point was trained with one seed, so chance may decide "
-                "(sweep.axes.training.seed=[0,1,2] averages over seeds)"
-            )
-        elif metric in REPEATED:
-            doubts.append("each point was measured once, so chance may decide (sweep.repeats)")
+def _doubts(
+    winner: Recommendation, points: Sequence[Recommendation], metric: str
+) -> dict[str, bool]:
+    """Return reasons to doubt a comparison of points, if they hold."""
+    is_single, kind = not winner.of and len(points) > 1, winner.trial.get("kind")
     sizes = {point.trial.get("effective_batch") for point in points}
-    if len(sizes) > 1 and not any(key.endswith(".effective_batch") for key in winner.settings):
-        doubts.append(
-            "the points differ in the effective batch, which changes the training "
-            "(sweep.constraints.effective_batch keeps it)"
-        )
-    return doubts
+    is_asked = any(key.endswith(".effective_batch") for key in winner.settings)
+    return {
+        "each point was trained with one seed, so chance may decide "
+        "(sweep.axes.training.seed=[0,1,2] averages over seeds)": is_single and kind == "quality",
+        "each point was measured once, so chance may decide (sweep.repeats)": (
+            is_single and kind != "quality" and metric in REPEATED
+        ),
+        "the points differ in the effective batch, which changes the training "
+        "(sweep.constraints.effective_batch keeps it)": len(sizes) > 1 and not is_asked,
+    }
 
 
 def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
@@ -177,35 +166,6 @@ def medians(rows: Iterable[Row]) -> list[Row]:
         middle = {name: median(values) for name, values in measured.items() if values}
         found.append({**first, **middle, "status": status})
     return found
-
-
-def front(rows: Iterable[Row], qualities: Mapping[str, Mode]) -> list[Row]:
-    """Return the trials that no other one dominates, in the given order; equal ones are all kept.
-
-    The objectives are more ``samples_per_s``, less peak memory, better ``qualities`` (columns, each
-    with its mode) and, if every trial has it, less ``energy_j_per_sample``. Only points that
-    succeeded with a finite speed and qualities count; an unknown peak is larger than any other.
-    """
-    needed: Mapping[str, Mode] = {"samples_per_s": "max", **qualities}
-    measured = [
-        row
-        for row in rows
-        if row["status"] == "succeeded"
-        and not row.get("reference")
-        and all(finite_or_none(row.get(name)) is not None for name in needed)
-    ]
-    costs = [
-        [
-            peak_bytes(row) or math.inf,
-            *((-1 if mode == "max" else 1) * row[name] for name, mode in needed.items()),
-        ]
-        for row in measured
-    ]
-    energies = [finite_or_none(row.get("energy_j_per_sample")) for row in measured]
-    if all(energy is not None for energy in energies):
-        costs = [[*cost, energy or 0.0] for cost, energy in zip(costs, energies, strict=True)]
-    kept = on_pareto_front(np.array(costs, dtype=np.float64)) if costs else ()
-    return [row for row, is_kept in zip(measured, kept, strict=True) if is_kept]
 
 
 def peak_bytes(row: Row) -> int | None:
@@ -256,15 +216,6 @@ def _unchanged(row: Row) -> dict[str, Any]:
     point = seedless(row.get("point") or {})
     changed = row.get("settings_history")
     return {k: v for k, v in point.items() if v is not None or not changed}
-
-
-def _sized(point: Recommendation) -> dict[str, Any]:
-    """Return the swept settings of a point, with all batch sizes if one was swept."""
-    keys = {f"{point.trial['trained_stage']}.training.{key}": key for key in KEYS}
-    if not keys.keys() & point.settings.keys():
-        return point.settings
-    sizes = {key: point.trial.get(name) for key, name in keys.items()}
-    return point.settings | {key: size for key, size in sizes.items() if size is not None}
 
 
 def _finite(rows: Iterable[Row], column: str) -> list[float]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
 
 from raypipe.config.matrix import MatrixSettings, Point, point_text
-from raypipe.config.search import SearchSettings
+from raypipe.config.search import BoundSettings, SearchSettings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
@@ -28,29 +27,11 @@ from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
-from raypipe.study.placement import BuiltPoint, PointBuilder
+from raypipe.study.placement import BuiltPoint, Placement
 from raypipe.study.space import distribution, draw, optuna_study, rounded, sampler_for
 
 #: points at which a value of an axis is tried before it counts as impossible
 _TRIES = 8
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A condition on a metric."""
-
-    metric: Metric
-    at_most: float | None
-    at_least: float | None
-
-    def violations(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return by how much a point breaks each bound; it meets a bound if that is 0 or less."""
-        name, found = self.metric.name, dict[str, float]()
-        if self.at_most is not None:
-            found[f"{name} <= {self.at_most:g}"] = metrics[name] - self.at_most
-        if self.at_least is not None:
-            found[f"{name} >= {self.at_least:g}"] = self.at_least - metrics[name]
-        return found
 
 
 class Search(Source):
@@ -72,38 +53,35 @@ class Search(Source):
         self,
         settings: SearchSettings,
         objectives: Sequence[Metric],
-        bounds: Sequence[Bound],
+        bounds: Sequence[tuple[Metric, BoundSettings]],
         concurrent: int,
         rows: Mapping[str, Row],
         combine: Callable[[Point], Iterable[Point]] = lambda point: [point],
     ) -> None:
+        fixed = list(combine({}))
+        text = f"search: at most {settings.trials} points by {settings.sampler}"
+        text += f", each at {len(fixed)} points of the matrix" if len(fixed) > 1 else ""
+        super().__init__(fixed, text, is_compared=False)
         self._settings, self._concurrent, self._combine = settings, concurrent, combine
         self._objectives, self._bounds = objectives, bounds
         self.varied = list(settings.axes)
-        self.metrics = [*objectives, *(bound.metric for bound in bounds)]
+        self.metrics = [*objectives, *(metric for metric, _ in bounds)]
         self._distributions = {key: distribution(settings.axes[key]) for key in sorted(self.varied)}
         self._rows = {key: dict(row) for key, row in rows.items()}
         #: of earlier commands; those that failed are tried again
-        self._stored = [key for key, row in rows.items() if row["status"] != "excluded"]
+        self._left = [key for key, row in rows.items() if row["status"] != "excluded"]
         plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
         modes = [metric.mode for metric in objectives]
-        self.decisive = {**plain, "points": list(combine({})), "modes": modes}
+        self.decisive = {**plain, "points": fixed, "modes": modes}
 
     @property
     def is_over(self) -> bool:
         """Whether all points were proposed and have ended."""
         return not self._running and len(self._rows) >= self._settings.trials
 
-    @property
-    def text(self) -> str:
-        """The number of points, and the sampler."""
-        settings, fixed = self._settings, len(self.decisive["points"])
-        each = f", each at {fixed} points of the matrix" if fixed > 1 else ""
-        return f"search: at most {settings.trials} points by {settings.sampler}{each}"
-
     def ask(self) -> list[str]:
         """Return the keys of further proposals, as many as there is room for."""
-        found, self._stored = self._stored, []
+        found, self._left = self._left, []
         while self._running < self._concurrent and len(self._rows) < self._settings.trials:
             number = len(self._rows)
             key = f"{number:06}"
@@ -117,7 +95,7 @@ class Search(Source):
 
     def points(self, asked: str) -> Iterable[Point]:
         """Return a proposal at all points of the matrix."""
-        return self._combine(self._values(asked))
+        return self._combine(json.loads(self._rows[asked]["point"]))
 
     def tell(self, asked: str, outcome: Outcome) -> str:
         """Record how a proposal ended; return a line that says so."""
@@ -136,7 +114,17 @@ class Search(Source):
             row |= {**values, "status": "succeeded", "metrics": values}
             row["feasible"] = all(v <= 0 for v in self._violations(row).values())
         self._rank()
-        return self._line(row)
+        line = f"search: point {row['number'] + 1} of {self._settings.trials} "
+        line += f"({point_text(json.loads(row['point']))}): "
+        if message is not None:
+            return f"{line}{row['status']} ({message})"
+        line += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
+        if broken := [name for name, value in self._violations(row).items() if value > 0]:
+            return f"{line}; breaks {', '.join(broken)}"
+        if not row["on_front"] or len(self._objectives) > 1:
+            return line
+        is_shared = sum(each["on_front"] for each in self._rows.values()) > 1
+        return line + ("; as good as the best so far" if is_shared else "; the best so far")
 
     def rows(self) -> Mapping[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
@@ -145,9 +133,9 @@ class Search(Source):
 
     def expected(self) -> Iterator[Point]:
         """Yield the points of known proposals, and of drawn ones in place of those to come."""
-        known = [key for key, row in self._rows.items() if row["status"] != "excluded"]
-        for key in known:
-            yield from self.points(key)
+        for key, row in self._rows.items():
+            if row["status"] != "excluded":
+                yield from self.points(key)
         for number in range(len(self._rows), self._settings.trials):
             yield from self._combine(draw(self._settings.axes, self._settings.seed, number))
 
@@ -155,14 +143,15 @@ class Search(Source):
     def _running(self) -> int:
         return sum(row["status"] == "running" for row in self._rows.values())
 
-    def _values(self, key: str) -> Point:
-        values: Point = json.loads(self._rows[key]["point"])
-        return values
-
     def _violations(self, row: Row) -> dict[str, float]:
+        """Return by how much a point breaks each bound; it meets a bound if that is 0 or less."""
         found: dict[str, float] = {}
-        for bound in self._bounds:
-            found |= bound.violations(row["metrics"])
+        for metric, bound in self._bounds:
+            name, value = metric.name, row["metrics"][metric.name]
+            if bound.at_most is not None:
+                found[f"{name} <= {bound.at_most:g}"] = value - bound.at_most
+            if bound.at_least is not None:
+                found[f"{name} >= {bound.at_least:g}"] = bound.at_least - value
         return found
 
     def _sampled(self, number: int) -> Point:
@@ -172,13 +161,13 @@ class Search(Source):
         study = optuna_study(
             ["maximize" if each.mode == "max" else "minimize" for each in self._objectives], sampler
         )
-        study.add_trials([self._trial(key) for key in sorted(self._rows)])
+        study.add_trials([self._trial(row) for _, row in sorted(self._rows.items())])
         params = study.ask(self._distributions).params
         return {key: rounded(settings.axes[key], value) for key, value in params.items()}
 
-    def _trial(self, key: str) -> FrozenTrial:
+    def _trial(self, row: Row) -> FrozenTrial:
         """Return a proposal as Optuna knows it."""
-        row, values = self._rows[key], self._values(key)
+        values = json.loads(row["point"])
         given: dict[str, Any] = {"state": TrialState.FAIL}
         if row["status"] == "running":
             given = {"state": TrialState.RUNNING}
@@ -190,13 +179,12 @@ class Search(Source):
 
     def _rank(self) -> None:
         """Mark the measured points that no other dominates, and the best value so far of each."""
-        known = [row for row in self._rows.values() if row["feasible"]]
+        ended = [row for row in self._rows.values() if row["ended"] is not None]
+        known = [row for row in ended if row["feasible"]]
         costs = [
             [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self._objectives]
             for row in known
         ]
-        for row in self._rows.values():
-            row["on_front"] = False
         for row, is_kept in zip(known, on_pareto_front(costs) if known else (), strict=True):
             row["on_front"] = bool(is_kept)
         if len(self._objectives) > 1:
@@ -204,29 +192,11 @@ class Search(Source):
         order, ties = ranked([c for (c,) in costs], range(len(known)), [0] * len(known), "lower")
         for place in order[:ties]:  # as good up to rounding
             known[place]["on_front"] = True
-        (metric,), best = self._objectives, None
-        better = max if metric.mode == "max" else min
-        ended = [row for row in self._rows.values() if row["ended"] is not None]
+        (metric,), values = self._objectives, list[float]()
         for row in sorted(ended, key=lambda row: row["ended"]):
-            if row["feasible"]:
-                value = row["metrics"][metric.name]
-                best = value if best is None else better(best, value)
-            row["best"] = best
-
-    def _line(self, row: Row) -> str:
-        values = json.loads(row["point"])
-        shown = f"search: point {row['number'] + 1} of {self._settings.trials}"
-        shown += f" ({point_text(values)}): "
-        if row["status"] != "succeeded":
-            return f"{shown}{row['status']} ({row['message']})"
-        shown += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
-        if not row["feasible"]:
-            broken = self._violations(row)
-            return f"{shown}; breaks {', '.join(k for k, v in broken.items() if v > 0)}"
-        if not row["on_front"] or len(self._objectives) > 1:
-            return shown
-        shared = sum(each["on_front"] for each in self._rows.values()) > 1
-        return shown + ("; as good as the best so far" if shared else "; the best so far")
+            values += [row["metrics"][metric.name]] if row["feasible"] else []
+            best = max if metric.mode == "max" else min
+            row["best"] = best(values) if values else None
 
 
 def search_of(
@@ -250,8 +220,7 @@ def search_of(
     at, monitors = f"{where}.metrics", monitors_of(configuration.settings.model_dump())
     objectives = [metric_of(each, tables, at, monitors) for each in settings.metrics]
     bounds = [
-        Bound(metric_of(each, tables, f"{where}.constraints"), each.at_most, each.at_least)
-        for each in settings.constraints
+        (metric_of(each, tables, f"{where}.constraints"), each) for each in settings.constraints
     ]
     plain, axes = values.model_dump(), dict(settings.axes)
     for key, axis in axes.items():  # `low: 1` of a key of real numbers
@@ -265,7 +234,7 @@ def search_of(
     return lambda rows: Search(typed, objectives, bounds, concurrent, rows, matrix.all_points)
 
 
-def probes(settings: SearchSettings, fixed: Point, builder: PointBuilder) -> Iterator[BuiltPoint]:
+def probes(settings: SearchSettings, fixed: Point, placement: Placement) -> Iterator[BuiltPoint]:
     """Yield points that show on which keys each stage depends, and that the axes are possible.
 
     They are the ends and two draws of each axis at a point of the matrix. A value that is
@@ -282,7 +251,7 @@ def probes(settings: SearchSettings, fixed: Point, builder: PointBuilder) -> Ite
             errors: list[ConfigError] = []
             for others in ({}, *draws):
                 try:
-                    built = builder.build({**fixed, **others, key: value}, "matrix.search")
+                    built = placement.build({**fixed, **others, key: value}, "matrix.search")
                 except ConfigError as error:
                     errors.append(error)
                     continue

@@ -92,13 +92,11 @@ def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
     with warnings.catch_warnings():
         # the interface of some may change: the version of Optuna has an upper bound
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        match name:
-            case "tpe":
-                return optuna.samplers.TPESampler(seed=own, constant_liar=True)
-            case "gp":
-                return optuna.samplers.GPSampler(seed=own)
-            case "random":
-                return optuna.samplers.RandomSampler(seed=own)
+        if name == "tpe":
+            return optuna.samplers.TPESampler(seed=own, constant_liar=True)
+        if name == "gp":
+            return optuna.samplers.GPSampler(seed=own)
+        return optuna.samplers.RandomSampler(seed=own)
 
 
 def seedless(point: Mapping[str, Any]) -> Point:
@@ -109,3 +107,12 @@ def seedless(point: Mapping[str, Any]) -> Point:
 def point_key(point: Mapping[str, Any]) -> str:
     """Return the text that is the same for all seeds of a point, and for no other point."""
     return canonical_json(seedless(point))
+
+
+def shown(point: Mapping[str, Any]) -> str:
+    """Return a point as text: the last part of each key, and its value."""
+    words = []
+    for key, value in point.items():
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        words.append(f"{key.rpartition('.')[2]}={text}")
+    return " ".join(words)

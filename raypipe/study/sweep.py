@@ -1,30 +1,144 @@
-"""State of a running sweep: pending trials, the next one, and outcomes."""
+"""The stage ``sweep``, which hands trials to Ray Tune, and training stages that use its result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from raypipe.errors import TRANSIENT, UnitError
+import numpy as np
+
+from raypipe.config.axes import AxisSettings
+from raypipe.config.matrix import Point
+from raypipe.errors import TRANSIENT, ConfigError, UnitError
+from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import StageContext
 from raypipe.graph.continuation import is_done
-from raypipe.graph.launcher import Trials
-from raypipe.graph.stages import job_of
+from raypipe.graph.experiment import Stage, Training, Unit
+from raypipe.graph.identity import Identity, canonical_json
+from raypipe.graph.stages import job_of, train
 from raypipe.graph.unit_logs import Failure, first_line
+from raypipe.hardware import Hardware
+from raypipe.scripts.command import ScriptStageSettings
+from raypipe.scripts.experiment import ScriptTask
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
-from raypipe.study.metric import Objective
-from raypipe.study.population import Lineage
-from raypipe.study.trials import Trial, TrialMaker, shown, total_steps, training_stage
+from raypipe.study.metric import cost_of, trial_tables, with_metric, with_metric_of
+from raypipe.study.population import Lineage, check_pauses
+from raypipe.study.recommendation import recommend, snippet
+from raypipe.study.space import points, shown
+from raypipe.study.sweep_settings import SWEEP, SweepSettings
+from raypipe.training.batching import KEYS, BatchConflict
+from raypipe.training.job import TrainingJob
+from raypipe.training.requirements import obstacles
+from raypipe.training.settings import TrainStageSettings
 
-if TYPE_CHECKING:
-    from raypipe.training.job import TrainingJob
+
+def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
+    """Return the stages of a configuration, the sweep before the stages that use its winner.
+
+    There is no sweep of a training that this run leaves out because its model is given.
+
+    Raises:
+        ConfigError: the swept stage is not a training stage, an axis has invalid values, no trial
+            has the metric, or a stage takes its settings from a sweep of another stage.
+
+    """
+    plain, sweep = list(configuration.stages()), configuration.settings.sweep
+    takers = [s.name for s in plain if s.training is not None and s.training.settings.from_sweep]
+    for name in takers:
+        if sweep is None or sweep.stage != name:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.from_sweep = true: there is no sweep of it "
+                f"(set sweep.stage: {name} and sweep.axes)"
+            )
+    if sweep is None:
+        return plain
+    place = next((n for n, stage in enumerate(plain) if stage.name == sweep.stage), None)
+    is_given = place is not None and plain[place].training is None
+    section = getattr(configuration.settings, sweep.stage, None)
+    if is_given and isinstance(section, TrainStageSettings):
+        return plain
+    tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    sweep = with_metric(configuration, swept)
+    if sweep.kind == "systems":
+        where = f"{configuration.origin}: {sweep.stage}.command"
+        check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
+    maker = TrialMaker(configuration, sweep, nodes)
+    check_pauses(sweep, maker.axes, swept, configuration.origin)
+    given = [] if sweep.is_searched else maker.trials()
+    last = _last_unit(maker, given)
+
+    def run(context: StageContext) -> None:
+        under_way = Sweep(context, maker, given, last)
+        context.session.launcher.trials(under_way, sweep, context.run_dir)
+        under_way.end()
+
+    steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
+    number = sweep.samples if sweep.is_searched else len(given)
+    stage = Stage(
+        SWEEP,
+        run,
+        [*(trial.unit for trial in given), last],
+        tried.needs,
+        (),
+        f"{number * sweep.measurements} trials" + (f" of {steps} steps" if steps else ""),
+        on_gpu=tried.on_gpu,
+        alone=sweep.kind == "systems" and maker.device[0] == "cpu",
+    )
+    together = [*plain[:place], stage, *plain[place:]]
+    return [_taking(s, maker) if s.name in takers else s for s in together]
 
 
-class Sweep(Trials):
-    """Trials of a sweep that are not done, in order.
+def _last_unit(maker: TrialMaker, given: Sequence[Trial]) -> Unit:
+    """Return the unit that ends a sweep: the verdict on its trials, or its search."""
+    sweep, stages = maker.sweep, maker.configuration.stages()
+    of_trial = maker.identity(*training_stage(stages, sweep.stage, "sweep.stage"))
+    literals = {**of_trial.literals, **sweep.model_dump(mode="json", exclude={"concurrent"})}
+    searched, kind = sweep.is_searched, "search" if sweep.is_searched else "verdict"
+    budget = literals.pop("samples") if searched else 1
+    if not searched:
+        literals["trials"] = [trial.unit.key for trial in given]
+    identity = Identity.of(of_trial.shared, literals, of_trial.needs)
+    key = f"{SWEEP}/{sweep.stage}/{kind}-{identity.fingerprint[:12]}"
+    budget_key = "sweep.samples" if searched else ""
+    return Unit(key, budget=budget, budget_key=budget_key, identity=identity)
+
+
+def _taking(stage: Stage, maker: TrialMaker) -> Stage:
+    """Return the training stage with the settings that the sweep recommends.
+
+    Its identity says that the settings come from the sweep, not what they are: when a sweep grows,
+    a model that was trained before stays valid. Its features are unknown before the sweep.
+    """
+    _, training = training_stage([stage], stage.name, "sweep.stage")
+    decided = {
+        key: value
+        for key, value in training.settings.training.identity().items()
+        if f"{stage.name}.training.{key}" not in maker.axes
+    }
+    rest = without_training(stage)
+    own = {**rest.shared[stage.name], "training": decided, "from_sweep": sorted(maker.axes)}
+    identity = Identity.of({**rest.shared, stage.name: own}, rest.literals, rest.needs)
+    unit = Unit(stage.name, identity=identity, extents=stage.units[0].extents)
+
+    def run(context: StageContext) -> None:
+        if (row := context.ledger.get("recommendations", stage.name)) is None:
+            text = "the sweep recommends nothing: no point succeeded"
+            raise UnitError(stage.name, "error", text)
+        values = dict(row["settings"])
+        context.say(f"takes from the sweep {shown(values)}")
+        origin = f"{maker.configuration.origin}: the sweep's recommendation"
+        varied = maker.configuration.with_values(values, origin)
+        _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
+        train(context, unit, found)
+
+    return replace(stage, run=run, units=[unit], needs=(*stage.needs, SWEEP))
+
+
+class Sweep:
+    """Trials of a sweep: which one comes next, and what becomes of each.
 
     Out of memory is a result, and rules out larger micro-batches. A trial whose worker died is
     retried ``max_restarts`` times. A search adds its trials one at a time, when there is room; each
@@ -34,67 +148,63 @@ class Sweep(Trials):
     Args:
         context: of the sweep's stage.
         maker: makes trials of points.
-        trials: those that are given, or that a search proposed in earlier commands.
-        objective: the metric.
-        search: the name of the search in its rows; empty without one.
+        given: the trials of all points; none for a search.
+        last: the unit that ends the sweep.
 
     """
 
     def __init__(
-        self,
-        context: StageContext,
-        maker: TrialMaker,
-        trials: Sequence[Trial],
-        objective: Objective,
-        search: str = "",
+        self, context: StageContext, maker: TrialMaker, given: Sequence[Trial], last: Unit
     ) -> None:
         self._context, self._maker, self._settings = context, maker, maker.sweep
-        self._objective, self._search = objective, search
-        #: the error of an objective that trials do not have; no further trial is started then
-        self.mistake: UnitError | None = None
-        self.failed: dict[str, UnitError] = {}
+        (declared,), self._last = trial_tables(maker.configuration), last
+        self._declared = declared.columns
+        #: the error of a metric that trials do not have; no further trial is started then
+        self._mistake: UnitError | None = None
+        self._failed: list[UnitError] = []
         self._all: dict[str, Trial] = {}
         self._waiting: list[Trial] = []
         self._running: dict[str, TrainingJob] = {}
         self._too_large: list[Trial] = []
-        self._rows: dict[str, dict[int, Row]] = {}
+        self._logged: dict[str, dict[int, Row]] = {}
         self._attempts: dict[str, int] = {}
-        stored = context.ledger.rows("trials") if search else ()
-        #: of the search: the number of each proposal
-        self._numbers = {r["trial_id"]: r["number"] for r in stored if r.get("search") == search}
+        #: of a search: the number of each proposal, and of all so far
+        self._numbers: dict[str, int] = {}
+        stored = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
+        for row in sorted(stored, key=lambda row: row["number"]):
+            if (trial := maker.trial(row["point"])) is not None:
+                self._numbers[trial.unit.key] = row["number"]
+                self._add(trial)
         self._asked = 1 + max(self._numbers.values(), default=-1)
-        for trial in trials:
+        for trial in given:
             self._add(trial)
-        total = self._settings.samples if search else len(trials)
-        context.begin(total * self._settings.measurements, len(self._all) - len(self._waiting))
-
-    @property
-    def trials(self) -> list[Trial]:
-        """The trials so far, with those that measure a point again."""
-        return list(self._all.values())
+        total = self._settings.samples if self._settings.is_searched else len(given)
+        done = len(self._all) - len(self._waiting)
+        context.begin(total * self._settings.measurements, done)
 
     @property
     def steps(self) -> int:
         """The optimizer steps of the swept training."""
         stages, name = self._maker.configuration.stages(), self._settings.stage
-        training = training_stage(stages, name, "sweep.stage")[1]
-        return total_steps(training, self._context.run_dir)
+        _, training = training_stage(stages, name, "sweep.stage")
+        return job_of(self._context, self._last, training, self._context.run_dir).steps
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has run or was skipped, or a mistake ended the sweep."""
         rest = self._waiting or self._is_searching
-        return not self._running and (self.mistake is not None or not rest)
+        return not self._running and (self._mistake is not None or not rest)
 
     def next(self) -> TrainingJob | None:
         """Return the next trial; None while it depends on running trials, and at the end."""
-        while self.mistake is None and (trial := self._next()) is not None:
+        while self._mistake is None and (trial := self._next()) is not None:
             reason = self._obstacle(trial)
             if not reason:
-                return self._start(trial)
+                attempt = self._attempts.get(trial.unit.key, 1)
+                job = self._running[trial.unit.key] = self._job(trial, attempt)
+                return job
             if trial.repeats is None:
-                job = replace(self._job(trial), attempt=0)
-                self._record(trial, job, "skipped", {"reason": reason})
+                self._record(trial, self._job(trial, 0), "skipped", {"reason": reason})
                 self._say(trial, f"skipped: {reason}")
         return None
 
@@ -105,27 +215,25 @@ class Sweep(Trials):
         """
         ledger = self._context.ledger
         done = [key for key, trial in self._all.items() if is_done(ledger, trial.unit)]
-        ends = {key: str((ledger.get("units", key) or {})["finished_at"]) for key in done}
-        for key in sorted(done, key=ends.__getitem__):
+        for key in sorted(done, key=lambda key: (ledger.get("units", key) or {})["finished_at"]):
             row = ledger.get("trials", key)
             if row is None or row["status"] not in ("succeeded", "interrupted"):
                 continue
-            steps = results.read_table(self._context.run_dir, "steps", key)
-            seen = steps["step"] < row["steps"] + (row["status"] == "interrupted")
-            for _, step in steps[seen].iterrows():
-                yield key, step.dropna().to_dict()
+            for step in results.read_rows(self._context.run_dir, "steps", key):
+                if step["step"] < row["steps"] + (row["status"] == "interrupted"):
+                    yield key, step
 
-    def report(self, trial_id: str, row: dict[str, Any]) -> None:
+    def report(self, trial_id: str, row: Row) -> None:
         """Record a logged step of a trial."""
-        self._rows.setdefault(trial_id, {})[row["step"]] = row
+        self._logged.setdefault(trial_id, {})[row["step"]] = row
         self._context.session.trackers.log(trial_id, row)
 
-    def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
+    def ended(self, trial_id: str, outcome: Row | UnitError) -> None:
         """Record how a trial ended."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
         if not isinstance(outcome, UnitError):
             self._record(trial, job, "succeeded", outcome)
-            column = self._objective.column
+            column = self._settings.metric or ""
             value = finite_or_none(outcome.get(column))
             self._say(trial, "done" if value is None else f"{column} {value:.4g}")
             return
@@ -139,7 +247,7 @@ class Sweep(Trials):
             self._waiting.insert(0, trial)
             return
         if not finished:
-            self.failed[trial_id] = outcome
+            self._failed.append(outcome)
         reason = {"reason": first_line(outcome.message)}
         self._record(trial, job, outcome.status, reason, finished=finished)
         self._say(trial, f"{outcome.kind}: {first_line(outcome.message)}")
@@ -147,12 +255,12 @@ class Sweep(Trials):
     def stopped(self, trial_id: str) -> None:
         """Record that the scheduler ended a trial early, with the steps that it had not written."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
-        rows = self._rows.pop(trial_id, {})
+        logged = self._logged.pop(trial_id, {})
         known = {row["step"]: row for row in results.read_rows(job.run_dir, "steps", trial_id)}
-        if not rows.keys() <= known.keys():
-            merged = [row for _, row in sorted({**rows, **known}.items())]
+        if not logged.keys() <= known.keys():
+            merged = [row for _, row in sorted({**logged, **known}.items())]
             results.write_table(job.run_dir, job.steps_table, merged, job.run_id, trial_id)
-        row = rows[max(rows)] if rows else {}
+        row = logged[max(logged)] if logged else {}
         seen = {key: value for key, value in row.items() if key.startswith("eval_")}
         seen |= {"steps": row.get("step"), "loss_final": row.get("loss")}
         name = self._settings.scheduler.name if self._settings.scheduler else "the scheduler"
@@ -160,16 +268,83 @@ class Sweep(Trials):
         self._record(trial, job, "interrupted", {**seen, "reason": reason})
         self._say(trial, f"{reason} after {row.get('step', 0)} steps")
 
+    def end(self) -> None:
+        """Write the results of the sweep: differences from fp32, and the recommendation.
+
+        Raises:
+            UnitError: a trial failed, or none has the metric.
+
+        """
+        if self._mistake is not None:
+            raise self._mistake
+        context, settings = self._context, self._settings
+        metric, mode = settings.metric or "", settings.mode or "min"
+        rows = self._compared_with_fp32()
+        context.ledger.put("trials", rows)
+        best = recommend(rows.values(), metric, mode, self._maker.device[1])
+        if isinstance(best, str):
+            context.ledger.remove("recommendations", [settings.stage])
+            context.say(f"nothing is recommended: {best}")
+        else:
+            values = self._with_batch(best.settings, self._all[best.trial["trial_id"]])
+            row = {
+                **{"trained_stage": settings.stage, "trial_id": best.trial["trial_id"]},
+                **{"metric": metric, "mode": mode, "value": best.value},
+                **{"value_low": best.low, "value_high": best.high, "reason": best.reason},
+                **{"settings": values, "snippet": snippet(values)},
+            }
+            context.ledger.put("recommendations", {settings.stage: row})
+            context.say(f"recommended: {shown(values)}")
+        if self._failed:
+            raise self._failed[0]
+        context.finish(self._last)
+
+    def _with_batch(self, point: Mapping[str, Any], trial: Trial) -> dict[str, Any]:
+        """Return the settings of a point, with all batch sizes if one was swept.
+
+        They are those asked for: `--local` runs all in one worker, with more accumulation.
+        """
+        asked, section = trial.training.settings.training, f"{self._settings.stage}.training"
+        sizes = {f"{section}.{key}": size for key in KEYS if (size := getattr(asked, key))}
+        keys = {f"{section}.{key}" for key in KEYS}
+        return {**point, **(sizes if keys & point.keys() else {})}
+
+    def _compared_with_fp32(self) -> dict[str, Row]:
+        """Return the trials' rows, with the relative difference of their losses to fp32 (parity).
+
+        A trial is compared with the fp32 trial of otherwise the same settings. Where that one did
+        not succeed, it gets the largest difference that its precision has elsewhere.
+        """
+        ledger = self._context.ledger
+        rows = {key: dict(row) for key in self._all if (row := ledger.get("trials", key))}
+        losses: dict[str, Any] = {}
+        exact: dict[str, Any] = {}
+        for key, row in rows.items():
+            if row["status"] == "succeeded":
+                steps = results.read_table(self._context.run_dir, "steps", key)
+                losses[key] = steps.set_index("step")["loss"].astype(float)
+                if row["precision"] == "fp32":
+                    exact[self._all[key].but("precision")] = losses.pop(key)
+        largest: dict[str, float] = {}
+        for key, loss in losses.items():
+            if (reference := exact.get(self._all[key].but("precision"))) is not None:
+                parity = float(np.linalg.norm(loss - reference) / np.linalg.norm(reference))
+                rows[key]["parity"], precision = parity, rows[key]["precision"]
+                largest[precision] = max(parity, largest.get(precision, 0.0))
+        for key in losses:
+            rows[key].setdefault("parity", largest.get(rows[key]["precision"]))
+        return rows
+
     @property
     def _is_searching(self) -> bool:
-        return bool(self._search) and self._asked < self._settings.samples
+        return self._settings.is_searched and self._asked < self._settings.samples
 
     def _add(self, trial: Trial) -> None:
         """Add a trial and its repeated measurements; those that are stored do not wait."""
-        count = 1 if trial.reference else self._settings.measurements
-        for each in (trial, *(trial.again(number) for number in range(2, count + 1))):
+        again = (trial.again(number) for number in range(2, self._settings.measurements + 1))
+        for each in (trial, *again):
             self._all[each.unit.key] = each
-            self._remember(each, self._context.ledger.get("trials", each.unit.key))
+            self._remember(each)
             if not is_done(self._context.ledger, each.unit):
                 self._waiting.append(each)
         self._waiting.sort(key=lambda each: each.measurement)
@@ -189,14 +364,13 @@ class Sweep(Trials):
         """Add the next proposal, unless the constraints rule it out or it is not a new point."""
         maker, number = self._maker, self._asked
         self._asked += 1
-        known = []
+        known: list[tuple[Point, float | None]] = []
         for key in sorted(self._numbers, key=self._numbers.__getitem__):
             row = None if key in self._running else self._context.ledger.get("trials", key)
-            costs = None if row is None else self._objective.costs(row)
-            known.append((self._all[key].point, costs))
-        axes = {maker.key(name): axis for name, axis in self._settings.axes.items()}
+            cost = None if row is None else cost_of(self._settings, row)
+            known.append((self._all[key].point, cost))
         propose = self._context.session.launcher.propose
-        trial = maker.trial(propose(self._settings, axes, known, number))
+        trial = maker.trial(propose(self._settings, maker.axes, known, number))
         if trial is not None and trial.unit.key not in self._all:
             self._numbers[trial.unit.key] = number
             self._add(trial)
@@ -209,22 +383,12 @@ class Sweep(Trials):
             return "" if all(r.get("status") == "succeeded" for r in rows) else "it failed before"
         too_large = next((t for t in self._too_large if trial.needs_more_than(t)), None)
         if trial.lacks or too_large is None:
-            return trial.lacks or ""
+            return trial.lacks
         return f"micro-batch {too_large.micro_batch} with the same settings ran out of memory"
 
-    def _job(self, trial: Trial) -> TrainingJob:
-        task = trial.training.task(self._context.run_dir)
-        return job_of(self._context, trial.unit, task, trial.training.settings)
-
-    def _start(self, trial: Trial) -> TrainingJob:
-        job = replace(
-            self._job(trial),
-            attempt=self._attempts.get(trial.unit.key, 1),
-            measured=self._settings.kind == "systems",
-            initial=trial.training.initial,
-        )
-        self._running[trial.unit.key] = job
-        return job
+    def _job(self, trial: Trial, attempt: int) -> TrainingJob:
+        job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
+        return replace(job, attempt=attempt, measured=self._settings.kind == "systems")
 
     def _record(
         self,
@@ -236,31 +400,28 @@ class Sweep(Trials):
         finished: bool = True,
     ) -> None:
         key, ledger = trial.unit.key, self._context.ledger
-        about = {
-            "trained_stage": self._settings.stage,
-            "kind": self._settings.kind,
-            "reference": trial.reference,
-        }
+        about = {"trained_stage": self._settings.stage, "kind": self._settings.kind}
         changed = Lineage.of(job.run_dir, key).columns
         point = {name: changed.get(name.rpartition(".")[2], v) for name, v in trial.point.items()}
         row = {"reason": None, **outcome, **about, "point": point, "repeats": trial.repeats}
         row |= changed
         if key in self._numbers:
-            row |= {"search": self._search, "number": self._numbers[key]}
+            row |= {"search": self._last.key, "number": self._numbers[key]}
         self._context.record_trial(job, status, row)
         ledger.put("sweep_points", {key: {"trial_id": key, **about, **point}})
         if finished:
             self._context.finish(trial.unit)
             self._context.run_dir.delete(self._context.run_dir.checkpoints(key))
-        self._remember(trial, ledger.get("trials", key))
+        self._remember(trial)
 
-    def _remember(self, trial: Trial, row: Row | None) -> None:
-        """Update the objective, and what runs out of memory, with a recorded trial."""
+    def _remember(self, trial: Trial) -> None:
+        """Update the metric, and what runs out of memory, with a recorded trial."""
+        row = self._context.ledger.get("trials", trial.unit.key)
         if row is not None and row["status"] == "succeeded":
             try:
-                self._objective.settle(row)
+                self._settings = with_metric_of(self._settings, row, self._declared)
             except UnitError as error:
-                self.mistake = self.mistake or error
+                self._mistake = self._mistake or error
         elif row is not None and row["status"] == "out_of_memory" and trial.repeats is None:
             self._too_large.append(trial)
 
@@ -269,3 +430,216 @@ class Sweep(Trials):
         note = "settings changed, " if row.get("settings_history") else ""
         self._context.say(f"{shown(row.get('point') or trial.point)}: {note}{text}")
         self._context.advance(len(self._all) - len(self._waiting) - len(self._running))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of a sweep as a training run.
+
+    ``lacks`` says why this hardware cannot run the trial; empty if it can. ``repeats`` is the key
+    of the trial that it measures again, as the given ``measurement``.
+    """
+
+    unit: Unit
+    point: Point
+    training: Training
+    lacks: str
+    repeats: str | None = None
+    measurement: int = 1
+
+    def needs_more_than(self, other: Trial) -> bool:
+        """Whether the trial is another one with a larger micro-batch, and certainly needs more."""
+        if self.accumulation == 1 < other.accumulation:  # which also keeps gradients
+            return False
+        return self.but("micro_batch") == other.but("micro_batch") and (
+            self.micro_batch > other.micro_batch
+        )
+
+    def again(self, number: int) -> Trial:
+        """Return the trial that measures this one again, as the given number."""
+        unit = Unit(f"{self.unit.key}-{number}", identity=self.unit.identity)
+        return replace(self, unit=unit, repeats=self.unit.key, measurement=number)
+
+    def but(self, setting: str) -> str:
+        """Return the text of the point without a setting of the training."""
+        rest = {k: v for k, v in self.point.items() if not k.endswith(f".training.{setting}")}
+        return canonical_json(rest)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per worker per forward pass."""
+        return self.training.settings.training.micro_batch or 1
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes per worker per optimizer step."""
+        return self.training.settings.training.accumulation or 1
+
+
+@dataclass(frozen=True)
+class TrialMaker:
+    """Makes trials from points, for one stage of a configuration."""
+
+    configuration: Configuration
+    sweep: SweepSettings
+    nodes: Sequence[Hardware]
+
+    def trials(self) -> list[Trial]:
+        """Return the trials of all points that the constraints allow, small micro-batches first.
+
+        Raises:
+            ConfigError: an axis has a key or a value that the configuration rejects, or the
+                constraints allow no point.
+
+        """
+        sweep, origin, found = self.sweep, self.configuration.origin, dict[str, Trial]()
+        for point in points(self.axes, sweep.samples, sweep.seed):
+            if (trial := self.trial(point)) is None:
+                continue
+            other = found.setdefault(trial.unit.key, trial)
+            if other.point != point:
+                keys = ", ".join(key for key in point if point[key] != other.point[key])
+                raise ConfigError(
+                    f"{origin}: sweep.axes: {keys}: {shown(other.point)} and {shown(point)} are "
+                    f"the same training of {sweep.stage}; drop the axis, or make its key part of "
+                    "the stage's identity"
+                )
+        if not found:
+            raise ConfigError(
+                f"{origin}: sweep: no point has training.effective_batch = "
+                f"{sweep.constraints.effective_batch}; give micro-batches that are at most that "
+                "over the workers (those of a script must divide it)"
+            )
+        return sorted(found.values(), key=lambda trial: (trial.micro_batch, trial.accumulation))
+
+    def trial(self, point: Point) -> Trial | None:
+        """Return the trial of a point by full keys; None if the constraints rule it out."""
+        stage, sweep, origin = self.sweep.stage, self.sweep, f"{self.configuration.origin}: sweep"
+        effective = sweep.constraints.effective_batch
+        values: dict[str, Any] = {**point, f"{stage}.from_sweep": False}
+        if effective is not None:
+            values[f"{stage}.training.effective_batch"] = effective
+        if sweep.kind == "systems":
+            values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
+            values[f"{stage}.training.log_every"] = sweep.warmup_steps
+        try:
+            varied = self.configuration.with_values(values, f"{origin}.axes")
+        except BatchConflict:
+            if effective is None:
+                raise
+            return None
+        swept, training = training_stage(varied.stages(), stage, "sweep.stage")
+        if effective is not None and not _is_exact(training):
+            return None
+        identity = self.identity(swept, training)
+        unit = Unit(f"sweep/{stage}/{identity.fingerprint[:12]}", identity=identity)
+        lacks = [each.reason for each in obstacles(stage, training.settings, self.nodes)]
+        return Trial(unit, point, training, lacks[0] if lacks else "")
+
+    @property
+    def axes(self) -> dict[str, AxisSettings]:
+        """The axes by full key; that of an axis may be relative to the swept stage."""
+        sections, stage = type(self.configuration.settings).model_fields, self.sweep.stage
+        return {
+            name if name.partition(".")[0] in sections else f"{stage}.{name}": axis
+            for name, axis in self.sweep.axes.items()
+        }
+
+    @property
+    def device(self) -> tuple[str, int | None]:
+        """The name and the memory in bytes of the smallest GPU; ("cpu", None) without one."""
+        section = getattr(self.configuration.settings, self.sweep.stage)
+        gpus = [gpu for node in self.nodes for gpu in node.gpus]
+        if not gpus or section.scaling.gpus_per_worker == 0:
+            return "cpu", None
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        return smallest.name, smallest.memory_bytes
+
+    def identity(self, swept: Stage, training: Training) -> Identity:
+        """Return all values that can change what a trial measures, its speed included."""
+        settings, sweep = training.settings, self.sweep
+        literals: dict[str, Any] = {
+            "training": settings.training.model_dump(mode="json", exclude={"init_from"}),
+            "scaling": settings.scaling.model_dump(mode="json"),
+            "loader": settings.loader.model_dump(mode="json"),
+            "kind": sweep.kind,
+            "device": self.device[0],
+        }
+        if sweep.scheduler is not None:
+            ended = {"scheduler", "metric", "mode"}
+            literals["sweep"] = sweep.model_dump(mode="json", include=ended)
+        of_stage = without_training(swept)
+        if extents := swept.units[0].extents:  # other trainings that it needs
+            literals["extents"] = extents
+        return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
+
+
+def without_training(stage: Stage) -> Identity:
+    """Return the identity of a training stage without its own `training` settings."""
+    identity = stage.units[0].identity
+    if identity is None:
+        raise ValueError(f"stage {stage.name}: its identity was not composed")
+    own = {
+        name: value
+        for name, value in identity.shared.get(stage.name, {}).items()
+        if name not in ("training", "from_sweep")
+    }
+    return Identity.of({**identity.shared, stage.name: own}, identity.literals, identity.needs)
+
+
+def check_counts_steps(training: Training, where: str, what: str, instead: str = "") -> None:
+    """Reject a script that receives its length in epochs, for trials of a few steps.
+
+    Raises:
+        ConfigError: it does; ``where`` is the stage, ``what`` measures it, ``instead`` is advice.
+
+    """
+    task = training.task(None) if isinstance(training.settings, ScriptStageSettings) else None
+    if isinstance(task, ScriptTask) and "epochs" in task.used:
+        raise ConfigError(
+            f"{where}: the script receives {{epochs}}, and {what} counts steps; use {{steps}}"
+            f"{instead}"
+        )
+
+
+def _is_exact(training: Training) -> bool:
+    """Whether a step has the effective batch: raypipe's own loop shortens micro-batches for it.
+
+    A script that receives the micro-batch and the accumulation takes their product.
+    """
+    if not isinstance(training.settings, ScriptStageSettings):
+        return True
+    task, sizes = training.task(None), training.settings.training
+    if isinstance(task, ScriptTask) and "effective_batch" in task.used:
+        return True
+    product = (sizes.micro_batch or 1) * (sizes.accumulation or 1)
+    return product * training.settings.scaling.worker_count == sizes.effective_batch
+
+
+def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:
+    """Return the training stage named at ``where``, and its training. Raises ConfigError."""
+    trained = {
+        stage.name: (stage, stage.training) for stage in stages if stage.training is not None
+    }
+    if name not in trained:
+        raise ConfigError(
+            f"{where} = {name!r}: must be a training stage of the experiment "
+            f"(there are: {', '.join(trained) or 'none'})"
+        )
+    return trained[name]
+
+
+def trainings(configuration: Configuration, stage: str | None) -> list[tuple[str, Training]]:
+    """Return the training stages of a configuration by name, or the one of ``--stage``.
+
+    Raises:
+        ConfigError: there is no such training stage, or none at all.
+
+    """
+    stages = configuration.stages()
+    if stage is not None:
+        return [(stage, training_stage(stages, stage, "command line: --stage")[1])]
+    found = [(each.name, each.training) for each in stages if each.training is not None]
+    if not found:
+        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
+    return found

@@ -97,8 +97,6 @@ class SweepSettings(AxesSettings):
     """Whether the metric is minimized or maximized; by default what is declared, the mode of the
     monitor, or what its name tells.
     """
-    further_metrics: dict[str, Literal["min", "max"]] = Field(default_factory=dict)
-    """Other columns of `trials` that `search: optuna` optimizes, too, each with its mode."""
     search: Searcher = "random"
     """Searcher of Ray Tune. `random` runs every combination of the lists, with `samples` draws of
     the ranges; all others propose `samples` points, each from the results so far.
@@ -117,8 +115,6 @@ class SweepSettings(AxesSettings):
     """Steps before the measured ones, which are not counted."""
     repeats: PositiveInt = 3
     """Measurements of each point of kind=systems: all points once, then all again."""
-    parity_tolerance: float = Field(0.02, gt=0)
-    """Largest relative difference of the loss to fp32's."""
     concurrent: PositiveInt | None = None
     """Most trials at the same time; by default as many as fit."""
 
@@ -154,8 +150,6 @@ class SweepSettings(AxesSettings):
     def _consistent(self) -> SweepSettings:
         if self.mode is not None and self.metric is None:
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
-        if self.further_metrics and self.search != "optuna":
-            raise ValueError("further_metrics: are for search = optuna")
         if self.scheduler is not None and self.scheduler.pauses:
             name = self.scheduler.name
             if self.is_searched:

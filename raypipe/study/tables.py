@@ -10,11 +10,7 @@ SEARCH = Table(
     (
         Column("number", "integer", "Number of the point, from 0, in the order of the proposals."),
         Column("point", "text", "Values of the searched keys, as JSON."),
-        Column(
-            "status",
-            "text",
-            "running, succeeded, failed (a stage or a metric), or excluded (cannot be).",
-        ),
+        Column("status", "text", "running, succeeded, failed, or excluded (cannot be)."),
         Column("feasible", "boolean", "Whether it meets every condition of the search."),
         Column("on_front", "boolean", "Whether no other one is better."),
         Column("best", "real", "Best value when it ended; missing with two metrics."),
@@ -49,22 +45,6 @@ SWEEP_POINTS = Table(
         Column("trial_id", "text", "The trial."),
         Column("trained_stage", "text", "The stage that it trains."),
         Column("kind", "text", "Kind of the sweep: systems or quality."),
-        Column("reference", "boolean", "Whether it is the fp32 reference."),
-    ),
-    optional=True,
-)
-
-PARETO = Table(
-    "pareto",
-    "a trial on the Pareto front of speed, memory, energy and, of kind=quality, the metric",
-    (
-        Column("trained_stage", "text", "The stage that it trains."),
-        Column("trial_id", "text", "The trial."),
-        Column("samples_per_s", "real", "Samples per second.", "1/s"),
-        Column("energy_j_per_sample", "real", "Energy per sample after warm-up.", "J"),
-        Column("peak_bytes", "integer", "Peak memory of the device.", "B"),
-        Column("metric", "text", "The measure of quality, for kind=quality."),
-        Column("quality", "real", "Its value."),
     ),
     optional=True,
 )
@@ -87,4 +67,4 @@ RECOMMENDATIONS = Table(
     optional=True,
 )
 
-TABLES = (SEARCH, RACE, SWEEP_POINTS, PARETO, RECOMMENDATIONS)
+TABLES = (SEARCH, RACE, SWEEP_POINTS, RECOMMENDATIONS)

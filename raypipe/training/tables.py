@@ -62,11 +62,10 @@ TRIALS = Table(
         Column("parameters", "integer", "Parameters of the model."),
         Column("trained_stage", "text", "The stage that a sweep's trial trains."),
         Column("kind", "text", "Kind of the sweep: systems or quality."),
-        Column("reference", "boolean", "Whether it is the fp32 reference of a sweep."),
         Column("repeats", "text", "The trial of a sweep that this one measures again."),
         Column("search", "text", "The search that proposed the trial."),
         Column("number", "integer", "Number of the trial within its search."),
-        Column("parity", "real", "Relative difference of its losses to the fp32 reference."),
+        Column("parity", "real", "Relative difference of its losses to fp32, of a sweep."),
         Column("reason", "text", "Why it was skipped, stopped or failed."),
         Column(
             "settings_history",

@@ -8,7 +8,7 @@ from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.memory import memory
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
-from raypipe.study.trials import training_stage
+from raypipe.study.sweep import training_stage
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask

@@ -101,7 +101,7 @@ def run_studies(
     """Run the studies that are not finished, and record each when it is.
 
     Only as many studies are open at once as keep the CPUs busy. Those of a model follow when its
-    training has ended.
+    training has ended, in another call if no others are left until then.
 
     Args:
         context: the stage ``lda``.
@@ -136,7 +136,7 @@ def run_studies(
             evaluations.submit()
             context.advance(stored + studies.progress(), str(evaluations))
             ended = evaluations.finished()
-            if not ended and not waiting and not context.await_units():
+            if not ended and not waiting:
                 break
             for request, result in ended:
                 studies.take(request, result)

@@ -17,7 +17,7 @@ from raypipe.cards.recorder import Recording
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import detect
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.trials import training_stage
+from raypipe.study.sweep import training_stage
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train

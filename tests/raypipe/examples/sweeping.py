@@ -19,7 +19,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from raypipe.study.sweep_stage import with_sweep
+from raypipe.study.sweep import with_sweep
 
 HERE = Hardware("here", 2, 2**30)
 
@@ -46,7 +46,7 @@ def sweep(
 def with_points(run_dir: RunDirectory) -> pd.DataFrame:
     """The table of trials with a column ``point``: the axes of each, as JSON."""
     trials, points = read_table(run_dir, "trials"), read_table(run_dir, "sweep_points")
-    other = ["run_id", "command_id", "trained_stage", "kind", "reference"]
+    other = ["run_id", "command_id", "trained_stage", "kind"]
     axes = points.drop(columns=other).set_index("trial_id")
     texts = {name: row.to_json() for name, row in axes.iterrows()}
     return trials.assign(point=trials["trial_id"].map(texts))

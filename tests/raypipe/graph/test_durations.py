@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.graph.durations import Durations, Estimate, left, remaining
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
+from raypipe.graph.progress import Durations, Estimate, left, remaining
 from raypipe.hardware import Gpu, Hardware
 
 NODE = Hardware("here", 2, 2**30)
@@ -53,22 +53,29 @@ def test_other_settings_and_other_machines_are_unknown():
     assert renamed.estimates([(measured, measured.units)]) != [None]
 
 
-def test_parallel_stages_take_as_long_as_the_longest_or_as_the_resources_allow():
-    stages = [stage("a"), stage("b"), stage("c", "a", "b")]
-    times = {"a": Estimate(10, 10), "b": Estimate(30, 30), "c": Estimate(5, 5)}
-    assert remaining(stages, times, 8, 0) == 35
-    assert remaining(stages, times, 1, 0) == 45
-    assert remaining(stages, {**times, "b": None}, 8, 0) is None
-    trainings = {name: Estimate(10, 1, 80) for name in "abc"}
-    assert remaining(stages, trainings, 8, 8) == 30
-    assert remaining(stages, trainings, 8, 4) == 60
+CHAIN = [stage("a"), stage("b"), stage("c", "a", "b")]
+TIMES = {"a": Estimate(10, 10), "b": Estimate(30, 30), "c": Estimate(5, 5)}
+UNITS = [Unit("s/free", needs=()), Unit("s/model", needs=("train",))]
+EARLY = [stage("train"), Stage("s", lambda context: None, UNITS, ("train",))]
 
 
-def test_a_stage_starts_with_its_first_units_and_ends_after_all_that_it_needs():
-    units = [Unit("s/free", needs=()), Unit("s/model", needs=("train",))]
-    stages = [stage("train"), Stage("s", lambda context: None, units, ("train",))]
-    for own, whole in ((40, 100), (400, 400)):
-        assert remaining(stages, {"train": Estimate(100), "s": Estimate(own)}, 8, 0) == whole
+@pytest.mark.parametrize(
+    ("stages", "times", "cpus", "gpus", "seconds"),
+    [
+        (CHAIN, TIMES, 8, 0, 35),
+        (CHAIN, TIMES, 1, 0, 45),
+        (CHAIN, {**TIMES, "b": None}, 8, 0, None),
+        (CHAIN, {name: Estimate(10, 1, 80) for name in "abc"}, 8, 8, 30),
+        (CHAIN, {name: Estimate(10, 1, 80) for name in "abc"}, 8, 4, 60),
+        # it starts with its first units, and ends after all that it needs
+        (EARLY, {"train": Estimate(100), "s": Estimate(40)}, 8, 0, 100),
+        (EARLY, {"train": Estimate(100), "s": Estimate(400)}, 8, 0, 400),
+    ],
+)
+def test_stages_take_as_long_as_the_longest_chain_or_as_the_resources_allow(
+    stages, times, cpus, gpus, seconds
+):
+    assert remaining(stages, times, cpus, gpus) == seconds
 
 
 @given(SECONDS, st.floats(0, 1e6), st.floats(0, 1))

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 
 from raypipe import provenance
-from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.experiment import Stage, in_order, with_needs
 
 
@@ -47,22 +45,11 @@ def test_stages_that_cannot_be_ordered(stages: list[Stage], told: str) -> None:
         in_order(stages)
 
 
-def test_errors_travel_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(UnitError("lda/1", "timeout", "too long")))
-    assert (error.unit, error.kind, error.message) == ("lda/1", "timeout", "too long")
-    assert str(error) == "lda/1: timeout: too long"
-    assert str(pickle.loads(pickle.dumps(ConfigError("x")))) == "x"
-
-
 def test_provenance_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance.git_commit() is None
     monkeypatch.setenv("PATH", "")
     assert provenance.git_commit() is None
-    assert provenance.package_version("no-such-package") is None
     row = provenance.environment_row()
-    assert row["cpus"] >= 1
-    assert row["torch"]
-    assert row["ray"]
-    assert row["raypipe"]
+    assert all(row[name] for name in ("cpus", "torch", "ray", "raypipe"))

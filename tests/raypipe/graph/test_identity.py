@@ -56,15 +56,8 @@ def test_a_fingerprint_stays_what_it_is() -> None:
      memoryview(b"ab")],
 )  # fmt: skip
 def test_values_without_a_stable_form_are_refused(value: Any) -> None:
-    for nested in (value, {"a": [value]}, {"a": {"b": (value,)}}):
-        with pytest.raises(TypeError):
-            fingerprint(nested)
-
-
-def test_numbers_that_are_not_finite_are_values_of_their_own() -> None:
-    values = [math.inf, -math.inf, math.nan, None, "nan", 0.0]
-    assert len({fingerprint({"a": [value]}) for value in values}) == len(values)
-    assert differences({"a": [math.nan]}, {"a": [float("nan")]}) == {}
+    with pytest.raises(TypeError, match="identity"):
+        fingerprint({"a": {"b": [(value,)]}})
 
 
 def test_differences_name_the_dotted_keys() -> None:
@@ -83,3 +76,4 @@ def test_there_are_differences_exactly_where_fingerprints_differ(
     left: dict[str, Any], right: dict[str, Any]
 ) -> None:
     assert bool(differences(left, right)) == (fingerprint(left) != fingerprint(right))
+    assert differences({"a": [math.nan]}, {"a": [float("nan")]}) == {}

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from raypipe.graph import progress
-from raypipe.graph.durations import Estimate
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.progress import Display, clock_text, rough
+from raypipe.graph.progress import Display, Estimate, clock_text, rough
 
 LONG = "train_small@lda.objective=coherence,train_small.training.learning_rate=0.0003,seed=1"
 
@@ -53,6 +52,11 @@ def test_each_stage_has_one_line_that_fits_the_terminal(columns):
 
 
 def test_without_a_terminal_the_run_has_a_line_now_and_then(capsys):
+    """Not beside a debugger, which has the terminal to itself."""
+    with Display(live=False) as display:
+        expect(display, a=None, b=None)
+        display.settle("a")
+    assert capsys.readouterr().out == ""
     with Display() as display:
         expect(display, a=1.0, b=200.0, c=2.0)
         display.settle("a")
@@ -96,26 +100,14 @@ def test_concurrent_stages_update_their_own_lines():
     assert len(shown(display, 80)) == len(lines) - 1
 
 
-def test_a_debugger_has_the_terminal_to_itself(capsys):
-    with Display(live=False) as display:
-        expect(display, a=None, b=None)
-        display.settle("a")
-        display.say("a line")
-    assert capsys.readouterr().out == "a line\n"
-
-
-def test_a_message_does_not_act_on_the_terminal(capsys):
-    with Display(live=False) as display:
-        display.say("calls/x=1: \x1b[31mred\x1b[0m\x07\nsecond line")
-    assert capsys.readouterr().out == "calls/x=1: red \nsecond line\n"
-
-
-def test_equal_warnings_are_shown_once_and_counted(capsys):
+def test_messages_do_not_act_on_the_terminal_and_equal_warnings_are_shown_once(capsys):
     with Display() as display:
+        display.say("calls/x=1: \x1b[31mred\x1b[0m\x07\nsecond line")
         for number in range(3):
             display.say("WARNING: a column is empty", f"train@seed={number}")
         display.say("WARNING: another")
     assert capsys.readouterr().out.splitlines() == [
+        *("calls/x=1: red ", "second line"),
         "train@seed=0: WARNING: a column is empty",
         "WARNING: another",
         "WARNING: a column is empty (3 times)",
@@ -123,17 +115,9 @@ def test_equal_warnings_are_shown_once_and_counted(capsys):
 
 
 def test_times_in_words():
-    assert [rough(s) for s in (0, 89, 91, 5400, 130_000)] == [
-        "0 s",
-        "89 s",
-        "2 min",
-        "1.5 h",
-        "1.5 d",
-    ]
+    words = "0 s", "89 s", "2 min", "1.5 h", "1.5 d"
+    assert tuple(rough(s) for s in (0, 89, 91, 5400, 130_000)) == words
     assert [clock_text(s) for s in (5.9, 83, 3723)] == ["0:05", "1:23", "1:02:03"]
-
-
-def test_a_stage_that_takes_longer_than_expected_is_overdue():
     display = Display()
     expect(display, a=1e-6)
     display.begin("a", 1)

@@ -42,18 +42,13 @@ def test_a_failure_is_shown_with_its_place_and_its_log(folder):
     assert len(said) == 1
 
 
-def test_attempts_follow_each_other_in_one_log(folder):
+def test_attempts_follow_each_other_in_one_log_without_credentials(folder):
     logs, _ = opened(folder)
-    logs.failed(
-        Failure("lda/0", 1, "worker_died", "the worker process died", "again", None, "first")
-    )
+    trace = Trace("at s3://key:secret@bucket/x")
+    logs.failed(Failure("lda/0", 1, "worker_died", "it died", "again", trace, "s3://a:b@c"))
     opened(folder)[0].printed("lda/0", 2, "second\n")
-    lines = read(folder, "lda/0").splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [
-        "first",
-        "the worker process died",
-        "second",
-    ]
+    lines = [line for line in read(folder, "lda/0").splitlines() if not line.startswith("#")]
+    assert lines == ["s3://***@c", "at s3://***@bucket/x", "second"]
 
 
 def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
@@ -88,16 +83,6 @@ def test_the_number_of_logs_is_bounded(run, monkeypatch):
     logs.printed("lda/0", 2, "again")
     assert run.list(run.logs) == ["lda-0.log", "lda-1.log", "lda-2.log"]
     assert "log:" not in said[0]
-
-
-def test_credentials_are_redacted(folder):
-    logs, _ = opened(folder)
-    logs.failed(
-        Failure("lda/0", 1, "error", "no", "", Trace("at s3://key:secret@bucket/x"), "s3://a:b@c")
-    )
-    text = read(folder, "lda/0")
-    assert "secret" not in text
-    assert "a:b" not in text
 
 
 @pytest.mark.parametrize("unit", ["a/b" * 300, "..", ".", "", "tab\tnew\nline", "ümläut=ß" * 60])

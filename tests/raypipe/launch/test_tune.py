@@ -117,7 +117,7 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
     assert sweep(inline, InlineLauncher()) is None
     assert sweep(tuned, launcher) is None
     same = [
-        *("trial_id", "status", "steps", "loss_final", "parity", "reference", "device"),
+        *("trial_id", "status", "steps", "loss_final", "parity", "device"),
         *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "seed"),
     ]
     assert len(trials(tuned)) == 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -38,13 +38,12 @@ def _sweep(
     trials: Sequence[Mapping[str, object]],
     axes: Sequence[str],
     kind: str = "systems",
-    references: Iterable[int] = (),
     **recommendation: object,
 ) -> Tables:
     """The tables of a sweep with these trials, of which the recommended one has further values."""
     table = pd.DataFrame(trials)
     points = table[["trial_id", *axes]].rename(columns={n: f"{STAGE}.training.{n}" for n in axes})
-    points = points.assign(kind=kind, reference=[n in [*references] for n in range(len(trials))])
+    points = points.assign(kind=kind)
     best = pd.DataFrame([{"trained_stage": STAGE, **recommendation}] if recommendation else [])
     tables = {"trials": table, "sweep_points": points}
     return tables | ({"recommendations": best} if recommendation else {})
@@ -130,15 +129,14 @@ def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() ->
     assert "The best over gradient checkpointing." in plots[SPEED].caption
 
 
-def test_a_sweep_counts_measured_points_once_and_neither_failures_nor_references() -> None:
+def test_a_sweep_counts_measured_points_once_and_no_failures() -> None:
     point = {"micro_batch": 4}
     trials = [_trial(0, point, samples_per_s=10.0)]
     trials += [_trial(n, point, samples_per_s=speed, repeats=trials[0]["trial_id"])
                for n, speed in ((1, 30.0), (2, 14.0))]  # fmt: skip
-    trials.append(_trial(3, point, samples_per_s=90.0))
     trials.append(_trial(4, {"micro_batch": 8}, samples_per_s=9999.0, status="failed"))
-    (sweep,) = sweeps(_sweep(trials, ["micro_batch"], references=[3]))
-    assert list(sweep.trials["trial_id"]) == [trials[0]["trial_id"], trials[4]["trial_id"]]
+    (sweep,) = sweeps(_sweep(trials, ["micro_batch"]))
+    assert list(sweep.trials["trial_id"]) == [trials[0]["trial_id"], trials[3]["trial_id"]]
     np.testing.assert_array_equal(sweep.trials["samples_per_s"], [14.0, np.nan])
     assert sweep.axes == [f"{STAGE}.training.micro_batch"]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.selection import matrix_or_sweep, selected
-from raypipe.config.matrix import MatrixSettings
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
@@ -76,7 +75,7 @@ def test_more_values_and_seeds_compute_only_what_is_new():
 def test_a_point_that_fails_stops_only_what_needs_it():
     assert run("fit.layers=[2,13]", "judge.power=[1,2]") == 1
     found = {(r.stage, r.variant): r.status for r in table("stages").itertuples()}
-    expected = {("prepare", "base"): "succeeded", ("compare_variants", "base"): "succeeded"}
+    expected = {("prepare", "base"): "succeeded"}
     for layers, fit, rest in ((2, "succeeded", "succeeded"), (13, "failed", "skipped")):
         expected["fit", f"fit.layers={layers}"] = fit
         for power in (1, 2):
@@ -172,12 +171,6 @@ def test_different_points_have_different_names(one, other):
         assert variant_label(one) != variant_label(other)
     assert len(variant_label(one)) < 100
     assert "/" not in variant_label(one)
-
-
-def test_runs_is_an_axis_of_seeds():
-    with pytest.raises(ValueError, match="the axis `seed` is also given"):
-        MatrixSettings(runs=2, axes={"seed": (1,)})
-    assert list(MatrixSettings(runs=2).all_points()) == [{"seed": 0}, {"seed": 1}]
 
 
 QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

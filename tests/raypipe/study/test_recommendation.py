@@ -1,4 +1,4 @@
-"""The recommendation of a sweep, its reason, its snippet, and the Pareto front."""
+"""The recommendation of a sweep, its reason and its snippet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raypipe.commands.recommendation import points_table
 from raypipe.config.yaml_text import load_yaml
-from raypipe.study.recommendation import Recommendation, front, peak_bytes, recommend, snippet
+from raypipe.study.recommendation import Recommendation, peak_bytes, recommend, snippet
 
 GIB = 2**30
 ONCE = "; each point was measured once, so chance may decide (sweep.repeats)."
@@ -29,12 +29,12 @@ def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> Ro
         **{"micro_batch": micro, "accumulation": 128 // micro, "effective_batch": 128},
         **{"precision": precision, "gradient_checkpointing": False, "compile": False},
         **{"device": "NVIDIA H100", "samples_per_s": value, "gpu_peak_bytes": 2 * micro * GIB},
-        **{"energy_j_per_sample": 1.0, "parity": None, "reference": False},
+        **{"energy_j_per_sample": 1.0, "parity": None},
     } | given
 
 
 def recommended(rows: list[Row], mode: Any = "max", **given: Any) -> Recommendation:
-    found = recommend(rows, given.pop("metric", "samples_per_s"), mode, 0.02, **given)
+    found = recommend(rows, given.pop("metric", "samples_per_s"), mode, **given)
     assert isinstance(found, Recommendation)
     return found
 
@@ -47,7 +47,6 @@ def test_the_best_with_its_reason() -> None:
         trial("d", None, micro=32, status="out_of_memory"),
         trial("e", None, micro=64, status="skipped"),
         trial("f", None, micro=128, status="skipped"),
-        trial("g", 9999.0, reference=True),
     ]
     found = recommended(rows, capacity_bytes=80 * GIB)
     assert (found.trial["trial_id"], found.value) == ("sweep/t/c", 5120.0)
@@ -55,22 +54,13 @@ def test_the_best_with_its_reason() -> None:
         "The best of 3 points: 5,120 samples/s.\n"
         "Peak memory 32.0 GiB of 80.0 GiB; of 6 trials 1 out of memory, 2 skipped" + ONCE
     )
-    assert found.settings == {  # the sizes of the batch go together
-        "t.training.micro_batch": 16,
-        "t.training.precision": "bf16",
-        "t.training.accumulation": 8,
-        "t.training.effective_batch": 128,
-    }
-    rows = [trial("a", None, loss=2.5), trial("b", None, micro=16, loss=2.0)]
-    found = recommended(rows, "min", metric="loss")
-    assert found.reason == "The best of 2 points: loss 2.\nPeak memory 32.0 GiB."
+    assert found.settings == {"t.training.micro_batch": 16, "t.training.precision": "bf16"}
 
 
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
         ([], "no point succeeded"),
-        ([trial("a", 5.0, reference=True)], "no point succeeded"),
         ([trial("a", 5.0, status="interrupted")], "no point succeeded"),
         ([trial("a", math.nan), trial("b", None), trial("c", math.inf)], "no point has a finite"),
         ([trial("a", 5.0, parity=0.5)], "the loss differs from fp32's by more than 2 %"),
@@ -79,7 +69,7 @@ def test_the_best_with_its_reason() -> None:
     ],
 )
 def test_why_nothing_is_recommended(rows: list[Row], why: str) -> None:
-    assert why in str(recommend(rows, "samples_per_s", "max", 0.02))
+    assert why in str(recommend(rows, "samples_per_s", "max"))
 
 
 def measured(speeds: dict[str, list[float]]) -> Recommendation:
@@ -159,17 +149,17 @@ def test_without_ties_the_winner_has_the_best_value(found, mode) -> None:
         trial(f"{number}", value, micro=2**number, parity=parity)
         for number, (value, parity) in enumerate(found)
     ]
-    chosen = recommend(rows, "samples_per_s", mode, 0.02)
+    chosen = recommend(rows, "samples_per_s", mode)
     accepted = [row["samples_per_s"] for row in rows if row["parity"] is None]
     assert isinstance(chosen, str) == (not accepted)
     if not isinstance(chosen, str):
         assert chosen.value == (max if mode == "max" else min)(accepted)
-        assert chosen == recommend(rows[::-1], "samples_per_s", mode, 0.02)
+        assert chosen == recommend(rows[::-1], "samples_per_s", mode)
 
 
 def test_the_terminal_shows_the_points_as_a_table() -> None:
     rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
-    rows += [trial("c", 99.0), trial("d", 5.0, reference=True)]
+    rows += [trial("c", 99.0)]
     assert points_table(rows, "samples_per_s", "max").split("\n") == [
         "micro_batch  precision  samples_per_s  status",
         "8            bf16                  99  succeeded",
@@ -194,38 +184,8 @@ def test_a_snippet_is_what_a_configuration_has(value) -> None:
     assert snippet({}, "") == "{}\n"
 
 
-few = st.integers(1, 4)  # few values: many ties
-
-
-def row(speed: float | None, peak: float | None, energy: float | None = None, **given: Any) -> Row:
-    return {
-        **{"status": "succeeded", "device": "NVIDIA H100", "samples_per_s": speed},
-        **{"gpu_peak_bytes": peak, "host_peak_bytes": 7, "energy_j_per_sample": energy, **given},
-    }
-
-
-@given(st.lists(st.builds(row, few, few, few), max_size=12), st.booleans())
-def test_nothing_on_the_front_is_dominated_and_all_else_is(rows, energy) -> None:
-    if not energy and rows:
-        rows[-1]["energy_j_per_sample"] = None  # it counts where all have it
-
-    def beats(one: Row, other: Row) -> bool:
-        pairs = [(-one["samples_per_s"], -other["samples_per_s"])]
-        pairs += [
-            (one[k], other[k]) for k in ("gpu_peak_bytes", "energy_j_per_sample")[: 1 + energy]
-        ]
-        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-    kept = [not any(beats(other, candidate) for other in rows) for candidate in rows]
-    assert front(rows, {}) == [each for each, is_kept in zip(rows, kept, strict=True) if is_kept]
-
-
-def test_only_succeeded_points_with_a_speed_are_on_the_front() -> None:
-    good = row(1, 9)
-    others = [row(None, 1), row(math.nan, 1), row(9, 1, status="interrupted")]
-    assert front([*others, row(9, 1, reference=True), good], {}) == [good]
-    assert front(others, {}) == []
-    fast, slow, lean = row(9, None), row(8, 0), row(1, 5)
-    assert front([fast, slow, lean], {}) == [fast, lean]  # an unknown peak is the worst
-    assert [peak_bytes(row(1, peak)) for peak in (10.0, None, 0, math.nan)] == [10] + [None] * 3
-    assert peak_bytes(row(1, None, device="cpu")) == 7
+def test_the_peak_is_that_of_the_gpu_or_on_a_cpu_of_the_host() -> None:
+    row = {"device": "NVIDIA H100", "host_peak_bytes": 7}
+    found = [peak_bytes({**row, "gpu_peak_bytes": peak}) for peak in (10.0, None, 0, math.nan)]
+    assert found == [10, None, None, None]
+    assert peak_bytes({**row, "device": "cpu"}) == 7

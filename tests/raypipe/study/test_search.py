@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.config.search import SearchSettings
+from raypipe.config.search import BoundSettings, SearchSettings
 from raypipe.graph import runner
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, write_table
 from raypipe.study.loop import Outcome
 from raypipe.study.metric import Measured, Metric
-from raypipe.study.search import Bound, Search
+from raypipe.study.search import Search
 from tests.raypipe.examples.hills import SEARCH, edit, killed, ran, refused, run, table
 from tests.raypipe.toy import raypipe
 
@@ -87,19 +87,42 @@ def test_a_killed_or_interrupted_search_continues_as_if_nothing_had_happened():
     assert set(table("search")["status"]) == {"succeeded"}
 
 
-def test_a_failed_point_is_a_failed_trial_and_is_tried_again():
-    axes = "search.axes.fit.layers=[13,3]"
-    assert run(axes) == 1
+MUCH = "def stages(settings):\n    if settings.fit.layers > 3 and settings.fit.rate > 2:\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "message"),
+    [
+        ("s.layers == 13", "s.layers > 3", "failed", "bad luck"),
+        (
+            '2 * row["value"]',
+            'row["value"] if row["size"] < 3 else float("nan")',
+            "failed",
+            "has no finite number",
+        ),
+        (
+            "def stages(settings):\n",
+            MUCH + '        raise ValueError("too much of both")\n',
+            "excluded",
+            "too much of both",
+        ),
+    ],
+)
+def test_points_that_fail_or_cannot_be_are_rows_and_the_search_goes_on(old, new, status, message):
+    """The next command tries those that failed again."""
+    edit(old, new)
+    assert run() == (1 if message == "bad luck" else 0)
     found = table("search")
-    failed = found[found["status"] == "failed"]
-    assert 0 < len(failed) < len(found) == 12
-    assert failed["message"].str.contains("bad luck").all()
-    assert all(point["fit.layers"] == 13 for point in points(failed))
-    edit("s.layers == 13", "s.layers == 14")
-    assert run(axes) == 0
-    again = table("search")
-    assert set(again["status"]) == {"succeeded"}
-    assert list(again["point"]) == list(found["point"])
+    bad = found[found["status"] == status]
+    assert set(found["status"]) == {status, "succeeded"}
+    assert len(found) == 12
+    assert bad["message"].str.contains(message).all()
+    if message == "bad luck":
+        edit(new, old)
+        assert run() == 0
+        again = table("search")
+        assert set(again["status"]) == {"succeeded"}
+        assert list(again["point"]) == list(found["point"])
 
 
 def test_repetitions_and_fixed_axes_are_averaged():
@@ -138,27 +161,6 @@ def test_two_metrics_and_a_condition(hill):
     assert "No point meets the conditions" in Path("never/report/index.html").read_text()
 
 
-def test_a_point_without_a_finite_metric_failed():
-    edit('2 * row["value"]', 'row["value"] if row["size"] < 3 else float("nan")')
-    assert run() == 0
-    found = table("search")
-    failed = found[found["status"] == "failed"]
-    assert failed["message"].str.contains("has no finite number").all()
-    assert all(point["fit.layers"] >= 3 for point in points(failed))
-    assert 0 < len(failed) < 12
-
-
-def test_impossible_combinations_are_excluded_and_the_search_goes_on():
-    check = "def stages(settings):\n    if settings.fit.layers > 3 and settings.fit.rate > 2:\n"
-    edit("def stages(settings):\n", check + '        raise ValueError("too much of both")\n')
-    assert run() == 0
-    found = table("search")
-    excluded = found[found["status"] == "excluded"]
-    assert 0 < len(excluded) < 12
-    assert excluded["message"].str.contains("too much of both").all()
-    assert len(table("measures")) == 2 * (12 - len(excluded))
-
-
 WHERE = "search.metrics=[{metric: measures.value, where: {methods: fit}}]"
 
 
@@ -179,10 +181,8 @@ WHERE = "search.metrics=[{metric: measures.value, where: {methods: fit}}]"
         ("search.metrics=[{metric: value}]", "must have the form table.column"),
         ("search.metrics=[{metric: measures.size}]", "does not say which size is better"),
         (WHERE, "where = methods: is not a column of measures; did you mean method"),
-        ("search.sampler=tpee", "input should be 'tpe', 'gp'"),
         ("search.constraints=[{metric: measures.size}]", "measures.size: has no bound"),
         ("search.axes.seed={low: 1, high: 5}", "a seed is nothing to choose"),
-        ("search.axes.fit.seed={low: 1, high: 5}", "a seed is nothing to choose"),
         ("race={metric: measures.value}", "race: cannot be combined with search"),
     ],
 )
@@ -217,21 +217,17 @@ def test_the_plan_says_what_a_search_does_at_most(capsys):
     assert not Path("runs").exists()
 
 
-def test_only_some_stages_of_a_search():
+def test_only_some_stages_and_none_after_a_failure_that_all_points_share():
+    edit("def prepare(context):\n", "def prepare(context):\n    1 / 0\n")
+    assert run() == 1
+    assert set(table("search")["status"]) == {"running"}
+    edit("    1 / 0\n", "")
+    ran()
     fit = "search.metrics=[{metric: measures.value, where: {method: fit}}]"
     assert run(fit, words=("--only", "fit")) == 0
     assert ran() == {"prepare": 1, "fit": 12}
     assert run(fit) == 0
     assert ran() == {"judge": 12}
-
-
-def test_a_failure_that_all_points_share_ends_the_search():
-    edit("def prepare(context):\n", "def prepare(context):\n    1 / 0\n")
-    assert run() == 1
-    assert set(table("search")["status"]) == {"running"}
-    edit("    1 / 0\n", "")
-    assert run() == 0
-    assert set(table("search")["status"]) == {"succeeded"}
 
 
 # the source of proposals alone
@@ -246,7 +242,7 @@ def drive(rows: dict[str, Any] | None = None, steps: int = 10**6, **given: Any) 
     plain = {"axes": ranges, "metrics": [{"metric": "measures.loss"}], "trials": 20}
     section = SearchSettings.model_validate({**plain, **given})
     several = len(section.metrics) > 1
-    bounds = [] if several else [Bound(SIZES, 40.0, None)]
+    bounds = [] if several else [(SIZES, BoundSettings(metric=SIZES.name, at_most=40.0))]
     metrics = [LOSS, SIZES] if several else [LOSS]
     search = Search(section, metrics, bounds, section.concurrent or 3, rows or {})
     running = search.ask()
@@ -274,7 +270,7 @@ def test_a_search_from_stored_rows_equals_an_uninterrupted_one(kind, cut, concur
     assert all(again[key]["status"] == "failed" for key in failed)
 
 
-def test_samplers_continue_learn_and_differ_between_seeds():
+def test_samplers_continue_and_learn():
     surrogate = {"sampler": "gp", "trials": 14, "concurrent": 1}
     assert drive(drive(steps=12, **surrogate), **surrogate) == drive(**surrogate)
     best = {"tpe": 0.0, "random": 0.0}
@@ -283,6 +279,3 @@ def test_samplers_continue_learn_and_differ_between_seeds():
             rows = drive(sampler=name, trials=40, seed=seed, concurrent=1).values()
             best[name] += min(row[LOSS.name] for row in rows if row["feasible"])
     assert best["tpe"] < best["random"]
-    seeds = [drive(sampler="random", seed=seed).values() for seed in range(3)]
-    drawn = [row["point"] for rows in seeds for row in rows]
-    assert len(set(drawn)) == len(drawn)

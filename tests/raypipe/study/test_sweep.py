@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,10 +25,9 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table, write_table
-from raypipe.study.fit import fit_stage, fitting
-from raypipe.study.population import Lineage
+from raypipe.study.largest_batch import fit_stage, fitting
+from raypipe.study.sweep import TrialMaker
 from raypipe.study.sweep_settings import Searcher
-from raypipe.study.trials import TrialMaker
 from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
@@ -53,37 +52,11 @@ sweep:
     training.accumulation: [1, 2]
 """
 CARD = Hardware("there", 8, 2**35, (Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0"),))
-Speed = Callable[[TrainingJob, int], float]
-
-
-class Killed(BaseException):
-    """The end of the process."""
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Speed], list[int]]:
-    """Let a function of the job and its number set the speed; the micro-batches in their order."""
-    train = InlineLauncher.train
-
-    def use(speed: Speed) -> list[int]:
-        sizes: list[int] = []
-
-        def measured(self: InlineLauncher, job: TrainingJob, report: Any, *rest: Any) -> Any:
-            if not job.measured:
-                return train(self, job, report, *rest)
-            sizes.append(job.plan.micro_batch)
-            found = speed(job, len(sizes))
-            return train(self, job, report, *rest) | {"samples_per_s": found}
-
-        monkeypatch.setattr(InlineLauncher, "train", measured)
-        return sizes
-
-    return use
 
 
 def stages_of(*overrides: str, node: Hardware = HERE, text: str = YAML) -> list[Stage]:
@@ -101,7 +74,7 @@ def table(folder: Path, name: str = "trials") -> pd.DataFrame:
 
 def trials(folder: Path) -> pd.DataFrame:
     found = table(folder)
-    found = found[found["repeats"].isna()].astype({"reference": bool})
+    found = found[found["repeats"].isna()]
     keys = ["micro_batch", "precision", "accumulation"]
     return found.sort_values(keys).set_index(keys)
 
@@ -125,7 +98,6 @@ def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
     assert best["settings"].keys() == {f"train.training.{key}" for key in sizes}
     assert not where.exists(where.model(found["trial_id"].iloc[0]))
     assert not where.list(where.path("checkpoints", "sweep"))
-    assert set(table(tmp_path, "pareto")["trial_id"]) <= set(found["trial_id"])
     # losses are compared with those in fp32
     assert found.xs("fp32", level="precision")["parity"].isna().all()
     half = found.xs("bf16", level="precision")["parity"]
@@ -133,50 +105,56 @@ def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
     # a continued sweep runs only the added points
     ledger = Ledger(where, writable=False)
     assert all(is_done(ledger, unit) for unit in stages_of()[0].units)
-    run(tmp_path, "sweep.axes.training.micro_batch=[1,2,4,8]")
+    more = "sweep.axes.training.precision=[fp32,bf16,tf32]"
+    run(tmp_path, "sweep.axes.training.micro_batch=[1,2,4,8]", more)
     after = trials(tmp_path)
-    assert len(after) == 16
-    pd.testing.assert_frame_equal(
-        after.loc[2:].drop(columns="parity"), found.drop(columns="parity")
-    )
+    assert len(after) == 24
+    lacking = after.xs("tf32", level="precision")
+    assert set(zip(lacking["status"], lacking["reason"], strict=True)) == {
+        ("skipped", "this CPU lacks tf32")
+    }
+    kept = after.drop("tf32", level="precision").loc[2:]
+    one, other = (each.drop(columns="parity") for each in (kept, found))
+    pd.testing.assert_frame_equal(one, other, check_dtype=False)
 
 
-def test_losses_are_compared_at_the_same_cut(tmp_path):
-    """A precision without an fp32 trial of its cut has the difference that it has elsewhere."""
-    kept = ("sweep.constraints.effective_batch=8", "sweep.axes.training.accumulation=null")
-    assert run(tmp_path, *kept, "sweep.axes.training.precision=[bf16]") is None
-    found = trials(tmp_path)
+def test_losses_are_compared_with_fp32_at_otherwise_the_same_settings(tmp_path, monkeypatch):
+    """A trial whose partner did not succeed has the difference that its precision has elsewhere."""
+    train = InlineLauncher.train
+
+    def too_large(self: InlineLauncher, job: TrainingJob, *rest: Any) -> Any:
+        if job.settings.training.precision == "fp32" and job.plan.micro_batch == 8:
+            raise UnitError(job.trial_id, "out_of_memory", "none left")
+        return train(self, job, *rest)
+
+    monkeypatch.setattr(InlineLauncher, "train", too_large)
+    axes = ("sweep.axes.training.accumulation=null", "sweep.axes.training.micro_batch=[2, 8]")
+    assert run(tmp_path, *axes, "sweep.repeats=1") is None
+    found = trials(tmp_path).droplevel("accumulation")
     losses = table(tmp_path, "steps").set_index("trial_id")["loss"]
-    (exact,) = found[found["reference"]]["trial_id"]
-    mine, reference = found.loc[(2, "bf16", 4)], losses[exact].to_numpy()
-    difference = losses[mine["trial_id"]].to_numpy() - reference
-    expected = np.linalg.norm(difference) / np.linalg.norm(reference)
-    assert mine["parity"] == pytest.approx(expected)
-    assert set(found.xs("bf16", level="precision")["parity"]) == {mine["parity"]}
+    exact, half = (losses[found.loc[(2, name), "trial_id"]].to_numpy() for name in ("fp32", "bf16"))
+    expected = np.linalg.norm(half - exact) / np.linalg.norm(exact)
+    assert list(found.xs("bf16", level="precision")["parity"]) == [pytest.approx(expected)] * 2
 
 
-def test_a_failed_trial_is_a_row_and_is_run_again(tmp_path):
-    asked = ("sweep.axes.fail=[false, true]", "sweep.axes.training.micro_batch=[4]")
-    for failures in (4, 8):
-        assert "the machine went away" in (run(tmp_path, *asked) or "")
-        assert sorted(trials(tmp_path)["status"]) == ["failed"] * 4 + ["succeeded"] * 4
-        assert len(table(tmp_path, "failures")) == failures
-
-
-def test_a_loss_that_is_no_number_is_a_result(tmp_path):
-    axes = "sweep.axes.training.learning_rate=[0.01,1e38]"
-    assert run(tmp_path, "sweep.kind=quality", *NONE, axes) is None
-    status = table(tmp_path).set_index("status")
-    assert "the loss is" in status.loc["failed", "reason"]
-    chosen = row_of(tmp_path, "recommendations")["settings"]
-    assert chosen == {"train.training.learning_rate": 0.01}
-
-
-def test_a_precision_that_the_device_lacks_is_skipped(tmp_path):
-    run(tmp_path, "sweep.axes.training.precision=[fp32, tf32]", "sweep.repeats=1")
-    found = trials(tmp_path).xs("tf32", level="precision")
-    assert set(found["status"]) == {"skipped"}
-    assert set(found["reason"]) == {"this CPU lacks tf32"}
+def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
+    axes = ("sweep.axes.training.micro_batch=[4, 8, 16]", "sweep.axes.fail=[false, true]")
+    axes += ("sweep.axes.training.accumulation=[1]",)
+    for failures in (3, 6):
+        failed = run(tmp_path, ONLY[0], *axes, "sweep.repeats=1")
+        assert "sweep: sweep/train/" in failed
+        assert "the machine went away" in failed
+        found = sweeping.with_points(RunDirectory.at(tmp_path)).query("stage == 'sweep'")
+        fails = found["point"].map(lambda point: json.loads(point)["fail"])
+        assert list(found[fails]["status"]) == ["failed"] * 3
+        assert found[~fails].set_index("micro_batch")["status"].to_dict() == {
+            4: "succeeded",
+            8: "out_of_memory",
+            16: "skipped",
+        }
+        kinds = table(tmp_path, "failures").groupby("stage")["kind"].value_counts()["sweep"]
+        assert kinds.to_dict() == {"error": failures, "out_of_memory": 1}
 
 
 def test_a_scheduler_is_told_what_earlier_trials_logged(tmp_path, monkeypatch):
@@ -221,16 +199,17 @@ def test_a_quality_sweep_trains_in_full_and_keeps_the_models(tmp_path):
     assert best["settings"].keys() == {"train.training.learning_rate", "width"}
     assert "one seed" in best["reason"]
     assert all(where.exists(where.model(trial)) for trial in found["trial_id"])
-    front, by_trial = table(tmp_path, "pareto").set_index("trial_id"), found.set_index("trial_id")
-    assert by_trial["eval_loss"].idxmin() in front.index
-    assert (front["quality"] == by_trial.loc[front.index, "eval_loss"]).all()
 
 
-def test_seeds_are_an_axis(tmp_path):
-    axes = ("sweep.axes.training.seed=[0,1,2]", "sweep.axes.training.learning_rate=[1e-5,0.05]")
+def test_seeds_are_an_axis_and_losses_that_are_no_numbers_are_results(tmp_path):
+    rates = "sweep.axes.training.learning_rate=[1e-5,0.05,1e38]"
+    axes = ("sweep.axes.training.seed=[0,1,2]", rates)
     assert run(tmp_path, "sweep.kind=quality", *NONE, *axes) is None
     found = table(tmp_path)
-    assert len(found) == found["loss_final"].nunique() == 6
+    failed = found[found["status"] == "failed"]  # a loss that is no number is a result
+    assert len(failed) == 3
+    assert failed["reason"].str.contains("the loss is").all()
+    assert found["loss_final"].nunique() == 6
     best = row_of(tmp_path, "recommendations")
     assert best["settings"] == {"train.training.learning_rate": 0.05}
     assert "mean of 3 seeds" in best["reason"]
@@ -268,7 +247,6 @@ def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
         (["sweep.constraints.effective_batch=1"], r"no point has training\.effective_batch = 1"),
         (["sweep.scheduler=asha"], "is for kind = quality"),
         (["sweep.metric=eval_loss"], "take kind = quality"),
-        (["sweep.further_metrics={eval_loss: min}"], "for search = optuna"),
         (PBT, "sweep.axes.train.training.micro_batch: cannot change during a training, which pbt"),
         ([*PBT, *NONE, "sweep.axes.width=[2,4]"], "sweep.axes.width: cannot change during"),
         ([*PBT, *NONE, RATE, "train.from_sweep=true"], "has had several settings"),
@@ -343,18 +321,11 @@ def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
 
 
-def test_optuna_optimizes_several_metrics_and_tries_failed_points_again(tmp_path):
-    """The front has a trial with the best value of each metric."""
-    several = ("sweep.further_metrics={loss_final: max}", "sweep.samples=5")
-    assert run(tmp_path, *SEARCH, *several) is None
-    by_trial = table(tmp_path).set_index("trial_id")
-    front = set(table(tmp_path, "pareto")["trial_id"])
-    assert len(by_trial) == 5
-    assert {by_trial["eval_loss"].idxmin(), by_trial["loss_final"].idxmax()} <= front
+def test_a_search_tries_failed_points_again(tmp_path):
     asked = (*SEARCH, "sweep.axes.fail=[false, true]", "sweep.samples=6")
     for _ in range(2):
-        assert "the machine went away" in (run(tmp_path / "failing", *asked) or "")
-        assert set(searched(tmp_path / "failing")["status"]) == {"failed", "succeeded"}
+        assert "the machine went away" in (run(tmp_path, *asked) or "")
+        assert set(searched(tmp_path)["status"]) == {"failed", "succeeded"}
 
 
 def test_the_searchers_are_those_of_tune():
@@ -363,21 +334,13 @@ def test_the_searchers_are_those_of_tune():
     assert all(f"'{name}'" in str(error.value) for name in get_args(Searcher))
 
 
-def test_a_larger_micro_batch_with_the_same_settings_needs_more():
-    def made(*overrides: str) -> dict[Any, Any]:
-        found = config.resolve(config.parse(YAML, "c.yaml"), overrides, "auto", [HERE])
-        trials = TrialMaker(found, found.settings.sweep, [HERE]).trials()
-        return {(t.micro_batch, t.precision, t.accumulation): t for t in trials}
-
-    trials = made()
-    small = trials[4, "fp32", 2]
-    assert trials[8, "fp32", 2].needs_more_than(small)
-    for other in ((8, "bf16", 2), (2, "fp32", 2), (4, "fp32", 2)):
-        assert not trials[other].needs_more_than(small)
-    # without accumulation, no gradients stay
-    two, four, eight = made("sweep.constraints.effective_batch=8", *ONLY).values()
+def test_a_larger_micro_batch_needs_more_unless_it_saves_the_gradients():
+    given = (*ONLY, "sweep.constraints.effective_batch=8")
+    found = config.resolve(config.parse(YAML, "c.yaml"), given, "auto", [HERE])
+    two, four, eight = TrialMaker(found, found.settings.sweep, [HERE]).trials()
     assert four.needs_more_than(two)
-    assert not eight.needs_more_than(four)
+    assert not two.needs_more_than(four)
+    assert not eight.needs_more_than(four)  # no accumulation
 
 
 def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
@@ -425,94 +388,25 @@ def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp
     assert list(steps.drop("train")) == [[5, 10]] * 2
 
 
-def test_a_trial_that_took_over_another_has_its_settings_or_none(tmp_path):
-    """A changed setting has no value, and one that it kept is not that of its own start."""
-    where = RunDirectory.at(tmp_path)
-    changes = [{"learning_rate": 0.5, "clip_norm": 1.0}, {"learning_rate": 0.5, "clip_norm": 2.0}]
-    Lineage("a", [{"step": 10 * n, **each} for n, each in enumerate(changes)]).write(where)
-    found = Lineage.of(where, "a").columns
-    assert json.loads(found.pop("settings_history"))[1] == {"step": 10, **changes[1]}
-    assert found == {"learning_rate": 0.5, "clip_norm": None}
-    Lineage("b", [{"step": 0, **changes[0]}]).write(where)
-    assert Lineage.of(where, "b").columns == Lineage.of(where, "c").columns == {}
+def test_all_points_are_measured_once_then_all_again(tmp_path, monkeypatch) -> None:
+    """At the speeds of a made-up machine."""
+    train, sizes = InlineLauncher.train, list[int]()
 
+    def measured(self: InlineLauncher, job: TrainingJob, *rest: Any) -> Any:
+        if not job.measured:
+            return train(self, job, *rest)
+        sizes.append(job.plan.micro_batch)
+        return train(self, job, *rest) | {"samples_per_s": 10.0 * sizes[-1] + len(sizes) % 2}
 
-# repeated measurements, at the speeds of a made-up machine
-
-REPEATED = (*ONLY, "sweep.repeats=3", "sweep.constraints.effective_batch=16")
-
-
-def calm(job: TrainingJob, number: int) -> float:
-    return {2: 50.0, 4: 80.0, 8: 100.0, 16: 120.0}[job.plan.micro_batch] + number % 2
-
-
-def test_all_points_are_measured_once_then_all_again(machine, tmp_path) -> None:
-    sizes = machine(calm)
-    assert run(tmp_path, *REPEATED) is None
+    monkeypatch.setattr(InlineLauncher, "train", measured)
+    kept = "sweep.constraints.effective_batch=16"
+    assert run(tmp_path, *ONLY, "sweep.repeats=3", kept) is None
     assert sizes == [2, 4, 8] * 3
     found = table(tmp_path)
     assert set(found["status"]) == {"succeeded"}
     first = set(found[found["repeats"].isna()]["trial_id"])
     assert found["repeats"].value_counts().to_dict() == dict.fromkeys(first, 2)
-    best, values = row_of(tmp_path, "recommendations"), [100.0, 100.0, 101.0]
+    best = row_of(tmp_path, "recommendations")
+    assert (best["value_low"], best["value"], best["value_high"]) == (80.0, 81.0, 81.0)
     assert best["settings"]["train.training.micro_batch"] == 8
     assert best["trial_id"] in first
-    assert sorted(found[found["micro_batch"] == 8]["samples_per_s"]) in (values, [100, 101, 101])
-    assert (best["value_low"], best["value_high"]) == (100.0, 101.0)
-    assert "(median of 3, 100 to 101)" in best["reason"]
-    assert set(table(tmp_path, "pareto")["trial_id"]) <= first
-    # further points and measurements add only theirs
-    sizes = machine(calm)
-    more = ("sweep.repeats=4", "sweep.axes.training.micro_batch=[2,4,8,16]")
-    assert run(tmp_path, *REPEATED, *more) is None
-    assert sizes == [16, 16, 16, 2, 4, 8, 16]
-    assert row_of(tmp_path, "recommendations")["settings"]["train.training.micro_batch"] == 16
-
-
-def test_overlapping_ranges_are_a_tie(machine, tmp_path) -> None:
-    noise = [1.0, 0.2, 1.6, 0.5, 0.9, 0.3, 1.4, 0.7, 1.2]
-    machine(lambda job, number: 30.0 * noise[number % 9])
-    assert run(tmp_path, *REPEATED) is None
-    reason = row_of(tmp_path, "recommendations")["reason"]
-    assert reason.startswith("The simplest of 3 points that are tied for the best of 3")
-
-
-def test_a_kill_loses_one_measurement_and_repeats_none(machine, tmp_path) -> None:
-    def dies(job: TrainingJob, number: int) -> float:
-        if number == 6:
-            raise Killed
-        return calm(job, number)
-
-    def stored() -> dict[str, Any]:
-        return dict(Ledger(RunDirectory.at(tmp_path), writable=False).items("trials"))
-
-    sizes = machine(dies)
-    with pytest.raises(Killed):
-        run(tmp_path, *REPEATED)
-    before = stored()
-    assert (len(before), len(sizes)) == (5, 6)
-    for left in ([8, 2, 4, 8], []):
-        sizes = machine(calm)
-        assert run(tmp_path, *REPEATED) is None
-        assert sizes == left
-        assert stored().items() >= before.items()
-
-
-@pytest.mark.parametrize("kind", ["out_of_memory", "error"])
-def test_a_point_that_fails_later_is_not_recommended(machine, tmp_path, kind) -> None:
-    """What ran out of memory is a result; an error is exit status 1, and tried again."""
-
-    def fails(job: TrainingJob, number: int) -> float:
-        if number > 3 and job.plan.micro_batch == 8:
-            raise UnitError(job.trial_id, kind, "no room is left")
-        return calm(job, number)
-
-    sizes = machine(fails)
-    failed = run(tmp_path, *REPEATED)
-    assert sizes == [2, 4, 8] * 2 + [2, 4]
-    best = row_of(tmp_path, "recommendations")
-    assert best["settings"]["train.training.micro_batch"] == 4
-    assert ("no room is left" in (failed or "")) == (kind == "error")
-    sizes = machine(calm)
-    assert run(tmp_path, *REPEATED) is None
-    assert sizes == ([8, 8] if kind == "error" else [])

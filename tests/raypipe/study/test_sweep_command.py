@@ -136,67 +136,38 @@ def whole(launcher, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_continues(launcher, whole, tmp_path):
-    process = start(tmp_path, held="8")  # it cannot end before the signal
-    # what is being written when the signal comes is taken back: at most the last of these
-    wait_until(lambda: len(finished(tmp_path)) >= 4, process)
-    process.send_signal(signal.SIGTERM)
-    ended = end(process)
-    assert ended.status == 130, ended.output
-    assert "interrupted; finished units are kept" in ended.output
-    assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
-    assert "Traceback" not in ended.output
-    assert table(tmp_path, "stages").set_index("stage")["status"]["sweep"] == "interrupted"
-    before = finished(tmp_path)
-    assert 3 <= len(before) < 2 * 12
-    assert sweep(launcher, tmp_path).status == 0
-    assert_as_undisturbed(tmp_path, whole)
-    assert_kept(before, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(launcher, whole, tmp_path):
+def test_a_sweep_ended_at_three_moments_is_as_one_that_was_not(launcher, whole, tmp_path):
     draw = random.Random(7)
     before: dict[str, Mapping[str, Any]] = {}
-    for done in sorted(draw.sample(range(1, 2 * 11), 3)):
-        process = start(tmp_path)
+    for done, ending in ((2, signal.SIGKILL), (6, signal.SIGTERM), (15, signal.SIGKILL)):
+        # eight trials are of smaller micro-batches: it cannot end before the signal
+        process = start(tmp_path, held="8" if ending == signal.SIGTERM else "")
         wait_until(lambda done=done: len(finished(tmp_path)) >= done, process)
         time.sleep(draw.uniform(0, 0.5))
         assert len(processes(tmp_path)) > 1
-        process.send_signal(signal.SIGKILL)
-        assert end(process).status == -signal.SIGKILL
+        process.send_signal(ending)
+        ended = end(process)
+        if ending == signal.SIGTERM:
+            assert ended.status == 130, ended.output
+            assert "interrupted; finished units are kept" in ended.output
+            assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
+            assert "Traceback" not in ended.output
+            status = table(tmp_path, "stages").set_index("stage")["status"]
+            assert status["sweep"] == "interrupted"
+        else:
+            assert ended.status == -signal.SIGKILL
         assert_kept(before, tmp_path)
         before = finished(tmp_path)
         assert len(before) < 2 * 12
     ended = sweep(launcher, tmp_path)
     assert ended.status == 0, ended.output
-    assert_as_undisturbed(tmp_path, whole)
     assert_kept(before, tmp_path)
     assert not list((tmp_path / "run").glob(".ray*"))
     wait_until(lambda: not processes(tmp_path))
-
-
-def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(launcher, tmp_path):
-    """Some raise, one runs out of memory, which is a result, and rules another out."""
-    points = [f"sweep.axes.training.{key}" for key in ("micro_batch", "precision", "accumulation")]
-    axes = [
-        f"{key}={values}" for key, values in zip(points, ("[4,8,16]", "[fp32]", "[1]"), strict=True)
-    ]
-    ended = sweep(
-        launcher, tmp_path, *axes, "sweep.axes.fail=[false,true]", faults="oom:micro_batch>4"
-    )
-    assert ended.status == 1, ended.output
-    assert "failed: sweep: sweep/train/" in ended.output
-    assert "the machine went away" in ended.output
-    assert "continue with: raypipe sweep c.yaml" in ended.output
-    rows = sweeping.with_points(RunDirectory.at(tmp_path / "run"))
-    fails = rows["point"].map(lambda point: json.loads(point)["fail"])
-    assert list(rows[fails]["status"]) == ["failed"] * 3
-    assert rows[~fails].set_index("micro_batch")["status"].to_dict() == {
-        4: "succeeded",
-        8: "out_of_memory",
-        16: "skipped",
-    }
+    assert_once(tmp_path, 2 * 12 + 1)
+    # with the values that it has without the disturbance
+    pd.testing.assert_frame_equal(trials(tmp_path), trials(whole))
+    pd.testing.assert_frame_equal(curves(tmp_path), curves(whole))
 
 
 FULL = (
@@ -205,12 +176,16 @@ FULL = (
 )
 
 
+#: at the same step all are compared, so that it is known which ones are the bad ones
+POPULATION = (
+    *(*FULL, "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"),
+    "sweep.scheduler={name: pbt, perturbation_interval: 4, resample_probability: 0, synch: true}",
+    *("train.training.steps=8", "train.training.micro_batch=16"),
+)
+
+
 def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
-    rates = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
-    pbt = "sweep.scheduler={name: pbt, perturbation_interval: 4, resample_probability: 0}"
-    # at the same step all are compared, so that it is known which ones are the bad ones
-    asked = (*FULL, rates, pbt.replace("}", ", synch: true}"), "train.training.steps=8")
-    ended = sweep(launcher, tmp_path, *asked)
+    ended = sweep(launcher, tmp_path, *POPULATION)
     assert ended.status == 0, ended.output
     rows, lr = table(tmp_path, "trials").set_index("trial_id"), "learning_rate"
     assert list(rows["status"]) == ["succeeded"] * 4
@@ -225,17 +200,28 @@ def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
         rates = {each[lr] for each in (first, *later)}
         assert pd.isna(rows.loc[trial, lr]) if len(rates) > 1 else rows.loc[trial, lr] == 0.05
         assert [each["step"] for each in later] == [4] * len(later)
-        source = steps.loc[later[0]["from"]].iloc[:4]
-        own = steps.loc[trial]
+        source, own = steps.loc[later[0]["from"]].iloc[:4], steps.loc[trial]
         assert list(own["step"]) == list(range(1, 9))  # its rows are those of its model
         assert list(own["loss"].iloc[:4]) == list(source["loss"])
         rate = own["lr"].iloc[4] / steps.loc[later[0]["from"], "lr"].iloc[4]
         assert rate == pytest.approx(later[-1][lr] / 0.05)
         assert Path(RunDirectory.at(tmp_path / "run").model(trial)).exists()
+
+
+@pytest.mark.slow
+def test_a_population_that_was_killed_trains_no_stored_trial_again(launcher, tmp_path):
+    process = start(tmp_path, *POPULATION, held="16")  # each step takes half a second
+    wait_until(lambda: bool(finished(tmp_path)), process)
+    process.send_signal(signal.SIGKILL)
+    assert end(process).status == -signal.SIGKILL
     before = finished(tmp_path)
-    again = sweep(launcher, tmp_path, *asked)
-    assert "nothing to do" in again.output
-    assert finished(tmp_path) == before
+    assert len(before) < 4
+    ended = sweep(launcher, tmp_path, *POPULATION)
+    assert ended.status == 0, ended.output
+    assert_kept(before, tmp_path)
+    assert_once(tmp_path, 4 + 1)
+    assert list(table(tmp_path, "trials")["status"]) == ["succeeded"] * 4
+    assert "nothing to do" in sweep(launcher, tmp_path, *POPULATION).output
 
 
 def test_pb2_proposes_settings_within_their_range(launcher, tmp_path):
@@ -270,17 +256,15 @@ def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     }
 
 
-def assert_as_undisturbed(folder: Path, whole: Path) -> None:
-    """Every point once, with the values that it has without the disturbance."""
-    once = Counter(line["key"] for line in recorded(folder) if line["table"] == "units")
-    assert len(once) == 2 * 12 + 1  # what follows from the trials is a unit, too
-    assert set(once.values()) == {1}
-    pd.testing.assert_frame_equal(trials(folder), trials(whole))
-    pd.testing.assert_frame_equal(curves(folder), curves(whole))
-
-
 def assert_kept(before: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
     """What was finished was not started again; the parity follows at the end."""
     after = finished(folder)
     for key, row in before.items():
         assert {**after[key], "parity": None} == {**row, "parity": None}
+
+
+def assert_once(folder: Path, units: int) -> None:
+    """Every point was computed once; what follows from the trials is a unit, too."""
+    once = Counter(line["key"] for line in recorded(folder) if line["table"] == "units")
+    assert len(once) == units
+    assert set(once.values()) == {1}

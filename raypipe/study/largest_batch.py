@@ -1,0 +1,119 @@
+"""Largest micro-batch of each precision that fits: doubling, then bisection, in real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+from raypipe.config.axes import AxisSettings
+from raypipe.errors import ConfigError, UnitError
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.context import Session, StageContext
+from raypipe.graph.experiment import Stage, Training
+from raypipe.graph.stages import job_of, with_cpus
+from raypipe.graph.unit_logs import first_line
+from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
+from raypipe.store.ledger import Row
+from raypipe.study.recommendation import peak_bytes
+from raypipe.study.sweep import TrialMaker, check_counts_steps, training_stage, trainings
+from raypipe.study.sweep_settings import SweepSettings
+
+#: relative difference between the largest fit and the smallest misfit that ends a search
+_RESOLUTION = 1 / 16
+_WARMUP_STEPS, _STEPS = 2, 4
+
+
+def fitting(
+    configuration: Configuration, stage: str | None, nodes: Sequence[Hardware]
+) -> list[TrialMaker]:
+    """Return the trial makers of every training stage, or of one.
+
+    Raises:
+        ConfigError: there is no such training stage, or none at all.
+
+    """
+    makers = []
+    for name, training in trainings(configuration, stage):
+        check_counts_steps(training, f"{configuration.origin}: {name}.command", "raypipe fit")
+        if training.settings.training.micro_batch is None:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.command: the script does not receive "
+                "{micro_batch}, whose largest value raypipe fit finds"
+            )
+        axes = {f"{name}.training.precision": AxisSettings(values=_precisions(training))}
+        sweep = SweepSettings(stage=name, axes=axes, warmup_steps=_WARMUP_STEPS, steps=_STEPS)
+        makers.append(TrialMaker(configuration, sweep, nodes))
+    return makers
+
+
+def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
+    """Return one row per precision: its largest micro-batch within the margin, and speed."""
+    name = maker.sweep.stage
+    _, training = training_stage(maker.configuration.stages(), name, "--stage")
+    context = StageContext(Stage(name, lambda _: None, []), session)
+    return [_largest(context, maker, training, precision) for precision in _precisions(training)]
+
+
+def _largest(context: StageContext, maker: TrialMaker, training: Training, precision: str) -> Row:
+    """Find the largest micro-batch of a precision with trainings of a few steps."""
+    own, effective = f"{context.stage.name}.training", training.settings.training.effective_batch
+    most = -(-(effective or 1) // training.settings.scaling.worker_count)
+    fits, note, failed = 0, "", False
+    too_large: int | None = None
+    outcome: Row | None = None
+    while not note and (size := next_size(fits, too_large, most)) is not None:
+        sizes = {"micro_batch": size, "precision": precision, "effective_batch": effective}
+        trial = maker.trial({f"{own}.{key}": value for key, value in sizes.items() if value})
+        if trial is None or trial.lacks:
+            note = trial.lacks if trial is not None else ""
+            break
+        job = with_cpus(context, job_of(context, trial.unit, trial.training, None))
+        try:
+            row = context.session.launcher.train(replace(job, measured=True), lambda _: None)
+        except UnitError as error:
+            if error.kind == "out_of_memory":
+                too_large, said = size, "out of memory"
+            else:
+                note = said = f"{error.kind}: {first_line(error.message)}"
+                failed = True
+        else:
+            peak, said = peak_bytes(row), f"{row['samples_per_s']:.4g} samples/s"
+            said += f", peak memory {bytes_text(peak)}" if peak else ""
+            if leaves_margin(row, maker.device[1]):
+                fits, outcome = size, row
+            else:
+                too_large = size
+        context.say(f"{precision}, micro-batch {size}: {said}")
+    if not note and fits in (0, most):
+        end = "all of a worker's share of training.effective_batch"
+        note = end if fits else "micro-batch 1 does not fit"
+    found: Row = {"stage": context.stage.name, "precision": precision, "micro_batch": fits or None}
+    if outcome is not None:
+        names = ("accumulation", "workers", "samples_per_s")
+        found |= {name: outcome.get(name) for name in names}
+        found["peak_bytes"] = peak_bytes(outcome)
+    return {**found, "too_large": too_large, "failed": failed, "note": note}
+
+
+def next_size(fits: int, too_large: int | None, most: int) -> int | None:
+    """Return the micro-batch to try next; None once the largest that fits is known."""
+    if too_large is None:
+        return None if fits >= most else min(2 * fits, most) or 1
+    if too_large - fits <= max(1, int(fits * _RESOLUTION)):
+        return None
+    return (fits + too_large) // 2
+
+
+def leaves_margin(outcome: Row, capacity: int | None) -> bool:
+    """Whether a training left memory free beside its own and all that others hold.
+
+    These are the CUDA context, the buffers of NCCL, and other processes.
+    """
+    used = max(peak_bytes(outcome) or 0, outcome.get("gpu_memory_used_peak_bytes") or 0)
+    return capacity is None or used <= (1 - MEMORY_MARGIN) * capacity
+
+
+def _precisions(training: Training) -> tuple[str, ...]:
+    """Return the precisions to fit; fp8 is among them if the training uses it."""
+    return tuple(dict.fromkeys((*get_args(Arithmetic), training.settings.training.precision)))
