@@ -124,10 +124,10 @@ class Launcher(Protocol):
         self,
         settings: Any,
         axes: Mapping[str, AxisSettings],
-        known: Sequence[tuple[Point, float | None]],
+        known: Sequence[tuple[Point, Sequence[float] | None]],
         number: int,
     ) -> Point:
-        """Return the next point of a sweep's searcher from the known ones and their cost."""
+        """Return the next point of a sweep's searcher from the known ones and their costs."""
 
     def pool(
         self, options: PoolOptions, say: Callable[[str], None] = print

@@ -384,7 +384,7 @@ def _slots(job: TrainingJob) -> int:
 def propose(
     settings: SweepSettings,
     axes: Mapping[str, AxisSettings],
-    known: Sequence[tuple[Point, float | None]],
+    known: Sequence[tuple[Point, Sequence[float] | None]],
     number: int,
 ) -> Point:
     """Return the proposal of a searcher of Tune, which is made anew from the stored trials.
@@ -394,7 +394,7 @@ def propose(
     Args:
         settings: the section, with the name of the searcher and the seed.
         axes: the axes by full key.
-        known: the points so far, each with its cost; None if it has failed or runs.
+        known: the points so far, each with its costs; None if it has failed or runs.
         number: the number of the proposal.
 
     Raises:
@@ -403,18 +403,21 @@ def propose(
     """
     name = settings.search
     seed = int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0])
+    costs = [f"{_COST}_{place}" for place in range(1 + len(settings.further_metrics))]
+    metric: Any = costs[0] if len(costs) == 1 else costs
+    mode: Any = "min" if len(costs) == 1 else ["min"] * len(costs)
     points = [dict(point) for point, _ in known]
     given = {"points_to_evaluate": points, "seed": seed, "random_state_seed": seed}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of versions to come, and of values that are lists
         try:
-            searcher = create_searcher(name, metric=_COST, mode="min", **given)
+            searcher = create_searcher(name, metric=metric, mode=mode, **given)
         except (ImportError, AssertionError) as error:
             raise UnitError("sweep", "error", f"sweep.search = {name}: {error}") from error
-        searcher.set_search_properties(_COST, "min", {k: _domain(a) for k, a in axes.items()})
-        for place, (_, cost) in enumerate(known):
+        searcher.set_search_properties(metric, mode, {k: _domain(a) for k, a in axes.items()})
+        for place, (_, values) in enumerate(known):
             searcher.suggest(str(place))
-            result = None if cost is None else {_COST: cost}
+            result = None if values is None else dict(zip(costs, values, strict=True))
             searcher.on_trial_complete(str(place), result, error=result is None)
         found = searcher.suggest(str(len(known)))
     if not isinstance(found, Mapping):

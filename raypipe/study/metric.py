@@ -232,23 +232,26 @@ def with_metric_of(
         mode = "max" if measures[0].better == "higher" else "min"
         sweep = sweep.model_copy(update={"metric": measures[0].name, "mode": mode})
     numbers = {each.name for each in TRIALS.columns if each.type in ("integer", "real")}
-    if (column := sweep.metric or "") not in row and column not in numbers:
-        near = did_you_mean(column, known) if column else ""
-        raise UnitError(
-            "sweep",
-            "error",
-            f"sweep.metric = {column}: the first finished trial has no such metric{near} "
-            f"(it has: {', '.join(known)}); the other trials were not started",
-        )
+    for column in (sweep.metric or "", *sweep.further_metrics):
+        if column not in row and column not in numbers:
+            near = did_you_mean(column, known) if column else ""
+            raise UnitError(
+                "sweep",
+                "error",
+                f"sweep.metric = {column}: the first finished trial has no such metric{near} "
+                f"(it has: {', '.join(known)}); the other trials were not started",
+            )
     return sweep
 
 
-def cost_of(sweep: SweepSettings, row: Row) -> float | None:
-    """Return the metric of a trial so that less is better; None if it has none."""
-    value = finite_or_none(row.get(sweep.metric or ""))
-    if value is None or row["status"] not in ("succeeded", "interrupted"):
+def costs_of(sweep: SweepSettings, row: Row) -> list[float] | None:
+    """Return the metrics of a trial so that less is better; None if it lacks one."""
+    if row["status"] not in ("succeeded", "interrupted"):
         return None
-    return -value if sweep.mode == "max" else value
+    modes = {sweep.metric or "": sweep.mode, **sweep.further_metrics}
+    values = {name: finite_or_none(row.get(name)) for name in modes}
+    costs = [-v if modes[name] == "max" else v for name, v in values.items() if v is not None]
+    return costs if len(costs) == len(modes) else None
 
 
 def _is_number(value: Any) -> bool:

@@ -24,7 +24,7 @@ from raypipe.scripts.experiment import ScriptTask
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
-from raypipe.study.metric import cost_of, trial_tables, with_metric, with_metric_of
+from raypipe.study.metric import costs_of, trial_tables, with_metric, with_metric_of
 from raypipe.study.population import Lineage, check_pauses
 from raypipe.study.recommendation import recommend, snippet
 from raypipe.study.space import points, shown
@@ -364,11 +364,11 @@ class Sweep:
         """Add the next proposal, unless the constraints rule it out or it is not a new point."""
         maker, number = self._maker, self._asked
         self._asked += 1
-        known: list[tuple[Point, float | None]] = []
+        known: list[tuple[Point, list[float] | None]] = []
         for key in sorted(self._numbers, key=self._numbers.__getitem__):
             row = None if key in self._running else self._context.ledger.get("trials", key)
-            cost = None if row is None else cost_of(self._settings, row)
-            known.append((self._all[key].point, cost))
+            costs = None if row is None else costs_of(self._settings, row)
+            known.append((self._all[key].point, costs))
         propose = self._context.session.launcher.propose
         trial = maker.trial(propose(self._settings, maker.axes, known, number))
         if trial is not None and trial.unit.key not in self._all:

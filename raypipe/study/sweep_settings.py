@@ -97,6 +97,8 @@ class SweepSettings(AxesSettings):
     """Whether the metric is minimized or maximized; by default what is declared, the mode of the
     monitor, or what its name tells.
     """
+    further_metrics: dict[str, Literal["min", "max"]] = Field(default_factory=dict)
+    """Other columns of `trials` that `search: optuna` optimizes, too, each with its mode."""
     search: Searcher = "random"
     """Searcher of Ray Tune. `random` runs every combination of the lists, with `samples` draws of
     the ranges; all others propose `samples` points, each from the results so far.
@@ -150,6 +152,8 @@ class SweepSettings(AxesSettings):
     def _consistent(self) -> SweepSettings:
         if self.mode is not None and self.metric is None:
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
+        if self.further_metrics and self.search != "optuna":
+            raise ValueError("further_metrics: are for search = optuna")
         if self.scheduler is not None and self.scheduler.pauses:
             name = self.scheduler.name
             if self.is_searched:

@@ -35,7 +35,7 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult, RunStatus
 from raypipe.store.tables import Column, Table, write_table
-from raypipe.study.tables import RECOMMENDATIONS
+from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(
@@ -293,11 +293,14 @@ def test_trials_that_measure_speed_have_no_loss(run):
     trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
     row: dict[str, object] = {"trial_id": "a", "stage": "sweep", "status": "succeeded"}
     rows = [{**row, "loss_final": 0.1}, {**row, "trial_id": "b", "stage": "fit", "loss_final": 0.2}]
-    rows[0] |= {"trained_stage": "fit", "repeats": None, "kind": "systems"}
-    assert best(run, (trials, rows[:1])) == ""
+    rows[0] |= {"trained_stage": "fit", "repeats": None, "kind": "systems", "samples_per_s": 5.0}
+    rows[0] |= {"gpu_peak_bytes": None, "host_peak_bytes": 10}
+    points = (SWEEP_POINTS, [{"trial_id": "a", "precision": "fp32"}])
+    assert best(run, (trials, rows[:1]), points) == ""
     chosen: dict[str, object] = {"trained_stage": "fit", "trial_id": "a", "metric": "eval_loss"}
     chosen |= {"mode": "min", "value": 0.25}
-    assert best(run, (trials, rows[:1]), (RECOMMENDATIONS, [chosen])) == "eval_loss 0.25 (fit)"
+    recommended = (RECOMMENDATIONS, [chosen])
+    assert best(run, (trials, rows[:1]), points, recommended) == "eval_loss 0.25 (fit)"
     assert best(run, (trials, rows)) == "loss_final 0.2"
 
 

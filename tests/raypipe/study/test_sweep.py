@@ -247,6 +247,7 @@ def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
         (["sweep.constraints.effective_batch=1"], r"no point has training\.effective_batch = 1"),
         (["sweep.scheduler=asha"], "is for kind = quality"),
         (["sweep.metric=eval_loss"], "take kind = quality"),
+        (["sweep.further_metrics={eval_loss: min}"], "for search = optuna"),
         (PBT, "sweep.axes.train.training.micro_batch: cannot change during a training, which pbt"),
         ([*PBT, *NONE, "sweep.axes.width=[2,4]"], "sweep.axes.width: cannot change during"),
         ([*PBT, *NONE, RATE, "train.from_sweep=true"], "has had several settings"),
@@ -321,7 +322,10 @@ def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
 
 
-def test_a_search_tries_failed_points_again(tmp_path):
+def test_optuna_optimizes_several_metrics_and_tries_failed_points_again(tmp_path):
+    several = ("sweep.further_metrics={loss_final: max}", "sweep.samples=5")
+    assert run(tmp_path / "several", *SEARCH, *several) is None
+    assert len(table(tmp_path / "several")) == 5
     asked = (*SEARCH, "sweep.axes.fail=[false, true]", "sweep.samples=6")
     for _ in range(2):
         assert "the machine went away" in (run(tmp_path, *asked) or "")
