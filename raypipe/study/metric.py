@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -195,8 +195,11 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
     monitor = training.settings.training.monitor
     monitors = {} if monitor is None else monitors_of({"monitor": monitor.model_dump()})
     tables, where = by_name(trial_tables(configuration)), f"{configuration.origin}: sweep"
-    task = training.task(None)
-    added = None if isinstance(task, ExternalTask) else task.columns()
+    task, added = training.task(None), None
+    if isinstance(task, ExternalTask):  # a script has metrics of any names
+        tables[TRIALS.name] = replace(tables[TRIALS.name], open=True)
+    else:
+        added = task.columns()
     default = next(iter(monitors), LOSS.name if sweep.scheduler is not None else "")
     if not (name := sweep.metric_name or default):
         return sweep

@@ -20,7 +20,7 @@ from raypipe.store.tables import Column, by_name
 from raypipe.study.metric import (
     Measured,
     Metric,
-    cost_of,
+    costs_of,
     metric_of,
     with_metric,
     with_metric_of,
@@ -176,7 +176,7 @@ def test_a_metric_that_may_be_there_is_known_after_the_first_trial() -> None:
         assert "it has: eval_accuracy, eval_loss, loss_final" in str(error.value)
         # a value that is not finite, or that this machine does not measure, is not a mistake
         assert with_metric_of(sweep, row(eval_acc=None)) == sweep
-    assert cost_of(resolved(metric="mfu"), row()) is None
+    assert costs_of(resolved(metric="mfu"), row()) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_by_default_the_first_trial_decides(names: list[str], column: str, mode:
     finished = row(**dict.fromkeys(names, 0.5))
     sweep = with_metric_of(resolved(declared=DECLARED), finished, DECLARED)
     assert (sweep.metric, sweep.mode) == (column, mode)
-    assert cost_of(sweep, finished) == (-0.5 if mode == "max" else 0.5)
+    assert costs_of(sweep, finished) == [-0.5 if mode == "max" else 0.5]
 
 
 def test_the_report_takes_the_metric_of_a_sweep_first() -> None:
