@@ -163,13 +163,13 @@ def refuse_means(
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus)]
 
     gpus = [device] if device.type == "cuda" else []
-    eager = torch.compiler.set_stance("force_eager")  # other sizes would be compiled
     with (
         parallel.evaluating(module) as call,
         parallel.same_buffers(call),
         torch.random.fork_rng(gpus),
         precision.autocast(training.precision, device),
-        eager if training.compile else nullcontext(),
+        # other sizes would be compiled; the stance is taken as soon as it is made
+        torch.compiler.set_stance("force_eager") if training.compile else nullcontext(),
     ):
         before = random_states()
         try:
