@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -17,76 +14,29 @@ from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
-from raypipe.launch.cluster import RayLauncher
+from raypipe.graph.launcher import Launcher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
+from tests.clusters import main_job
 from tests.command import Ended, in_process, start
+from tests.experiments.runs import assert_declared, table
 
 PROJECT = Path(__file__).resolve().parents[3]
 WAIT_S = 400
-CONFIG = """
-experiment: experiments.pabbo_lda
-data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
-train_small:
-  training: {steps: 6, micro_batch: 4, log_every: 2}
-  pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
-evaluate_small: &evaluation
-  {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
-train_large:
-  training: {steps: 4, micro_batch: 4, log_every: 2}
-  pabbo: *pabbo
-evaluate_large: *evaluation
-lda:
-  {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
-   final_seeds: 1}
-"""
-OPTIMIZERS = ("ga", "tpe", "sabbo")
+CONFIG = main_job.CONFIG.replace("cpus: 1, cache: false", "final_seeds: 1")
 # each process of a task first loads its packages: fewer of them than in the whole job
 WHOLE_CPUS = "lda.cpus=1"
-ANEW = "lda.cache=false"  # the whole job has left every value in the cache
-QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", WHOLE_CPUS, ANEW, "--only", "lda")
 
 
+@dataclass(frozen=True)
 class Commands:
-    """``raypipe run`` of one configuration, with what it prints."""
+    """Commands on one configuration, in this process."""
 
-    def __init__(self, config: Path, launcher: RayLauncher) -> None:
-        self._config, self._launcher = config, launcher
-        self.cache = config.parent / "cache"
+    config: Path
+    cache: Path
 
-    def start(self, folder: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
-        """In a process of its own, which starts Ray where it is given no address."""
-        given = ("run", self._config, "--run-dir", folder, *arguments)
-        return start(PROJECT, *given, environment=self._environment(faults))
-
-    def alone(self, folder: Path, *arguments: str, faults: str = "") -> Ended:
-        """The same, to its end."""
-        process = self.start(folder, *arguments, faults=faults)
-        output, _ = process.communicate(timeout=WAIT_S)
-        return Ended(process.returncode, output)
-
-    def run(self, folder: Path, *arguments: str) -> Ended:
-        """In this process, on the tests' cluster."""
-        given = ("run", self._config, "--run-dir", folder, *arguments)
-        return in_process(self._launcher, *given, environment=self._environment(""))
-
-    def sequential(self, folder: Path, *arguments: str) -> Ended:
-        """In this process without Ray, one stage after the other."""
-        given = ("run", self._config, "--run-dir", folder, *arguments)
-        return in_process(InlineLauncher(), *given, environment=self._environment(""))
-
-    def plan(self, *arguments: str) -> Ended:
-        """``raypipe plan`` of a new run directory."""
-        given = ("plan", self._config, *arguments)
-        return in_process(self._launcher, *given, environment=self._environment(""))
-
-    def _environment(self, faults: str) -> dict[str, str]:
-        return {"RAYPIPE_CACHE": str(self.cache), "RAYPIPE_FAULTS": faults}
-
-
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), name)
+    def run(self, launcher: Launcher, folder: Path, *arguments: str, verb: str = "run") -> Ended:
+        given = (verb, self.config, "--run-dir", folder, *arguments)
+        return in_process(launcher, *given, environment={"RAYPIPE_CACHE": str(self.cache)})
 
 
 def results_of(folder: Path) -> pd.DataFrame:
@@ -97,27 +47,20 @@ def results_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def commands(launcher, tmp_path_factory) -> Commands:
+def commands(tmp_path_factory) -> Commands:
     config = tmp_path_factory.mktemp("config") / "tiny.yaml"
     config.write_text(CONFIG)
-    return Commands(config, launcher)
+    return Commands(config, config.parent / "cache")
 
 
 @pytest.fixture(scope="module")
 def whole(commands, tmp_path_factory) -> tuple[Path, Ended]:
-    """As a user starts it."""
+    """As a user starts it: in a process of its own, which starts Ray."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, commands.alone(folder)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(whole) -> pd.DataFrame:
-    """What ``QUICK`` alone must give, also when it is disturbed."""
-    folder, ended = whole
-    assert ended.status == 0, ended.output
-    history = results_of(folder)
-    mine = history["optimizer"].isin(OPTIMIZERS) & (history["run"] < 2)
-    return history[mine].reset_index(drop=True)
+    environment = {"RAYPIPE_CACHE": str(commands.cache)}
+    process = start(PROJECT, "run", commands.config, "--run-dir", folder, environment=environment)
+    output, _ = process.communicate(timeout=WAIT_S)
+    return folder, Ended(process.returncode, output)
 
 
 def test_every_stage_leaves_its_tables_and_the_report(whole):
@@ -131,13 +74,9 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
         *("train_large", "train_small"),
     ]
     assert set(stages["status"]) == {"succeeded"}
-    core = ("trials", "environment", "failures")
-    names = (*core, *(declared.name for declared in EXPERIMENT.tables))
-    rows = {name: len(table(folder, name)) for name in names}
-    assert rows["trials"] == 2
-    assert rows["studies"] == 10 * 2
-    assert rows["environment"] == 1
-    assert rows["failures"] == 0
+    sizes = {"trials": 2, "studies": 10 * 2, "environment": 1, "failures": 0}
+    assert {name: len(table(folder, name)) for name in sizes} == sizes
+    assert_declared(folder, EXPERIMENT.tables)
     steps = table(folder, "steps")
     assert list(steps[steps["trial_id"] == "train_small"]["step"]) == [2, 4, 6]
     regret = table(folder, "regret")
@@ -151,7 +90,7 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
 
 def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
     folder, _ = whole
-    ended = commands.sequential(tmp_path / "run", ANEW)
+    ended = commands.run(InlineLauncher(), tmp_path / "run", "lda.cache=false")
     assert ended.status == 0, ended.output
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(folder))
     for name, keys, columns in (
@@ -167,18 +106,17 @@ def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
         pd.testing.assert_frame_equal(parallel, sequential, rtol=1e-4, obj=name)
 
 
-def test_the_plan_knows_what_it_took(whole, commands):
+def test_the_plan_knows_what_it_took(whole, commands, tmp_path):
     del whole
-    ended = commands.plan()
-    assert ended.status == 0, ended.output
-    lines = {line.split()[0]: line for line in ended.output.splitlines() if line.strip()}
-    assert "unknown" not in lines["train_small"]
-    assert "unknown" not in lines["lda"]
-    assert "unknown" in next(
-        line
-        for line in commands.plan("train_small.pabbo.horizon=5").output.splitlines()
-        if line.split()[:1] == ["train_small"]
-    )
+
+    def lines(*overrides: str) -> dict[str, str]:
+        ended = commands.run(InlineLauncher(), tmp_path / "new", *overrides, verb="plan")
+        assert ended.status == 0, ended.output
+        return {line.split()[0]: line for line in ended.output.splitlines() if line.strip()}
+
+    known = lines()
+    assert "unknown" not in known["train_small"] + known["lda"]
+    assert "unknown" in lines("train_small.pabbo.horizon=5")["train_small"]
 
 
 def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands, monkeypatch):
@@ -214,13 +152,13 @@ def test_studies_agree_with_their_history(whole):
         assert study["confirmed_value"] == evaluations[unseen, study["best_T"]]
 
 
-def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
+def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands, launcher):
     folder, _ = whole
     before = table(folder, "evaluations"), table(folder, "trials"), results_of(folder)
-    again = commands.run(folder)
+    again = commands.run(launcher, folder)
     assert again.status == 0
     assert "nothing to do" in again.output
-    more = commands.run(folder, "lda.runs=3", WHOLE_CPUS)
+    more = commands.run(launcher, folder, "lda.runs=3", WHOLE_CPUS)
     assert more.status == 0, more.output
     assert "train_small: done before" in more.output
     evaluations = table(folder, "evaluations")
@@ -232,58 +170,9 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     pd.testing.assert_frame_equal(kept, before[2])
     assert set(history["run"]) == {0, 1, 2}
     assert set(table(folder, "summary")["runs"]) == {3}
-    refused = commands.run(folder, "lda.runs=3", "lda.max_iter=3")
+    refused = commands.run(launcher, folder, "lda.runs=3", "lda.max_iter=3")
     assert refused.status == 2
     assert "lda.max_iter: stored 2, now 3" in refused.output
-
-
-@pytest.mark.slow
-def test_killed_tasks_are_recorded_and_change_nothing(commands, undisturbed, tmp_path):
-    ended = commands.alone(tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
-    assert ended.status == 0, ended.output
-    failures = table(tmp_path / "run", "failures")
-    assert len(failures) > 0
-    assert set(failures["kind"]) == {"worker_died"}
-    assert set(failures["outcome"]) == {"again"}
-    assert "raylet" not in ended.output
-    pd.testing.assert_frame_equal(results_of(tmp_path / "run"), undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)]
-)
-def test_an_ended_command_continues_where_it_was(
-    commands, address, undisturbed, tmp_path, number, status
-):
-    folder = tmp_path / "run"
-    process = commands.start(folder, *QUICK, "--address", address, faults="delay_task:s=0.5")
-    wait_for_evaluations(folder, process)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == status, output
-    ended = commands.run(folder, *QUICK)
-    assert ended.status == 0, ended.output
-    assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
-    pd.testing.assert_frame_equal(results_of(folder), undisturbed)
-
-
-def wait_for_evaluations(folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until some values are stored and some are still to come."""
-
-    def enough() -> bool:
-        stored = b"".join(file.read_bytes() for file in folder.glob("ledger/*"))
-        return stored.count(b'"evaluations"') >= 4
-
-    wait_until(enough, process)
-
-
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -295,13 +184,13 @@ def test_studies_follow_a_model_that_is_trained_further(commands, tmp_path):
     words += ["train_curves.training.learning_rate=0.1", "train_curves.training.warmup_steps=0"]
     words += ["train_curves.scaling.cpus_per_worker=1", "--only", "lda"]
     short, longer = "train_curves.training.steps=1", "train_curves.training.steps=8"
-    first = commands.sequential(tmp_path / "run", short, *words)
+    first = commands.run(InlineLauncher(), tmp_path / "run", short, *words)
     assert first.status == 0, first.output
     before = results_of(tmp_path / "run").set_index("optimizer")
-    then = commands.sequential(tmp_path / "run", longer, *words)
+    then = commands.run(InlineLauncher(), tmp_path / "run", longer, *words)
     assert then.status == 0, then.output
     assert "lda: computed again: what it needs has gone on" in then.output
-    fresh = commands.sequential(tmp_path / "fresh", longer, *words)
+    fresh = commands.run(InlineLauncher(), tmp_path / "fresh", longer, *words)
     assert fresh.status == 0, fresh.output
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(tmp_path / "fresh"))
     after = results_of(tmp_path / "run").set_index("optimizer")
