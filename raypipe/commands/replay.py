@@ -428,7 +428,7 @@ def _use_kept_code(
 
     def forget() -> None:
         for parts in own:
-            for length in range(1, len(parts) + 1):  # a loaded package has a path of its own
+            for length in range(1, len(parts) + 1):  # a loaded package has its own path
                 sys.modules.pop(".".join(parts[:length]), None)
 
     stack.callback(forget)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
@@ -19,13 +20,14 @@ from raypipe.store.run_directory import cache_directory
 log = logging.getLogger(__name__)
 
 _WAIT_S = 30.0
+_SCHEMA = "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT, crc INTEGER)"
 
 
 class Cache:
     """Cached rows of one kind, for one thread; several processes may use the file at once.
 
     If the file cannot be opened, read or written, a warning is shown once and the cache is
-    disabled.
+    disabled. A damaged row counts as missing.
 
     Args:
         name: the kind of result, part of the file's name.
@@ -40,11 +42,9 @@ class Cache:
             return
         with self._giving_up():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(self._path, timeout=_WAIT_S)
+            self._database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
             self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT)"
-            )
+            self._database.execute(_SCHEMA)
 
     def __enter__(self) -> Self:
         return self
@@ -55,29 +55,50 @@ class Cache:
 
     def get(self, keys: Iterable[str]) -> dict[str, Row]:
         """Return the cached rows among these keys."""
-        rows: dict[str, Row] = {}
-        if self._database is not None:
-            with self._giving_up():
-                for key in keys:
-                    select = "SELECT row FROM rows WHERE key = ?"
-                    for (text,) in self._database.execute(select, (key,)):
-                        rows[key] = json.loads(text)
-        return rows
+        found: dict[str, Row] = {}
+        if self._database is None:
+            return found
+        select = "SELECT row, crc FROM rows WHERE key = ?"
+        with self._giving_up():
+            for key in keys:
+                stored = self._database.execute(select, (key,)).fetchone()
+                if stored is not None and (row := _row(key, *stored)) is not None:
+                    found[key] = row
+        return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
         """Store rows by their keys."""
-        if self._database is not None:
-            entries = [(key, json.dumps(row)) for key, row in rows.items()]
-            with self._giving_up(), self._database:
-                self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", entries)
+        if self._database is None or not rows:
+            return
+        texts = {key: json.dumps(row) for key, row in rows.items()}
+        entries = [(key, text, _checksum(key, text)) for key, text in texts.items()]
+        with self._giving_up():
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", entries)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
         """Disable the cache after an error."""
         try:
             yield
-        except (OSError, ValueError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error) as error:
             log.warning("%s: not used, delete it if it is damaged: %s", self._path, error)
             if self._database is not None:
                 self._database.close()
             self._database = None
+
+
+def _row(key: str, text: object, checksum: object) -> Row | None:
+    """Return a cached row; None if it is damaged."""
+    if not isinstance(text, str) or _checksum(key, text) != checksum:
+        return None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _checksum(key: str, text: str) -> int:
+    return zlib.crc32(f"{key} {text}".encode())

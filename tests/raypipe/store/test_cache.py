@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,16 @@ def test_one_that_is_not_used_touches_nothing(folder):
         cache.put({"a": {"value": 1.0}})
         assert cache.get(["a"]) == {}
     assert not folder.exists()
+
+
+def test_a_changed_row_counts_as_missing(folder):
+    with Cache("values") as cache:
+        cache.put({"a": {"value": 1.0}, "b": {"value": 2.0}})
+    with sqlite3.connect(folder / "values.sqlite") as database:
+        database.execute("UPDATE rows SET row = ? WHERE key = 'a'", (json.dumps({"value": 3.0}),))
+    database.close()
+    with Cache("values") as cache:
+        assert cache.get(["a", "b"]) == {"b": {"value": 2.0}}
 
 
 @pytest.mark.parametrize("content", [None, b"other" * 99, b"SQLite format 3\0" + b"x" * 4096])
