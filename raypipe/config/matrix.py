@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import product
-from math import prod
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
@@ -74,14 +73,6 @@ class MatrixSettings(Settings):
     def searched(self) -> list[str]:
         """The keys that a search varies, in alphabetical order."""
         return [] if self.search is None else sorted(self.search.axes)
-
-    @property
-    def count(self) -> int:
-        """The number of points before exclusions; with a search or a race at most."""
-        fixed = prod(map(len, self.axes.values())) * max(1, len(self.points)) * (self.runs or 1)
-        if self.race is not None:
-            return fixed * self.race.most_runs
-        return fixed * (1 if self.search is None else self.search.trials)
 
     def all_points(self, proposed: Point | None = None) -> Iterator[Point]:
         """Yield every point, without those that are excluded; each with the ``proposed`` values.

@@ -119,15 +119,13 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
     raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")
 
 
-def of_device(
-    device_name: str, memory_bytes: int | None = None, known: Iterable[Card] | None = None
-) -> Card | None:
+def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
     """Return the card of a name that NVML and torch report; None for an unlisted one.
 
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    listed = list(_cards(None).values() if known is None else known)
+    listed = list(_cards(None).values())
     words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
     for length in range(len(words), 0, -1):  # the longest name first: A10G before A10
         start = " ".join(words[:length])
