@@ -21,7 +21,7 @@ _MOST = 2**63
 def call(
     key: str,
     reserved: Collection[str],
-    numbers: Collection[str],
+    numbers: Iterable[str],
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def call(
     Args:
         key: the unit of the call.
         reserved: names that it must not return.
-        numbers: names whose value must be a number.
+        numbers: names whose value must be a number, if it is returned.
         function: the function.
         arguments: its arguments by name.
 
@@ -52,7 +52,7 @@ def row_of(
     returned: Any,
     arguments: Mapping[str, Any],
     reserved: Collection[str] = (),
-    numbers: Collection[str] = (),
+    numbers: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
@@ -94,9 +94,10 @@ def row_of(
             raise ValueError(
                 f"the function returned {name!r}, which is also an argument; rename it"
             )
-    if problem := lacking(row, numbers):
+    named = [name for name in numbers if name in row]
+    if problem := lacking(row, named):
         raise ValueError(problem)
-    row |= {name: float(row[name]) for name in numbers}
+    row |= {name: float(row[name]) for name in named}
     return {name: value for name, value in row.items() if name not in arguments}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from raypipe.functions.reference import calls, check_signature
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
-from raypipe.graph.unit_logs import brief
+from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Column, Table
@@ -35,8 +36,6 @@ _WRITTEN = (
 )
 _RESERVED = ("run_id", "variant", "command_id", *(column.name for column in _WRITTEN))
 _NAME_LENGTH = 120
-#: calls without a valid value after which a function that returned none is not called again
-_MOST_INVALID = 10
 
 
 class FunctionSettings(Settings):
@@ -216,16 +215,23 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             (key, call, key, _RESERVED, numbers, shared, unit.literals["arguments"])
             for key, unit in todo.items()
         )
+        sound = bool(done)  # whether a call returned what is named
         for batch in context.outcomes(pool, tasks):
+            problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
+            sound = sound or not all(problems.values())
+            for place, result in enumerate(batch):
+                if sound and (problem := problems.get(result.key)):
+                    batch[place] = replace(result, error=problem, kind="invalid_value")
+                    context.fail(
+                        Failure(result.key, result.attempt, "invalid_value", problem, "gave up")
+                    )
+                _track(context, todo[result.key], batch[place])
             rows = {r.key: _row(todo[r.key], r) for r in batch if r.error is None}
             failures += [result for result in batch if result.error is not None]
             done += len(rows)
-            for result in batch:
-                _track(context, todo[result.key], result)
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
-            invalid = [result for result in failures if result.kind == "invalid_value"]
-            if not done and len(invalid) >= _MOST_INVALID:  # so would be the others
-                break
+            for key in () if sound else problems:  # of all calls, probably: they are stored
+                raise UnitError(key, "invalid_value", problems[key])
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]
