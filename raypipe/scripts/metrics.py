@@ -33,6 +33,8 @@ Record = dict[str, Any]
 _SHARE = 0.1
 _POLL_S = 0.05
 _SHOWN = 80
+#: lines that cannot be read that are named
+_MOST_NOTES = 3
 _SEPARATORS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 #: a number in a form that is not read: 1.234,5 or 1 000 or "0,5" in a comma-separated file
@@ -160,26 +162,29 @@ def reading_of(text: str, suffix: str, *, last: bool) -> Reading:
 
 
 def _lines(text: str, notes: list[str]) -> Iterator[tuple[int, Record]]:
-    """Yield the records of lines, JSON or Python dicts, among others; note the first broken one."""
-    is_noted = False
+    """Yield the records of lines, JSON or Python dicts; note the first broken ones."""
+    broken = 0
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.lstrip().startswith("{"):
             continue
         if (record := _record_of(line.strip())) is not None:
             yield number, record
-        elif not is_noted:
-            is_noted, shown = True, line.strip()[:_SHOWN]
-            notes.append(f"line {number}: begins like a record and cannot be read: {shown}")
+            continue
+        broken += 1
+        if broken <= _MOST_NOTES:
+            more = " (further ones are not named)" * (broken == _MOST_NOTES)
+            shown = line.strip()[:_SHOWN]
+            notes.append(f"line {number}: begins like a record and cannot be read: {shown}{more}")
 
 
 def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
     """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
-    header = text.lstrip("\r\n").partition("\n")[0]
-    separator = max(_SEPARATORS, key=header.count)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names: list[str] = []
     signs = set[str]()
+    rows = csv.reader(())
     try:
+        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         for row in rows:
             cells = [cell.strip() for cell in row]
             if not any(cells):
@@ -193,6 +198,15 @@ def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
         if last or not is_open:
             problem = "a quote is not closed" if is_open else error
             raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
+
+
+def _separator_of(header: str) -> str:
+    """Return the separator that gives most columns. Raises ValueError if several do."""
+    counts = {sign: len(next(csv.reader([header], delimiter=sign))) for sign in _SEPARATORS}
+    best = [sign for sign, count in counts.items() if count == max(counts.values())]
+    if len(best) > 1 and max(counts.values()) > 1:
+        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
+    return best[0]
 
 
 def _is_header(cells: list[str], names: list[str]) -> bool:
