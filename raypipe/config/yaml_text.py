@@ -92,7 +92,11 @@ def _nodes(root: yaml.Node | None) -> Iterator[tuple[yaml.Node, int, bool]]:
 
 def _check_nodes(root: yaml.Node | None) -> None:
     """Reject repeated keys, and aliases that are cyclic or expand to too many values."""
+    path: list[yaml.Node] = []
     for number, (node, depth, _) in enumerate(_nodes(root)):
+        if node in path[:depth]:
+            raise _error("a value holds itself", node)
+        path[depth:] = [node]
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):

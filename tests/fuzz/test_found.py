@@ -40,7 +40,7 @@ with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
         ("configuration", HEAD + b"x" * 2**21, "over 1048576 characters"),
         ("configuration", HEAD + b"study: {options: {a: !!binary /w==}}", "could not determine"),
         ("configuration", b"".join(b"k%d: 1\n" % i for i in range(200)) + HEAD, "150 more"),
-        ("configuration", HEAD + b"profiles: {gpu: {min_gpu_memory_gb: .nan}}", "number of GB"),
+        ("configuration", HEAD + b"profiles: {gpu: {min_gpu_memory_gb: .nan}}", "a finite number"),
         ("configuration", b"experiment: idlelib.idle_test.__main__", "cannot be imported"),
         ("override", b"study.options." + b"a." * 400 + b"a=1", "nested too deeply"),
         ("override", b"a." * 20_000 + b"a=1", "nested too deeply"),
