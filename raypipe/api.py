@@ -136,10 +136,10 @@ class Run:
             ConfigError: there is no such metric, or a table is damaged.
 
         """
-        from raypipe.commands.declarations import about
+        from raypipe.commands.declarations import results_of
 
         with _messages_alone():
-            bests = about(self.directory).bests
+            bests = results_of(self.directory).bests
         for each in bests:
             if metric in ("", each.column.name, each.metric):
                 points = [plain(dict(point.values)) for point in each.ranking[: each.ties]]

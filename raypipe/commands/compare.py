@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raypipe.commands.declarations import about
+from raypipe.commands.declarations import results_of
 from raypipe.commands.results import newest_environment
 from raypipe.commands.summary import Summary, summary
 from raypipe.commands.table_view import cell, view, wrapped
@@ -140,7 +140,7 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
     bests = [
         {
             each.label_of_metric: {"points": each.leaders, "text": f"{each.mean:.5g} ({each.text})"}
-            for each in about(run).bests
+            for each in results_of(run).bests
         }
         for run in runs
     ]

@@ -42,7 +42,7 @@ def of_report(experiment: Experiment) -> Declarations:
     )
 
 
-def about(run_dir: RunDirectory) -> RunResults:
+def results_of(run_dir: RunDirectory) -> RunResults:
     """Read the results of a run, without the code of its experiment and the logged steps.
 
     Raises:

@@ -15,7 +15,7 @@ from raypipe import faults
 from raypipe.commands import RUNS, cluster, runs_location
 from raypipe.commands.code import ExperimentCode, after_edit, code_of
 from raypipe.commands.configuration import resolve
-from raypipe.commands.declarations import about, declared, of_report
+from raypipe.commands.declarations import declared, of_report, results_of
 from raypipe.commands.selection import (
     check_size,
     check_training,
@@ -198,7 +198,7 @@ def execute(
             display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
             if status is not None:
                 with suppress(ConfigError, OSError):
-                    status.key_result = about(work.run_dir).key_result
+                    status.key_result = results_of(work.run_dir).key_result
                 status.end("interrupted", interrupted)
             return Ended(130, work.run_dir, interrupted)
         if failed or work.run_dir.list(work.run_dir.logs):
@@ -342,7 +342,7 @@ def _report(
         own = of_report(experiment)
         build(work.run_dir, work.name, experiment.report, command, None, own)
     ledger.put("runs", {_SHOWN: {"all": True}})
-    results = about(work.run_dir)
+    results = results_of(work.run_dir)
     status.key_result = results.key_result
     if results.key_result is not None:
         display.say(f"result: {results.key_result.text}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyarrow import fs as arrow_fs
 
-from raypipe.commands.declarations import about
+from raypipe.commands.declarations import results_of
 from raypipe.commands.logs import has_recovered
 from raypipe.commands.results import newest_environment
 from raypipe.commands.table_view import cell, terminal_width, view, wrapped
@@ -108,7 +108,7 @@ def summary(run: RunDirectory) -> Summary:
         known = run_status.read(run) or known  # it may have ended since the status was read
     if known.status == "running":
         with suppress(ConfigError):  # what it had computed is in the tables
-            known = replace(known, key_result=about(run).key_result)
+            known = replace(known, key_result=results_of(run).key_result)
         known = replace(known, status="interrupted", message=KILLED)
     return Summary(run, known)
 
@@ -267,7 +267,7 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
 
 def results(run: RunDirectory) -> Iterator[str]:
     """Yield a line for each of the best results with the next ones, and for what is not finite."""
-    found = about(run)
+    found = results_of(run)
     for best in found.bests[:_MOST_MEASURES]:
         after = best.ranking[best.ties :][: max(0, _MOST_POINTS - best.ties)]
         parts = [_value(best.mean, best.text)]
