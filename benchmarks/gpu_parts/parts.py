@@ -42,10 +42,10 @@ class Part:
         return None
 
     def limit(self, minutes: float, *, quick: bool) -> float:
-        """Return the seconds after which the part is ended in a call of so many minutes.
+        """Return the limit of the part in seconds, in a call of ``minutes``.
 
-        A part may take half as long again as is expected; what is left over is the next one's. A
-        call of less than nine minutes does not cut every part short, but ends before the last ones.
+        A part may take 1.5 times its expected duration; the next part may use what it leaves. A
+        call of less than nine minutes keeps these limits, and does not begin the last parts.
         """
         return 1.5 * self.quick * max(1.0, minutes / 9) if quick else self.seconds
 

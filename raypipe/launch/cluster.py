@@ -176,7 +176,7 @@ class RayLauncher:
             while raylet is not None and _lives(raylet):
                 time.sleep(_LOOK_S)
             if raylet is None or not ray.is_initialized() or _raylet() is not None:
-                return  # not started here, stopped in order, or started anew
+                return  # not started here, stopped in order, or started again
             self._control.interrupt(
                 "Ray's process on this machine (raylet) died: somebody killed it, or the system "
                 "did, for lack of memory"

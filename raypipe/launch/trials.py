@@ -387,7 +387,7 @@ def propose(
     known: Sequence[tuple[Point, Sequence[float] | None]],
     number: int,
 ) -> Point:
-    """Return the proposal of a searcher of Tune, which is made anew from the stored trials.
+    """Return the proposal of a searcher of Tune, which is made again from the stored trials.
 
     So it depends on these, its number and the seed, and not on the memory of a process.
 

@@ -50,7 +50,7 @@ class SchedulerSettings(Settings):
     quantile_fraction: float | None = Field(None, ge=0, le=0.5)
     """Share of the trials of pbt or pb2 that go on from the weights of as many good ones."""
     resample_probability: float | None = Field(None, ge=0, le=1)
-    """Probability with which pbt draws a setting anew, instead of changing it a little."""
+    """Probability that pbt draws a new value of a setting, instead of changing it a little."""
     synch: bool | None = None
     """Whether pbt or pb2 compares trials at the same step only, and waits for the slowest."""
 
