@@ -266,9 +266,10 @@ class TorchBuild:
 
         """
         newest = driver_cuda or "13.0"
+        remedy = _install(capability, newest)
         if self.cuda is None:
-            reason = "is a CPU build"
-        elif _version(newest)[0] < _version(self.cuda)[0]:
+            return f"{card}: torch {self.version} is a CPU build; {remedy}"
+        if _version(newest)[0] < _version(self.cuda)[0]:
             reason = (
                 f"is built for CUDA {self.cuda}, and the NVIDIA driver {driver} supports CUDA "
                 f"{newest} at most; update the driver"
@@ -278,7 +279,7 @@ class TorchBuild:
             reason += f" (it has {', '.join(self.architectures)})"
         else:
             return None
-        return f"{card}: torch {self.version} {reason}; {_install(capability, newest)}"
+        return f"{card}: torch {self.version} {reason}; {remedy}"
 
 
 def _install(capability: str, cuda: str) -> str:

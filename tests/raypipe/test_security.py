@@ -8,6 +8,7 @@ import os
 import pickle
 import sqlite3
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -152,7 +153,8 @@ def test_a_cache_and_a_ledger_with_a_payload_do_not_run_it(
     with sqlite3.connect(tmp_path / "x.sqlite") as database:
         text = payload.decode("latin-1")
         for row in (("b", text), ("c", "[1]"), ("d", "[" * 10**5), ("e", payload)):
-            database.execute("INSERT INTO rows VALUES (?, ?)", row)
+            checksum = zlib.crc32(f"{row[0]} {row[1]}".encode())
+            database.execute("INSERT INTO rows VALUES (?, ?, ?)", (*row, checksum))
     with cache.Cache("x") as kept:
         assert kept.get("abcde") == {"a": {"x": 1}}
     run.write(f"{run.ledger}/00000000.jsonl", payload.replace(b"\n", b" ") + b"\n")

@@ -110,16 +110,16 @@ def test_changed_source_is_named_and_strict_code_refuses_it(work, capsys):
 
 
 def test_source_is_of_the_experiment_and_what_it_imports_beside_it(tmp_path, monkeypatch):
-    package = tmp_path / "mine" / "exp"
+    package = tmp_path / "traced" / "exp"
     package.mkdir(parents=True)
-    (tmp_path / "mine" / "__init__.py").touch()
-    (package / "__init__.py").write_text("from mine import shared\nimport json, torch\n")
+    (tmp_path / "traced" / "__init__.py").touch()
+    (package / "__init__.py").write_text("from traced import shared\nimport json, torch\n")
     (package / "lonely.py").write_text("")
-    (tmp_path / "mine" / "shared.py").write_text("import raypipe\n")
-    (tmp_path / "mine" / "other.py").write_text("")
+    (tmp_path / "traced" / "shared.py").write_text("import raypipe\n")
+    (tmp_path / "traced" / "other.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    found = ["mine", "mine.exp", "mine.exp.lonely", "mine.shared"]
-    assert sorted(source_of("mine.exp").modules) == found
+    found = ["traced", "traced.exp", "traced.exp.lonely", "traced.shared"]
+    assert sorted(source_of("traced.exp").modules) == found
 
 
 def test_each_command_has_its_environment_and_rows_refer_to_it(work):
