@@ -7,9 +7,9 @@ experiments are made of (``rp.Experiment``). Names are imported on first use, so
 import itself is quick.
 """
 
-from raypipe.config import search_path
+from raypipe import import_path
 
-search_path.protect()  # before anything else is imported
+import_path.protect()  # before anything else is imported
 
 from importlib import import_module  # noqa: E402
 from importlib.metadata import PackageNotFoundError, version  # noqa: E402
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raypipe.graph.context import StageContext
     from raypipe.graph.experiment import Experiment, Stage, Unit
     from raypipe.graph.launcher import PoolOptions
-    from raypipe.graph.stages import hardware_stage, train_stage
+    from raypipe.graph.training_stage import hardware_stage, train_stage
     from raypipe.graph.unit_logs import Failure
     from raypipe.scripts.command import ScriptStageSettings
     from raypipe.scripts.experiment import script_stage
@@ -74,7 +74,7 @@ _MODULES = {
     "raypipe.graph.context": ("StageContext",),
     "raypipe.graph.experiment": ("Experiment", "Stage", "Unit"),
     "raypipe.graph.launcher": ("PoolOptions",),
-    "raypipe.graph.stages": ("hardware_stage", "train_stage"),
+    "raypipe.graph.training_stage": ("hardware_stage", "train_stage"),
     "raypipe.graph.unit_logs": ("Failure",),
     "raypipe.scripts.command": ("ScriptStageSettings",),
     "raypipe.scripts.experiment": ("script_stage",),

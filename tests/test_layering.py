@@ -21,7 +21,7 @@ MODULES = sorted((PROJECT / "raypipe").rglob("*.py"))
 ORDER = (
     *("__main__", "cli", "api", "commands", "launch", "study", "functions", "scripts", "graph"),
     *("integrations", "cards", "training", "report", "config", "store", "faults", "provenance"),
-    *("stats", "hardware", "process_tree", "redaction", "errors"),
+    *("stats", "hardware", "import_path", "process_tree", "redaction", "errors"),
 )
 #: what a phase of TELEClass may share with another one lies next to the phases
 PHASES = {f"experiments.teleclass.{name}" for name in ("encode", "refine", "augment", "infer")}

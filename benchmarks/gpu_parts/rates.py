@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from benchmarks.gpu_parts.bench import Bench, Row
-from raypipe.cards import memory
+from raypipe.cards import peak_memory
 from raypipe.hardware import Precision
 from raypipe.training.data_sheets import peak_flops
 
@@ -45,7 +45,7 @@ def _context() -> Row:
     free, total = torch.cuda.mem_get_info()
     return {
         "context_bytes": total - free - torch.cuda.memory_reserved(),
-        "predicted_context_bytes": memory.outside(1),
+        "predicted_context_bytes": peak_memory.outside(1),
         "capacity_bytes": total,
     }
 

@@ -19,7 +19,7 @@ from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.config.matrix import SEED_STRIDE
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.stages import train_stage
+from raypipe.graph.training_stage import train_stage
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings
 

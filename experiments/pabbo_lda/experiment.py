@@ -37,7 +37,7 @@ from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
 from raypipe.errors import ConfigError
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.graph.training_stage import hardware_stage, train_stage
 from raypipe.store.cache import Cache
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import metadata_of, read_verified

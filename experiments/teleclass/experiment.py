@@ -23,7 +23,7 @@ from experiments.teleclass.training_set import make_tokenizer, run_hierarchy, ru
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import fingerprint
-from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.graph.training_stage import hardware_stage, train_stage
 from raypipe.hardware import supported_precisions
 
 #: keys of `train.classifier` that decide what the tokenize stage writes

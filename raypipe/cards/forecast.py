@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from raypipe.cards import memory as memories
+from raypipe.cards import peak_memory
 from raypipe.cards.dry_run import StepCase, has_blocks, record
-from raypipe.cards.memory import Memory
+from raypipe.cards.peak_memory import Memory
 from raypipe.cards.recorder import Recording
 from raypipe.cards.speed import EXPECTED, FASTEST, SLOWEST, StepTime, step_time, watts
 from raypipe.training.data_sheets import Card
@@ -112,7 +112,7 @@ class Forecasts:
             "effective_batch": self._effective_batch,
             "peak_bytes": peak.reserved,
             **parts,
-            "context_bytes": memories.outside(self._workers),
+            "context_bytes": peak_memory.outside(self._workers),
             "capacity_bytes": card.memory_bytes,
         }
         if size is None:
@@ -170,7 +170,7 @@ class Forecasts:
         """Return the memory of a phase at a micro-batch."""
         recording = self._step(card, settings, number, size)
         bucketed = self._replicas(settings) > 1
-        return memories.memory(recording, card, self._workers, bucketed=bucketed)
+        return peak_memory.memory(recording, card, self._workers, bucketed=bucketed)
 
     def _times(
         self, card: Card, settings: TrainStageSettings, number: int, size: int
@@ -206,7 +206,7 @@ class Forecasts:
             two = self._recording(card, settings, number, upper, runs)
             key = (id(one), id(two), size)
             if key not in self._between:
-                self._between[key] = memories.between(one, two, (size - lower) / (upper - lower))
+                self._between[key] = peak_memory.between(one, two, (size - lower) / (upper - lower))
             if (step := self._between[key]) is not None:
                 return step
         return self._recording(card, settings, number, size, runs)

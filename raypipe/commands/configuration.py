@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, create_model
 
-from raypipe import hardware
+from raypipe import hardware, import_path
 from raypipe.config import document as documents
-from raypipe.config import search_path, shipped
+from raypipe.config import shipped
 from raypipe.config.document import NAMES, Document, parse
 from raypipe.config.keys import Key, keys_of
 from raypipe.config.levels import defaults, origin_of, parse_overrides, settings_of
@@ -64,7 +64,7 @@ def read(name: str | Path) -> Document:
     if file.is_relative_to(shipped.folder() / "configs") and str(file) != str(name):
         print(f"configuration: {file}, shipped with raypipe", file=sys.stderr, flush=True)
     else:
-        search_path.prefer(file.resolve().parent)
+        import_path.prefer(file.resolve().parent)
     return document
 
 
@@ -143,7 +143,7 @@ def _named(
     if function is not None:
         source = partial(reference.source, document.function, function)
         return function_experiment(document.function, function), source
-    search_path.prefer()
+    import_path.prefer()
     try:
         modules = current_source(document.experiment)
     except (ImportError, ValueError):  # a name of no module, or of a package that raises

@@ -14,7 +14,7 @@ from raypipe.study.tables import TABLES as STUDIES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
-    from raypipe.report.headlines import Declarations, RunResults
+    from raypipe.report.run_results import Declarations, RunResults
     from raypipe.store.run_directory import RunDirectory
 
 
@@ -29,7 +29,7 @@ def declared(experiment: Experiment) -> dict[str, Table]:
 
 def of_report(experiment: Experiment) -> Declarations:
     """Return what the report reads of an experiment."""
-    from raypipe.report.headlines import Declarations
+    from raypipe.report.run_results import Declarations
 
     core = {table.name for table in declared(experiment).values()}
     core -= {table.name for table in experiment.tables}
@@ -49,7 +49,10 @@ def results_of(run_dir: RunDirectory) -> RunResults:
         ConfigError: a table or the configuration is damaged.
 
     """
-    from raypipe.report.headlines import Declarations, RunResults  # with matplotlib, slow to import
+    from raypipe.report.run_results import (  # with matplotlib, slow to import
+        Declarations,
+        RunResults,
+    )
 
     try:
         configuration = run_dir.read(run_dir.config).decode(errors="replace")

@@ -10,9 +10,9 @@ from raypipe import hardware
 from raypipe.commands.configuration import resolve
 from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
 from raypipe.config.document import Document
-from raypipe.graph.continuation import is_done, resume
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Durations, Estimate
+from raypipe.graph.stored_results import is_done, resume
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pyarrow import fs as arrow_fs
 
+from raypipe import import_path
 from raypipe.commands import cluster
 from raypipe.commands.code import code_of, edits, kept_code
 from raypipe.commands.configuration import resolve
@@ -27,17 +28,16 @@ from raypipe.commands.report import refuse_code_inside, stored_document
 from raypipe.commands.results import opened
 from raypipe.commands.run import CONFIGURATION
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
-from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Session
-from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.stages import HARDWARE
+from raypipe.graph.stored_results import IDENTITIES, is_done
+from raypipe.graph.training_stage import HARDWARE
 from raypipe.integrations.tracking import Trackers
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
@@ -434,7 +434,7 @@ def _use_kept_code(
     stack.callback(forget)
     stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
     stack.enter_context(chdir(place))
-    search_path.prefer()
+    import_path.prefer()
     forget()
     return [name for name, row in rows.items() if row.get("code") == version]
 

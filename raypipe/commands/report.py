@@ -7,10 +7,10 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from raypipe import import_path
 from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.declarations import declared, of_report
 from raypipe.commands.results import existing
-from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
 from raypipe.store import run_status, tables
@@ -66,7 +66,7 @@ def refuse_code_inside(run: RunDirectory, module: str) -> None:
     """Raise ConfigError if Python would find a module in a run directory."""
     if not run.is_local:
         return
-    search_path.prefer()
+    import_path.prefer()
     run_dir = Path(run.path())
     package, *within = module.split(".")
     spec = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
-from raypipe import faults
+from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location
 from raypipe.commands.code import ExperimentCode, after_edit, code_of
 from raypipe.commands.configuration import resolve
@@ -25,18 +25,17 @@ from raypipe.commands.selection import (
     selected,
 )
 from raypipe.commands.time_budget import TimeBudget
-from raypipe.config import search_path
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Outcomes, Session
-from raypipe.graph.continuation import Resumed, resume
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
-from raypipe.graph.stages import check_trainings
+from raypipe.graph.stored_results import Resumed, resume
+from raypipe.graph.training_stage import check_trainings
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import Trackers
@@ -231,7 +230,7 @@ def announce(display: Display, configuration: Configuration, nodes: Sequence[Har
     for node in nodes:
         for problem in node.gpu_problems:
             display.say(f"WARNING: {node.hostname}: not used: {problem}")
-    if files := search_path.shadowing():
+    if files := import_path.shadowing():
         display.say(
             f"WARNING: {', '.join(files)}: has the name of a module of Python or of a package that "
             "raypipe needs, which every import gets instead; rename it"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from raypipe.config.axes import WITHOUT_NULL, dotted, is_range, values_of
-from raypipe.config.search import RaceSettings, SearchSettings
+from raypipe.config.search_settings import RaceSettings, SearchSettings
 from raypipe.config.settings import Settings
 from raypipe.redaction import refuse_secrets
 

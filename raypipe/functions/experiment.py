@@ -13,8 +13,8 @@ from raypipe.config.axes import values_of
 from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
-from raypipe.functions.call import call, lacking
 from raypipe.functions.reference import calls, check_signature
+from raypipe.functions.returned_row import call, lacking
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult

@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from raypipe.config import search_path
+from raypipe import import_path
 from raypipe.config.axes import values_of
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
@@ -35,7 +35,7 @@ def load(reference: str, origin: str) -> Callable[..., Any]:
 
     """
     module, name = parts(reference, origin)
-    search_path.prefer()
+    import_path.prefer()
     with suppress(ImportError, ValueError):
         current_source(module)  # the function is what its file holds now
     loaded = import_module(module, origin, "function")

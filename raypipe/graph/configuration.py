@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from raypipe.config import search_path, shipped
+from raypipe import import_path
+from raypipe.config import shipped
 from raypipe.config.levels import nested, settings_of
 from raypipe.config.settings import Level
 from raypipe.config.validation import did_you_mean
@@ -155,7 +156,7 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
         ConfigError: it cannot be imported.
 
     """
-    search_path.prefer()
+    import_path.prefer()
     try:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
-from raypipe.graph.continuation import IDENTITIES, is_done
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import SettingsView, view
 from raypipe.graph.progress import Display
+from raypipe.graph.stored_results import IDENTITIES, is_done
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
 from raypipe.provenance import ago, now

@@ -18,9 +18,9 @@ from functools import partial
 
 from raypipe.errors import UnitError, message_of, trace_of
 from raypipe.graph.context import Outcomes, Session, StageContext
-from raypipe.graph.continuation import BEGUN, all_stored, is_done, is_outdated
 from raypipe.graph.experiment import Stage, in_order
 from raypipe.graph.progress import Estimate
+from raypipe.graph.stored_results import BEGUN, all_stored, is_done, is_outdated
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables

@@ -3,10 +3,10 @@
 import gc
 import os
 
-from raypipe.config import search_path
+from raypipe import import_path
 from raypipe.faults import VARIABLE
 
-search_path.adopt()  # the first of raypipe's modules that a worker imports
+import_path.adopt()  # the first of raypipe's modules that a worker imports
 
 # Imports and the parsing of corpora create millions of objects that stay. With Python's thresholds,
 # collecting among them takes a third of the start of the command, and a fifth of a worker's.

@@ -21,8 +21,7 @@ import ray
 from ray.exceptions import WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe import hardware
-from raypipe.config import search_path
+from raypipe import hardware, import_path
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool
@@ -261,7 +260,7 @@ def _start() -> None:
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:  # as SLURM sets TMPDIR
         options["_temp_dir"] = _SHORT_FOLDER
     # its processes inherit them; Ray takes half a second per process to apply a runtime_env
-    variables = {search_path.VARIABLE: search_path.of_workers()}
+    variables = {import_path.VARIABLE: import_path.of_workers()}
     if here.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in here.gpus)
     _provide_token()
@@ -282,7 +281,7 @@ def _start() -> None:
 
 def _connect(address: str | None) -> None:
     """Connect to the cluster at an address, else that of the environment. Raises ConfigError."""
-    variables = {search_path.VARIABLE: search_path.of_workers()}
+    variables = {import_path.VARIABLE: import_path.of_workers()}
     # Python's own variable brings raypipe itself, if it is not installed on the nodes
     variables |= {k: os.environ[k] for k in ("PYTHONPATH", *ENVIRONMENT) if k in os.environ}
     given = os.environ.get(_ADDRESS, "")

@@ -14,9 +14,10 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
 from raypipe.report.best import ADDED, Tables
 from raypipe.report.comparison import of_point, point_name, points
+from raypipe.report.first_screen import summary_section
 from raypipe.report.formatting import counted
-from raypipe.report.headlines import Declarations, RunResults
 from raypipe.report.plots import rows, style
+from raypipe.report.run_results import Declarations, RunResults
 from raypipe.report.sections import (
     Code,
     Download,
@@ -35,7 +36,6 @@ from raypipe.report.studies import (
     sweep_section,
     variants_section,
 )
-from raypipe.report.summary import summary_section
 from raypipe.report.tables import table_section
 from raypipe.report.trainings import SWEEP, training_section
 from raypipe.store.run_directory import RunDirectory

@@ -17,7 +17,7 @@ from raypipe.config.settings import Settings
 from raypipe.config.validation import did_you_mean
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.source import files_from
-from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.graph.training_stage import hardware_stage, train_stage
 from raypipe.scripts import command
 from raypipe.scripts.command import ScriptStageSettings
 from raypipe.store.tables import Column

@@ -11,7 +11,7 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Training
-from raypipe.graph.stages import job_of, with_cpus
+from raypipe.graph.training_stage import job_of, with_cpus
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
 from raypipe.store.ledger import Row

@@ -21,8 +21,8 @@ import pandas as pd
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Outcomes, Session
-from raypipe.graph.continuation import ENTRIES, all_stored
 from raypipe.graph.experiment import Stage
+from raypipe.graph.stored_results import ENTRIES, all_stored
 from raypipe.report.comparison import COSTS, compared
 from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
 
 from raypipe.config.matrix import MatrixSettings, Point, point_text
-from raypipe.config.search import BoundSettings, SearchSettings
+from raypipe.config.search_settings import BoundSettings, SearchSettings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration

@@ -25,7 +25,7 @@ from optuna.study import Study
 
 from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import Point, is_seed
-from raypipe.config.search import Sampler
+from raypipe.config.search_settings import Sampler
 from raypipe.graph.identity import canonical_json
 
 #: significant digits of a value of a range, and the relative width below which it keeps all

@@ -13,10 +13,10 @@ from raypipe.config.matrix import Point
 from raypipe.errors import TRANSIENT, ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import StageContext
-from raypipe.graph.continuation import is_done
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import Identity, canonical_json
-from raypipe.graph.stages import job_of, train
+from raypipe.graph.stored_results import is_done
+from raypipe.graph.training_stage import job_of, train
 from raypipe.graph.unit_logs import Failure, first_line
 from raypipe.hardware import Hardware
 from raypipe.scripts.command import ScriptStageSettings

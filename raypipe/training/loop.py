@@ -42,10 +42,10 @@ from raypipe.training.checkpoint import (
 from raypipe.training.data_sheets import peak_flops
 from raypipe.training.early_stopping import Monitor
 from raypipe.training.ending import LAG, Agreement, Ending
-from raypipe.training.evaluation import refuse_means
 from raypipe.training.history import History, Throughput
 from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
 from raypipe.training.keyed_random import seed_all
+from raypipe.training.loss_check import refuse_means
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raypipe.cards.dry_run import StepCase, record
-from raypipe.cards.memory import memory
+from raypipe.cards.peak_memory import memory
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
 from raypipe.study.sweep import training_stage

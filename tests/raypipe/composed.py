@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raypipe.config.settings import Settings
-from raypipe.graph import continuation, runner
+from raypipe.graph import runner, stored_results
 from raypipe.graph.configuration import compose
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
@@ -23,4 +23,4 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
 def resume(session: Session, stages: Sequence[Stage]) -> None:
     ledger, asked = session.ledger, (composed(stages), True)
-    continuation.resume(session.run_dir, ledger, {}, lambda _: asked)
+    stored_results.resume(session.run_dir, ledger, {}, lambda _: asked)

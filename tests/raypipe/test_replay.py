@@ -37,7 +37,7 @@ TRAINING = """
 from example_tasks import HeldOut
 from raypipe.config.settings import Settings
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.stages import train_stage
+from raypipe.graph.training_stage import train_stage
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import read_weights
 

@@ -10,7 +10,7 @@ TOY = """
 from pydantic import Field, PositiveInt
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.launcher import PoolOptions
-from raypipe.graph.stages import hardware_stage
+from raypipe.graph.training_stage import hardware_stage
 from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainStageSettings
 

@@ -21,7 +21,7 @@ from experiments.pabbo_lda.surrogate_training.prior import (
 )
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.stages import hardware_stage, train_stage
+from raypipe.graph.training_stage import hardware_stage, train_stage
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column
 from raypipe.training import keyed_random

@@ -11,9 +11,9 @@ from experiments.lm_pretrain import tables as lm_tables
 from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
-from raypipe.report.headlines import Declarations, RunResults
+from raypipe.report.first_screen import summary_section
+from raypipe.report.run_results import Declarations, RunResults
 from raypipe.report.sections import Answers, Section
-from raypipe.report.summary import summary_section
 from raypipe.store.tables import Table
 
 Tables = Mapping[str, pd.DataFrame]

@@ -25,7 +25,7 @@ from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.errors import UnitError
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan
-from raypipe.training.evaluation import refuse_means
+from raypipe.training.loss_check import refuse_means
 from raypipe.training.parallel import ModelCall, Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from raypipe.cards.dry_run import StepCase, has_blocks, record
-from raypipe.cards.memory import between
+from raypipe.cards.peak_memory import between
 from raypipe.cards.recorder import Recording, living
 from raypipe.errors import ConfigError
 from raypipe.training.schedule import Phase

@@ -9,7 +9,7 @@ import torch
 
 from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.forecast import Forecasts
-from raypipe.cards.memory import memory
+from raypipe.cards.peak_memory import memory
 from raypipe.training.data_sheets import cards
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings

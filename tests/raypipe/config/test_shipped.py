@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from raypipe import import_path
 from raypipe.commands import configuration as config
-from raypipe.config import search_path, shipped
+from raypipe.config import shipped
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from tests.raypipe.toy import TOY
@@ -66,7 +67,7 @@ def test_modules_next_to_the_configuration_are_found(tmp_path: Path) -> None:
     (project / "x.yaml").write_text("experiment: beside\n")
     document = config.read("path/to/x.yaml")
     assert config.resolve(document, (), "cpu", MACHINE).experiment.name == "toy"
-    first = search_path.of_workers().split(os.pathsep)
+    first = import_path.of_workers().split(os.pathsep)
     assert first[:2] == [str(tmp_path), str(project)]
 
 
@@ -84,7 +85,7 @@ def test_the_current_directory_wins_and_that_is_said(
 
 
 def test_workers_get_no_folder_of_python_itself() -> None:
-    entries = search_path.of_workers().split(os.pathsep)
+    entries = import_path.of_workers().split(os.pathsep)
     assert entries[0] == str(Path.cwd())
     assert [entry for entry in entries if entry.endswith(("site-packages", ".zip"))] == []
     assert os.path.dirname(os.__file__) not in entries  # noqa: PTH120
@@ -93,4 +94,4 @@ def test_workers_get_no_folder_of_python_itself() -> None:
 
 def test_pythonpath_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/some/where:/else")
-    assert search_path.of_workers().split(os.pathsep)[-2:] == ["/some/where", "/else"]
+    assert import_path.of_workers().split(os.pathsep)[-2:] == ["/some/where", "/else"]

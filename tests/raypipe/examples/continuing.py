@@ -10,7 +10,7 @@ from example_tasks import HeldOut, TwoPhases
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.stages import train_stage
+from raypipe.graph.training_stage import train_stage
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings

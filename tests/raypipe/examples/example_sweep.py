@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from raypipe.config.settings import Settings
 from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.stages import train_stage
+from raypipe.graph.training_stage import train_stage
 from raypipe.store.tables import Column
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask

@@ -9,10 +9,10 @@ import pandas as pd
 from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
 from raypipe.graph.context import Session
-from raypipe.graph.continuation import resume
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
+from raypipe.graph.stored_results import resume
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher

@@ -22,12 +22,12 @@ from torch.utils.data import default_collate
 from raypipe.errors import UnitError
 from raypipe.graph import runner
 from raypipe.graph.context import Session, StageContext
-from raypipe.graph.continuation import is_done
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.progress import Display
-from raypipe.graph.stages import train_stage
+from raypipe.graph.stored_results import is_done
 from raypipe.graph.tables import CORE
+from raypipe.graph.training_stage import train_stage
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import Trackers

@@ -17,7 +17,7 @@ MANY = """
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.launcher import PoolOptions
 from raypipe.config.settings import Operational, Settings
-from raypipe.graph.stages import hardware_stage
+from raypipe.graph.training_stage import hardware_stage
 
 
 class Work(Settings):

@@ -22,7 +22,7 @@ from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.stages import train_stage
+from raypipe.graph.training_stage import train_stage
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched

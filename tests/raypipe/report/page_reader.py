@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from raypipe import report
-from raypipe.report.headlines import RunResults
 from raypipe.report.page import page_files
+from raypipe.report.run_results import RunResults
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}

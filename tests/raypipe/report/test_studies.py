@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.report.headlines import RunResults
 from raypipe.report.plots import Plot, encode, style
+from raypipe.report.run_results import RunResults
 from raypipe.report.studies import race_section, sweep_section, sweeps
 from raypipe.report.trainings import training_plots
 from tests.raypipe.report.page_reader import page_of

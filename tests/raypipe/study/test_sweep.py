@@ -16,9 +16,9 @@ from raypipe.commands import configuration as config
 from raypipe.commands.selection import matrix_or_sweep
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Session
-from raypipe.graph.continuation import is_done
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
+from raypipe.graph.stored_results import is_done
 from raypipe.hardware import Gpu, Hardware
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher

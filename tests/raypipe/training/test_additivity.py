@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from raypipe.errors import UnitError
 from raypipe.store import tables as results
 from raypipe.training import loop
-from raypipe.training.evaluation import refuse_means
 from raypipe.training.loop import train
+from raypipe.training.loss_check import refuse_means
 from raypipe.training.parallel import ModelCall, Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.task import Loss, StepContext, TrainTask

@@ -28,7 +28,7 @@ train:
 """
 
 Run = Callable[..., Ended]
-CASES = yaml.safe_load(Path(__file__).with_name("continuations.yaml").read_text())
+CASES = yaml.safe_load(Path(__file__).with_name("stored_results.yaml").read_text())
 
 
 @pytest.fixture

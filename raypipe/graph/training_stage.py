@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import StageContext
-from raypipe.graph.continuation import CONTINUED, all_stored, is_continued
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import fingerprint
+from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
@@ -311,7 +311,7 @@ def check_trainings(
             continue
         import torch  # slow, and not needed without trainings
 
-        from raypipe.training.evaluation import check_task
+        from raypipe.training.loss_check import check_task
         from raypipe.training.task import StreamLengthError, TrainTask
 
         try:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import UnitError
-from raypipe.functions.call import call, lacking, row_of
+from raypipe.functions.returned_row import call, lacking, row_of
 
 single = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)
