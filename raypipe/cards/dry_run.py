@@ -16,12 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.cards.cuda_rules import CudaRules
-from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced
+from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced, tensors_in
 from raypipe.errors import ConfigError, message_of
 from raypipe.training import evaluation, optimizer, parallel, precision
 from raypipe.training import model as training_model
@@ -124,7 +122,7 @@ def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any
     """Count the output of the model, and what follows it, as logits and loss."""
     del module, inputs
     if recorder.part == "activations":  # not in a recomputation
-        recorder.name(filter(_is, tree_leaves(output)), "logits and loss")
+        recorder.name(tensors_in(output), "logits and loss")
         recorder.part = "logits and loss"
 
 
@@ -206,7 +204,7 @@ def _pretended_mesh(workers: int) -> Iterator[Callable[..., DeviceMesh]]:
     if workers == 1:
         yield init_device_mesh
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=workers)
+    dist.init_process_group("fake", rank=0, world_size=workers)
     try:
         mesh = init_device_mesh(_DEVICE.type, (workers,))
         yield lambda *_: mesh

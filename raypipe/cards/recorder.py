@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from raypipe.cards.allocator import Peak
@@ -117,7 +116,7 @@ class Recorder(TorchDispatchMode):
         self.recording = Recording()
         self.part, self.section = "temporaries", "first"
         self.backward = False
-        self._live: dict[int, tuple[int, Any]] = {}  # by the address of a storage
+        self._live: dict[int, tuple[int, Any]] = {}  # by the identity of a storage
         self._sizes: dict[int, int] = {}
         self._number = 0
 
@@ -132,7 +131,7 @@ class Recorder(TorchDispatchMode):
     def name(self, tensors: Iterable[Any], part: str) -> None:
         """Change the use of the storages of tensors."""
         for tensor in tensors:
-            found = self._live.get(local(tensor).untyped_storage()._cdata)
+            found = self._live.get(id(local(tensor).untyped_storage()))
             if found is not None:
                 self.recording.parts[found[0]] = part
 
@@ -155,8 +154,7 @@ class Recorder(TorchDispatchMode):
             self._add(Kernel(name, waits=True))
             return _any_value(args[0].dtype)
         result = func(*args, **kwargs)
-        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        outputs, inputs = list(tensors_in(result)), list(tensors_in((args, kwargs)))
         for tensor in outputs:
             self._see(tensor)
         if name not in _NO_KERNEL and func.namespace != "prim":
@@ -178,8 +176,8 @@ class Recorder(TorchDispatchMode):
             self._add(Kernel(name, exchanged=size))
             return
         mutated = list(_mutated(func, args, kwargs))
-        known = {each.untyped_storage()._cdata for each in inputs}
-        fresh = [each for each in outputs if each.untyped_storage()._cdata not in known]
+        known = {id(each.untyped_storage()) for each in inputs}
+        fresh = [each for each in outputs if id(each.untyped_storage()) not in known]
         if not fresh and not mutated:
             return  # a view
         writes = [_touched(each) for each in (*fresh, *mutated)]
@@ -207,21 +205,21 @@ class Recorder(TorchDispatchMode):
     def _see(self, tensor: Tensor) -> None:
         """Record a storage at its first appearance."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
-        if address not in self._live:
+        identity = id(storage)  # torch keeps one object per storage, as long as that lives
+        if identity not in self._live:
             self._begin(storage.nbytes(), self.part)
             number = self._number
 
-            def gone(_: Any, number: int = number, address: int = address) -> None:
-                if self._live.get(address, (0, None))[0] == number:
-                    del self._live[address]
+            def gone(_: Any, number: int = number, identity: int = identity) -> None:
+                if self._live.get(identity, (0, None))[0] == number:
+                    del self._live[identity]
                 self._end(number)
 
-            self._live[address] = number, weakref.ref(storage, gone)
+            self._live[identity] = number, weakref.ref(storage, gone)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record the new size of a storage."""
-        found = self._live.get(storage._cdata)
+        found = self._live.get(id(storage))
         if found is not None:
             self._end(found[0])
             if size := storage.nbytes():
@@ -266,6 +264,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested mappings, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(each)
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a sharded tensor that this worker has; others as they are."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -287,7 +294,7 @@ def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
-            yield from (each for each in tree_leaves(given) if isinstance(each, Tensor))
+            yield from tensors_in(given)
 
 
 def _touched(tensor: Tensor) -> int:
