@@ -7,6 +7,7 @@ import re
 import runpy
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -171,18 +172,15 @@ def _card(index: int) -> _Device:
 def _slices(handle: Any) -> list[Any] | None:
     """Return the MIG slices of a card; None if MIG is disabled or not supported."""
     try:
-        enabled, _ = pynvml.nvmlDeviceGetMigMode(handle)
-        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0
+        if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
+            return None
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return None
-    if not enabled:
         return None
     found = []
     for number in range(most):
-        try:
+        with suppress(pynvml.NVMLError_NotFound):
             found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
-        except pynvml.NVMLError_NotFound:
-            continue
     return found
 
 

@@ -123,7 +123,10 @@ def script_stage(
         command.check_names(getattr(settings, key) or "", known, f"{name}.{key}")
     hashes = _hashes(_files(name, settings, directory), directory, f"{name}.files")
     used = _used(settings, values, hashes, directory)
-    plan = _plan(settings, used)
+    given = {k: v for k in command.SIZES if (v := getattr(settings.training, k)) is not None}
+    if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
+        given["micro_batch"] = 1  # by default the sizes of other trainings, if it takes any
+    plan = resolve([given], settings.scaling.worker_count)
     unused = _check_used(name, settings, own, used, plan)
     sizes = {key: None if key in unused else getattr(plan, key) for key in command.SIZES}
     settings = settings.changed("training", **sizes)
@@ -142,10 +145,8 @@ def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) ->
     named = dict.fromkeys(command.OWN, "raypipe itself")
     named |= {command.variable(each): each for each in settled}
     for parameter in own:
-        default, variable = (
-            getattr(TrainingSettings(), parameter, None),
-            command.variable(parameter),
-        )
+        default = getattr(TrainingSettings(), parameter, None)
+        variable = command.variable(parameter)
         problem = ""
         if parameter in command.RESERVED:
             problem = "the name is taken by raypipe's placeholders"
@@ -216,15 +217,6 @@ def _used(
     if settings.training.precision in flags or (flags and settings.training.precision == "fp32"):
         used |= {"precision"}
     return frozenset(used)
-
-
-def _plan(settings: ScriptStageSettings, used: frozenset[str]) -> BatchPlan:
-    """Return the batch sizes: by default those of other trainings if the script takes any."""
-    sizes = {key: getattr(settings.training, key) for key in command.SIZES}
-    given = {key: value for key, value in sizes.items() if value is not None}
-    if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
-        given["micro_batch"] = 1
-    return resolve([given], settings.scaling.worker_count)
 
 
 def _check_used(

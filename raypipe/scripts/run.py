@@ -20,12 +20,10 @@ from raypipe.scripts import command
 from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.metrics import MetricsFile, ScriptHistory
 from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
-from raypipe.store import tables
 from raypipe.store.run_directory import make_folder
 from raypipe.training import telemetry
 from raypipe.training.ending import Ending
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry
 
 _POLL_S = 0.05
@@ -307,8 +305,5 @@ class ScriptRun:
         }
 
     def _store_samples(self) -> None:
-        job = self._job
-        for rank, sampler in enumerate(self._samplers):
-            if rows := sampler.rows():
-                name = f"{job.trial_id}-{job.attempt}-{rank}"
-                tables.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
+        for sampler in self._samplers:
+            sampler.store(self._job.run_dir, self._job.run_id)

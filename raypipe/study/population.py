@@ -94,8 +94,7 @@ def take_over(
         results.write_table(run, job.steps_table, rows, job.run_id, job.trial_id)
     is_anothers = lineage.trial_id not in ("", job.trial_id)
     if is_anothers or lineage.values != values:
-        phases = job.task.phases(job.settings.training, job.plan.effective_batch)
-        store.adopt(ScheduleTrace(job, phases).after)
+        store.adopt(ScheduleTrace(job, job.phases).after)
         source = {"from": lineage.trial_id} if is_anothers else {}
         step = max(store.steps, default=0)
         lineage.settings.append({"step": step, **source, **values})

@@ -33,7 +33,8 @@ class BatchPlan:
             return None
         product = self.micro_batch * self.accumulation
         micro = max(size for size in range(1, self.micro_batch // 2 + 1) if product % size == 0)
-        return replace(self, micro_batch=micro, accumulation=-(-self.largest_share // micro))
+        largest_share = -(-self.effective_batch // self.workers)
+        return replace(self, micro_batch=micro, accumulation=-(-largest_share // micro))
 
     def for_workers(self, workers: int) -> BatchPlan:
         """Return the plan with the same effective batch for another number of workers.
@@ -43,11 +44,6 @@ class BatchPlan:
         most = -(-self.effective_batch // workers)
         micro = min(self.micro_batch, most)
         return BatchPlan(micro, -(-most // micro), self.effective_batch, workers)
-
-    @property
-    def largest_share(self) -> int:
-        """Largest number of samples per worker per step."""
-        return -(-self.effective_batch // self.workers)
 
 
 class BatchConflict(ConfigError):  # noqa: N818 - the name says that it is an error

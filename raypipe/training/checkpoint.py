@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -77,26 +76,18 @@ class CheckpointStore:
         Tensors on the CPU are written from where they are, without a copy.
         """
         current = _name(checkpoint.step)
-        content = {
-            "model": checkpoint.model,
-            "optimizer": checkpoint.optimizer,
-            "scaler": checkpoint.scaler,
-        }
+        content = {name: getattr(checkpoint, name) for name in ("model", "optimizer", "scaler")}
         with self.run.writing(f"{self._folder}/{current}/{_STATE}") as stream:
             hashing = _Hashing(stream)
             try:
                 torch.save(content, cast("IO[bytes]", hashing))
             except RuntimeError as error:  # torch could not end the file, and hides the reason
                 raise (error.__context__ or error) from None
-        manifest = {
-            "step": checkpoint.step,
-            "trace": checkpoint.trace,
-            "sha256": hashing.digest.hexdigest(),
-        }
-        self.run.write(f"{self._folder}/{current}/{_MANIFEST}", json.dumps(manifest).encode())
+        sha256 = hashing.digest.hexdigest()
+        self._describe(_Manifest(step=checkpoint.step, sha256=sha256, trace=checkpoint.trace))
         # later checkpoints were skipped as damaged when the run resumed
         earlier = [name for name in self._names() if name <= current]
-        self._delete_except([*earlier[-self.keep :], *self._pinned])
+        self._delete_except(earlier[-self.keep :])
 
     def newest(
         self, warn: Callable[[str], None] = log.warning, trace: Trace | None = None
@@ -138,9 +129,7 @@ class CheckpointStore:
         """Make all checkpoints those of the training with this trace, which goes on from them."""
         for name in self._names():
             manifest = self._manifest(name)
-            own = manifest.model_copy(update={"trace": trace(manifest.step)})
-            path = f"{self._folder}/{name}/{_MANIFEST}"
-            self.run.write(path, own.model_dump_json().encode())
+            self._describe(manifest.model_copy(update={"trace": trace(manifest.step)}))
 
     def read(self, name: str) -> Checkpoint:
         """Read a checkpoint.
@@ -150,16 +139,16 @@ class CheckpointStore:
 
         """
         manifest, path = self._manifest(name), f"{self._folder}/{name}/{_STATE}"
-        source = path if self.run.is_local else io.BytesIO(self.run.read(path))
-        if _sha256(source) != manifest.sha256:
-            raise ValueError(f"{_STATE} is damaged")
-        try:
-            state = torch.load(
-                source, map_location="cpu", weights_only=True, mmap=self.run.is_local
-            )
-            return Checkpoint(manifest.step, **state, trace=manifest.trace)
-        except Exception as error:  # the parser raises arbitrary errors on foreign files
-            raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
+        local = self.run.is_local
+        with Path(path).open("rb") if local else io.BytesIO(self.run.read(path)) as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != manifest.sha256:
+                raise ValueError(f"{_STATE} is damaged")
+            try:
+                source: Any = path if local else stream
+                state = torch.load(source, map_location="cpu", weights_only=True, mmap=local)
+                return Checkpoint(manifest.step, **state, trace=manifest.trace)
+            except Exception as error:  # the parser raises arbitrary errors on foreign files
+                raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
 
     def save_best(self, model: Mapping[str, Tensor], step: int, keep: Collection[int]) -> None:
         """Write the model of the best step so far; only rank 0 calls this.
@@ -186,7 +175,7 @@ class CheckpointStore:
         if keep == 0:
             self.run.delete(self._folder)
         else:
-            self._delete_except([*self._names()[-keep:], *self._pinned])
+            self._delete_except(self._names()[-keep:])
 
     @property
     def steps(self) -> list[int]:
@@ -197,10 +186,6 @@ class CheckpointStore:
     def _folder(self) -> str:
         return self.run.checkpoints(self.trial_id)
 
-    @property
-    def _pinned(self) -> list[str]:
-        return [_name(self.pinned)] if self.pinned else []
-
     def _best(self, step: int) -> str:
         return f"{self._folder}/best_{step:08d}.safetensors"
 
@@ -208,8 +193,13 @@ class CheckpointStore:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
     def _delete_except(self, kept: Sequence[str]) -> None:
-        for name in {*self._names()} - {*kept}:
+        pinned = [_name(self.pinned)] if self.pinned else []
+        for name in {*self._names()} - {*kept, *pinned}:
             self.run.delete(f"{self._folder}/{name}")
+
+    def _describe(self, manifest: _Manifest) -> None:
+        path = f"{self._folder}/{_name(manifest.step)}/{_MANIFEST}"
+        self.run.write(path, manifest.model_dump_json().encode())
 
     def _manifest(self, name: str) -> _Manifest:
         """Read a checkpoint's manifest.
@@ -288,8 +278,7 @@ def _copied(state: dict[str, Any], worker: Worker) -> dict[str, Any]:
         is_own = isinstance(leaf, Tensor) and (worker.device.type == "cpu" or leaf.dim() == 0)
         return leaf.clone() if is_own else leaf
 
-    copied: dict[str, Any] = state if worker.rank else over_leaves(state, copy)
-    return copied
+    return state if worker.rank else dict(over_leaves(state, copy))
 
 
 def load_state(
@@ -393,10 +382,3 @@ class _Hashing:
 
     def flush(self) -> None:
         """Do nothing: the file is flushed at its end."""
-
-
-def _sha256(source: str | io.BytesIO) -> str:
-    if isinstance(source, io.BytesIO):
-        return hashlib.sha256(source.getbuffer()).hexdigest()
-    with Path(source).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

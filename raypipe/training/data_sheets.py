@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -134,7 +134,9 @@ def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
             if not all(_NO_MATTER.fullmatch(word) for word in words[length:]):
                 return None
             connected = [c for c in found if set(words[length:]) & _connector(c.name)] or found
-            size = memory_bytes or _bytes_in(words[length:]) or found[0].memory_bytes
+            said = re.search(r"\b(\d+)gb?\b", " ".join(words[length:]))
+            listed_bytes = int(said[1]) * 2**30 if said else found[0].memory_bytes
+            size = memory_bytes or listed_bytes
             return min(connected, key=lambda card: abs(card.memory_bytes - size))
     return None
 
@@ -206,11 +208,3 @@ def _connector(name: str) -> set[str]:
     """Return the connectors that a card's name says, as device names have them."""
     words = set(_text(name).split())
     return {"sxm2", "sxm3", "sxm4", "sxm5"} if "sxm" in words else words & {"pcie"}
-
-
-def _bytes_in(words: Sequence[str]) -> int | None:
-    """Return the memory that a device's name says."""
-    for word in words:
-        if found := re.fullmatch(r"(\d+)gb?", word):
-            return int(found[1]) * 2**30
-    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -98,13 +98,10 @@ def _is_pinning(error: BaseException, text: str) -> bool:
 
 def _is_card_full() -> bool | None:
     """Whether this process's GPU is nearly full; None if that is not known."""
-    if not torch.cuda.is_initialized():
-        return None
-    try:
-        free, _ = torch.cuda.mem_get_info()
-    except RuntimeError:  # the card does not answer any more
-        return None
-    return free < _ROOM
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # the card does not answer any more
+            return torch.cuda.mem_get_info()[0] < _ROOM
+    return None
 
 
 class DoesNotFit(torch.OutOfMemoryError):

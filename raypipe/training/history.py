@@ -202,5 +202,4 @@ def _seconds(begin: _Mark, end: _Mark) -> float:
     if isinstance(begin, float) or isinstance(end, float):
         return float(end) - float(begin)  # type: ignore[arg-type]
     end.synchronize()
-    elapsed_ms: float = begin.elapsed_time(end)
-    return elapsed_ms / 1000
+    return float(begin.elapsed_time(end)) / 1000

@@ -60,19 +60,21 @@ class TrainingJob:
     initial: InitialWeights | None = None
 
     @property
+    def phases(self) -> Sequence[Phase]:
+        """The phases of the whole training, which may read the data."""
+        return self.task.phases(self.settings.training, self.plan.effective_batch)
+
+    @property
     def whole(self) -> int:
         """Number of optimizer steps of the whole training."""
-        phases = self.task.phases(self.settings.training, self.plan.effective_batch)
-        return sum(phase.steps for phase in phases)
+        return sum(phase.steps for phase in self.phases)
 
     @property
     def stable_end(self) -> int | None:
         """Step whose checkpoint stays, because longer trainings go on from there; None if none."""
         training = self.settings.training
-        if training.schedule != "warmup-stable-decay":  # phases may read the data
-            return None
-        phases = self.task.phases(training, self.plan.effective_batch)
-        return stable_end(training, phases)
+        is_stable = training.schedule == "warmup-stable-decay"
+        return stable_end(training, self.phases) if is_stable else None
 
     @property
     def steps(self) -> int:

@@ -28,7 +28,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -84,13 +84,13 @@ def batches(
     collate = task.collate() or default_collate
     fetch: Fetch
     if isinstance(dataset, IterableDataset):
-        fetch = _Streamed(dataset, collate)
+        fetch = _streamed(dataset, collate)
     else:
         order = _order(task, dataset, phases[0].samples, seed, measured=measured)
         fetch = _Indexed(dataset, collate, order)
     walk = positions(phases, plan.micro_batch, worker, first_step)
     draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
-    return _loaded(fetch, walk, settings.loader, worker.device, settings.loader.workers, draws)
+    return _loaded(fetch, walk, settings.loader, worker.device, draws)
 
 
 def eval_batches(
@@ -118,8 +118,8 @@ def eval_batches(
     parts = micro_batches(length, worker.workers, worker.rank, batch_size)
     fetch = _Indexed(dataset, task.collate() or default_collate, lambda _: range(length))
     walk = (part or range(1) for part in parts)
-    processes = min(settings.workers, len(parts))
-    loaded = _loaded(fetch, walk, settings, worker.device, processes, worker.rank)
+    own = settings.model_copy(update={"workers": min(settings.workers, len(parts))})
+    loaded = _loaded(fetch, walk, own, worker.device, worker.rank)
     with closing(loaded):
         for part, batch in zip(parts, loaded, strict=True):
             yield batch, bool(part)
@@ -212,24 +212,19 @@ class _Indexed:
         return self._collate([self._dataset[index] for index in indices])
 
 
-class _Streamed:
-    """Batches of a stream at rising positions; what lies between is skipped."""
+def _streamed(stream: IterableDataset[Any], collate: Callable[..., Any]) -> Fetch:
+    """Return what fetches batches of a stream at rising positions; what lies between is skipped."""
+    numbered = enumerate(_repeated(stream))
 
-    def __init__(self, stream: IterableDataset[Any], collate: Callable[..., Any]) -> None:
-        self._samples, self._collate = _repeated(stream), collate
-        self._read = 0
+    def fetch(positions: range) -> Any:
+        wanted = (sample for place, sample in numbered if place in positions)
+        return collate(list(islice(wanted, len(positions))))
 
-    def __call__(self, positions: range) -> Any:
-        while self._read < positions.start:
-            next(self._samples)
-            self._read += 1
-        self._read = positions.stop
-        return self._collate([next(self._samples) for _ in positions])
+    return fetch
 
 
 def _repeated(stream: IterableDataset[Any]) -> Iterator[Any]:
-    epoch = 0
-    while True:
+    for epoch in count():
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
         sample = empty = object()
@@ -237,7 +232,6 @@ def _repeated(stream: IterableDataset[Any]) -> Iterator[Any]:
             yield sample
         if sample is empty:
             raise ValueError(f"epoch {epoch} of the dataset has no samples: the stream is empty")
-        epoch += 1
 
 
 def _order(
@@ -254,14 +248,10 @@ def _order(
 
 
 def _loaded(
-    fetch: Fetch,
-    walk: Iterable[range],
-    settings: LoaderSettings,
-    device: torch.device,
-    processes: int,
-    draws: int,
+    fetch: Fetch, walk: Iterable[range], settings: LoaderSettings, device: torch.device, draws: int
 ) -> Generator[Any, None, None]:
     """Yield the batches at the positions of a walk, on the device."""
+    processes = settings.workers
     pin = settings.pin_memory is not False and device.type == "cuda"
     if not processes:
         yield from (to_device(fetch(part), device, pin=pin) for part in walk)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from raypipe import faults
 from raypipe.errors import BatchLimit
-from raypipe.store import tables as results
 from raypipe.training import (
     evaluation,
     failure_kinds,
@@ -50,7 +49,6 @@ from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Phase, check_phases, stable_end, steps
-from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.weights import write_weights
@@ -112,7 +110,7 @@ class _Loop:
         self.faults = faults.from_environment()
         precision.check(self.training.precision, worker.device)
         precision.configure(self.training.precision)
-        self.phases = self.task.phases(self.training, self.plan.effective_batch)
+        self.phases = job.phases
         self.sharded = parallel.is_sharded(job.settings, worker)
         self.recompute = self.training.gradient_checkpointing
         check_phases(self.phases, self.plan)
@@ -370,9 +368,7 @@ class _Loop:
         """Write the logged steps, and the telemetry of this worker."""
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
-        job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
-        if rows := self.sampler.rows():
-            results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
+        self.sampler.store(self.job.run_dir, self.job.run_id)
 
 
 def _ignore(event: dict[str, Any] | str) -> None:

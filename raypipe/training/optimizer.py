@@ -98,7 +98,7 @@ class Muon(torch.optim.Muon):
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         whole = parallel.whole(update.to(product_type(update.device)))
         direction = orthogonalized(whole, group)[parallel.own_rows(matrix)]
-        (weight,) = parallel.local([matrix])
+        weight = parallel.local(matrix)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
 
@@ -190,7 +190,7 @@ class Adafactor(torch.optim.Adafactor):
                 state = self._state_of(parameter)
                 if noise is None:
                     noise = torch.Generator(parameter.device).manual_seed(int(state["step"]))
-                self._update(parameter, parallel.whole(parameter.grad), state, group, noise)
+                self._update(parameter, parallel.whole(parameter.grad), group, noise)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a weight, which may be new, in its next step."""
@@ -208,15 +208,11 @@ class Adafactor(torch.optim.Adafactor):
         return state
 
     def _update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        state: dict[str, Any],
-        group: dict[str, Any],
-        noise: torch.Generator,
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], noise: torch.Generator
     ) -> None:
         """Update a weight, given its whole gradient."""
-        (weight,), step = parallel.local([parameter]), state["step"].item()  # on the CPU
+        weight, state = parallel.local(parameter), self.state[parameter]
+        step = state["step"].item()  # on the CPU
         exact = torch.promote_types(weight.dtype, torch.float32)
         share, root = step ** group["beta2_decay"], math.sqrt(parameter.numel())
         tiny = group["eps"][0] or torch.finfo(exact).eps
@@ -322,7 +318,7 @@ class Update:
             found = parallel.whole(nn.utils.get_total_norm(gradients)) * scale
         if found is not None and self._clip is not None:
             scale = scale * (self._clip / (found + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_
-        held = parallel.local(gradients)
+        held = list(map(parallel.local, gradients))
         torch._foreach_mul_(held, scale.to(held[0].dtype))
         if found is not None and self.skips_overflows:
             self._skipped += ~torch.isfinite(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -91,20 +91,18 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class HostCopy:
-    """Copy of a tensor on the host, which arrives while the device goes on."""
+    """Copy of a tensor on the host, which arrives while the device goes on.
+
+    ``is_on_its_way``: reading the values may wait for the device.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+        self._tensor, self.is_on_its_way = tensor, tensor.is_cuda
         self._arrived: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._tensor = tensor.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
-
-    @property
-    def is_on_its_way(self) -> bool:
-        """Whether reading the values may wait for the device."""
-        return self._arrived is not None
 
     def values(self) -> Tensor:
         """Return the tensor on the host; this waits until it has arrived."""
@@ -113,9 +111,9 @@ class HostCopy:
         return self._tensor
 
 
-def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the local part of each tensor on this worker."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this worker has; others as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_rows(tensor: Tensor) -> Any:

@@ -65,9 +65,7 @@ def train_to_the_end(
 
 def check_state(job: TrainingJob) -> None:
     """Raise UnitError if no checkpoint of a finished training is stored that a job continues."""
-    training, run_dir = job.settings.training, job.run_dir
-    phases = job.task.phases(training, job.plan.effective_batch)
-    if not CheckpointStore(run_dir, job.trial_id).has(ScheduleTrace(job, phases).after):
+    if not CheckpointStore(job.run_dir, job.trial_id).has(ScheduleTrace(job, job.phases).after):
         raise UnitError(job.trial_id, "error", lost_state(job))
 
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import dig
@@ -288,10 +282,9 @@ def _settle_length(values: Any, levels: Sequence[Level]) -> None:
     """Of steps and epochs, keep the one that the higher level gives."""
     for level in levels:
         training = dig(level.values, "training")
-        given = [key for key in ("steps", "epochs") if dig(training, key) is not None]
+        given = [key for key in LENGTH_KEYS if dig(training, key) is not None]
         if len(given) == 1:
-            other = "epochs" if given == ["steps"] else "steps"
-            values["training"][other] = None
+            values["training"] |= dict.fromkeys({*LENGTH_KEYS} - {*given})
         if given:
             return
 

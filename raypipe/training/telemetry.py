@@ -24,6 +24,9 @@ import pynvml
 import torch
 
 from raypipe.provenance import now
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import write_table
+from raypipe.training.tables import GPU_SAMPLES
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Telemetry:
         if self._program is None:
             forget_peaks(self._device)
         self._at = perf_counter()
-        self._started_j = self._energy_j = self._counter_j()
+        self._started_j = self._energy_j = self._gpu.energy_j()
         self._thread.start()
         return self
 
@@ -92,8 +95,7 @@ class Telemetry:
         self._stop.set()
         self._thread.join()
         self._sample()
-        if self._gpu is not None:
-            self._gpu.close()
+        self._gpu.close()
 
     def steady(self) -> None:
         """End the warm-up: later samples count toward the means."""
@@ -111,6 +113,12 @@ class Telemetry:
         """
         with self._lock:
             return list(self._rows)
+
+    def store(self, run: RunDirectory, run_id: str) -> None:
+        """Write the rows of this worker so far."""
+        if rows := self.rows():
+            name = "{trial_id}-{attempt}-{rank}".format_map(self._fixed)
+            write_table(run, GPU_SAMPLES, rows, run_id, name)
 
     def summary(self) -> dict[str, Any]:
         """Return means, totals and peaks of this worker so far; None where unknown.
@@ -131,8 +139,8 @@ class Telemetry:
             seconds, joules = self._at - began, _difference(self._energy_j, before)
             enough = joules is not None and seconds >= _SHORTEST_S
             return {
-                "device": "cpu" if self._gpu is None else self._gpu.name,
-                "gpu_uuid": None if self._gpu is None else self._gpu.uuid,
+                "device": self._gpu.name,
+                "gpu_uuid": self._gpu.uuid,
                 "gpu_util_mean": self._mean_of("util"),
                 "gpu_memory_used_peak_bytes": self._gpu_used_peak,
                 "gpu_peak_bytes": gpu_peak,
@@ -147,16 +155,13 @@ class Telemetry:
         steady = _mean(row[column] for row in self._rows if not row["warmup"])
         return _mean(row[column] for row in self._rows) if steady is None else steady
 
-    def _open_gpu(self) -> NvmlGpu | None:
+    def _open_gpu(self) -> NvmlGpu:
         if self._program is not None:
-            return None if self._program.gpu is None else NvmlGpu(self._program.gpu)
+            return NvmlGpu(self._program.gpu)
         if self._device.type != "cuda":
-            return None
+            return NvmlGpu(None)
         properties = torch.cuda.get_device_properties(self._device)
         return NvmlGpu(str(properties.uuid), str(properties.name))
-
-    def _counter_j(self) -> float | None:
-        return None if self._gpu is None else self._gpu.energy_j()
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
@@ -176,9 +181,9 @@ class Telemetry:
         elapsed = at - self._at
         if elapsed <= 0:
             return
-        gpu = NO_GPU if self._gpu is None else self._gpu.values()
+        gpu = self._gpu.values()
         cpu_seconds, rss = self._tree.measure()
-        self._at, self._energy_j = at, self._counter_j()
+        self._at, self._energy_j = at, self._gpu.energy_j()
         self._rss_peak = max(self._rss_peak, rss)
         self._gpu_used_peak = _largest([self._gpu_used_peak, gpu["memory_bytes"]])
         if self._samples % self._stride == 0:
@@ -227,24 +232,24 @@ def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None)
     }
 
 
-NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None}
-
-
 class NvmlGpu:
     """NVML readings of one GPU; what it does not report is None.
 
     Args:
         entry: its UUID, with or without prefix, or its number as in ``CUDA_VISIBLE_DEVICES``. torch
             numbers GPUs differently, and does not report whether a UUID is that of a MIG slice.
+            None on CPUs, which report nothing.
         name: its name, if known.
 
     """
 
-    def __init__(self, entry: str, name: str | None = None) -> None:
+    def __init__(self, entry: str | None, name: str | None = None) -> None:
+        self.name, self.uuid, self._handle = "cpu", None, None
+        self._open = entry is not None and _ask(lambda: pynvml.nvmlInit() or True) is not None
+        if entry is None:
+            return
         bare = entry.removeprefix("GPU-").removeprefix("MIG-")
         self.uuid = f"GPU-{bare}"
-        self._open = _ask(lambda: pynvml.nvmlInit() or True) is not None
-        self._handle: Any | None = None
         if self._open and entry.isdigit():
             self._handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry))
             self.uuid = self._read(pynvml.nvmlDeviceGetUUID) or self.uuid
@@ -257,20 +262,16 @@ class NvmlGpu:
 
     def values(self) -> dict[str, Any]:
         """Return the columns of the GPU in the table ``gpu_samples``."""
-        util = self._read(pynvml.nvmlDeviceGetUtilizationRates)
-        used = self._read(pynvml.nvmlDeviceGetMemoryInfo)
-        power = self._read(pynvml.nvmlDeviceGetPowerUsage)
         return {
             "gpu_uuid": self.uuid,
-            "util": None if util is None else float(util.gpu),
-            "memory_bytes": None if used is None else int(used.used),
-            "power_w": None if power is None else power / 1000,
+            "util": self._read(lambda gpu: float(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
+            "memory_bytes": self._read(lambda gpu: int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)),
+            "power_w": self._read(lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
         }
 
     def energy_j(self) -> float | None:
         """Return the joules since the driver was loaded; only cards since Volta count them."""
-        energy = self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
-        return None if energy is None else energy / 1000
+        return self._read(lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000)
 
     def close(self) -> None:
         """Close NVML."""
@@ -343,7 +344,6 @@ def _largest(values: Iterable[Any]) -> Any | None:
 
 
 def _ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
-    try:
+    with suppress(pynvml.NVMLError):
         return function(*arguments)
-    except pynvml.NVMLError:
-        return None
+    return None

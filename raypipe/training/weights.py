@@ -101,8 +101,7 @@ def metadata_of(content: bytes) -> dict[str, str]:
         ValueError: it is not a safetensors file.
 
     """
-    metadata: dict[str, str] = _split(content)[0].get(_METADATA, {})
-    return metadata
+    return dict(_split(content)[0].get(_METADATA, {}))
 
 
 @dataclass(frozen=True)
