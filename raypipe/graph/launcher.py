@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from raypipe.errors import FailureKind, Trace
 
 if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
-    from raypipe.config.axes import AxisSettings
-    from raypipe.config.matrix import Point
     from raypipe.store.run_directory import RunDirectory
     from raypipe.training.job import Report, TrainingJob
 
@@ -117,17 +115,8 @@ class Launcher(Protocol):
 
         """
 
-    def trials(self, sweep: Any, settings: Any, run_dir: RunDirectory) -> None:
+    def trials(self, sweep: Any, run_dir: RunDirectory) -> None:
         """Run the trials of a :class:`~raypipe.study.sweep.Sweep` as the cluster has room."""
-
-    def propose(
-        self,
-        settings: Any,
-        axes: Mapping[str, AxisSettings],
-        known: Sequence[tuple[Point, Sequence[float] | None]],
-        number: int,
-    ) -> Point:
-        """Return the next point of a sweep's searcher from the known ones and their costs."""
 
     def pool(
         self, options: PoolOptions, say: Callable[[str], None] = print

@@ -22,7 +22,6 @@ from ray.exceptions import WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware, import_path
-from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
@@ -35,7 +34,6 @@ from raypipe.training.job import Report, TrainingJob
 
 if TYPE_CHECKING:
     from raypipe.study.sweep import Sweep
-    from raypipe.study.sweep_settings import SweepSettings
 
 _CONNECT_S = 10.0
 #: variable of Ray: a cluster to use
@@ -54,8 +52,10 @@ _LOOK_S, _END_S = 0.5, 5.0
 _imported: dict[str, str] = {}
 
 
-class RayLauncher:
+class RayLauncher(Control):
     """Launcher on a Ray cluster: the one around this process, one at an address, or a local one.
+
+    It controls all work that it runs.
 
     Raises:
         ConfigError: no cluster can be reached at the address.
@@ -69,10 +69,10 @@ class RayLauncher:
         self, address: str | None = None, modules: Mapping[str, str] | None = None
     ) -> None:
         self._local = address is None and not in_cluster()
-        self._control = Control()
+        super().__init__()
         #: of the trainings; started with the first one
         self._mailbox: Any = None
-        self._lock = Lock()
+        self._one_mailbox = Lock()
         if not (self._local and modules is not None and _is_kept(modules)):
             # a job passes its own variables on to its workers; the search path includes the job's
             os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
@@ -119,50 +119,26 @@ class RayLauncher:
         """
         from raypipe.launch.training import fit, start_mailbox  # torch takes seconds to import
 
-        with self._lock:
+        with self._one_mailbox:
             self._mailbox = self._mailbox or start_mailbox()
-        return fit(job, report, lambda _: started(), self._mailbox, self._control, self._nodes)
+        return fit(job, report, lambda _: started(), self._mailbox, self, self._nodes)
 
-    def trials(self, sweep: Sweep, settings: SweepSettings, run: RunDirectory) -> None:
+    def trials(self, sweep: Sweep, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""
         from raypipe.launch.trials import run_trials  # slow to import, and seldom needed
 
-        self._control.pause()
-        run_trials(sweep, settings, run, self._control, self._nodes)
-
-    def propose(self, *known: Any) -> Point:
-        """Return a proposal of a searcher of Ray Tune."""
-        from raypipe.launch.trials import propose
-
-        return propose(*known)
+        self.pause()
+        run_trials(sweep, run, self, self._nodes)
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-        pool = RayPool(options, self._control, self._nodes, say)
-        with self._control.working():
+        pool = RayPool(options, self, self._nodes, say)
+        with self.working():
             try:
                 yield pool
             finally:
                 pool.cancel()
-
-    @property
-    def ending_s(self) -> float:
-        """The seconds in which running work could come to an orderly end."""
-        return self._control.ending_s
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether no training, trial or task runs."""
-        return self._control.is_at_rest
-
-    def wind_down(self) -> None:
-        """Start nothing new; trainings save checkpoints and end."""
-        self._control.wind_down()
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every thread that waits on this launcher."""
-        self._control.interrupt()
 
     def _watch_raylet(self) -> None:
         """Let all work fail once the raylet that was started here dies.
@@ -176,12 +152,12 @@ class RayLauncher:
                 time.sleep(_LOOK_S)
             if raylet is None or not ray.is_initialized() or _raylet() is not None:
                 return  # not started here, stopped in order, or started again
-            self._control.interrupt(
+            self.interrupt(
                 "Ray's process on this machine (raylet) died: somebody killed it, or the system "
                 "did, for lack of memory"
             )
             deadline = time.monotonic() + _END_S
-            while not self._control.is_at_rest and time.monotonic() < deadline:
+            while not self.is_at_rest and time.monotonic() < deadline:
                 time.sleep(_LOOK_S)
             if _raylet() is None:
                 ray.shutdown()

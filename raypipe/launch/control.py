@@ -82,7 +82,7 @@ class Control:
                 self._passed |= {each for each in waiting if idle_s > self._waiting[each]}
             return self.is_winding_down or bool(waiting - self._passed)
 
-    def close(self, pool: object) -> None:
+    def forget(self, pool: object) -> None:
         """Forget a pool."""
         with self._lock:
             self._running.pop(pool, None)

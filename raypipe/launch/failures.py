@@ -19,7 +19,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import TRANSIENT, FailureKind, UnitError, message_of
+from raypipe.errors import FailureKind, UnitError, message_of
 from raypipe.launch.nodes import living_nodes
 
 if TYPE_CHECKING:
@@ -67,11 +67,6 @@ def kind_of(error: BaseException) -> FailureKind | None:
         return "worker_died"
     is_rays = type(error).__module__.startswith("ray.")
     return "timeout" if is_rays and "Timeout" in type(error).__name__ else None
-
-
-def is_tried_again(kind: FailureKind, attempt: int, attempts: int) -> bool:
-    """Whether a task that failed is tried again: failures of machines and time limits are."""
-    return kind in {*TRANSIENT, "timeout"} and attempt < attempts
 
 
 def worker_failure(unit: str, error: BaseException) -> UnitError:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not 
     from raypipe.config.matrix import Point
     from raypipe.store.run_directory import RunDirectory
     from raypipe.study.sweep import Sweep
-    from raypipe.study.sweep_settings import SweepSettings
     from raypipe.training.ending import Ending
     from raypipe.training.job import Report, TrainingJob
 
@@ -86,14 +85,21 @@ class InlineLauncher:
             raise KeyboardInterrupt
         return outcome
 
-    def trials(self, sweep: Sweep, settings: SweepSettings, run_dir: RunDirectory) -> None:
+    def trials(self, sweep: Sweep, run_dir: RunDirectory) -> None:
         """Run the trials in sequence; no scheduler ends one early. Raises UnitError."""
         del run_dir
-        if settings.scheduler is not None and settings.scheduler.is_population:
-            name = settings.scheduler.name
-            text = f"sweep.scheduler = {name}: its trials go on from each other's state, for which "
-            raise UnitError("sweep", "error", f"{text}it needs Ray; run it without --local")
-        while (job := sweep.next()) is not None:
+        scheduler = sweep.settings.scheduler
+        if scheduler is not None and scheduler.is_population:
+            text = f"sweep.scheduler = {scheduler.name}: its trials go on from each other's state, "
+            text += "for which it needs Ray; run it without --local"
+            raise UnitError("sweep", "error", text)
+
+        def proposed(*known: Any) -> Point:
+            from raypipe.launch.trials import propose  # slow to import, and seldom needed
+
+            return propose(*known)
+
+        while (job := sweep.next(proposed)) is not None:
 
             def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
                 if not isinstance(row, str):
@@ -104,17 +110,11 @@ class InlineLauncher:
             except UnitError as error:
                 sweep.ended(job.trial_id, error)
 
-    def propose(self, *known: Any) -> Point:
-        """Return a proposal of a searcher of Ray Tune, which runs in this process."""
-        from raypipe.launch.trials import propose  # slow to import, and seldom needed
-
-        return propose(*known)
-
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``."""
         del say
-        pool = _InlinePool(options, self._is_ending)
+        pool = _InlinePool(options, lambda: self._winds_down or self._interrupted.is_set())
         process_tree.adopt_orphans()
         try:
             yield pool
@@ -141,9 +141,6 @@ class InlineLauncher:
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt at the next task or logged step."""
         self._interrupted.set()
-
-    def _is_ending(self) -> bool:
-        return self._winds_down or self._interrupted.is_set()
 
     def close(self) -> None:
         """Do nothing: nothing was started."""

@@ -31,11 +31,6 @@ def living_nodes() -> dict[str, Resources]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
-def may_grow() -> bool:
-    """Whether the cluster has nodes of a kind of which others may be added."""
-    return any(node["Alive"] and node["Labels"].get(_GROUP) for node in ray.nodes())
-
-
 def bundle(cpus: float, gpus: float, custom: str | None = None) -> dict[str, float]:
     """Return the resources of one process; ``custom`` is requested in the amount of the CPUs."""
     asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
@@ -49,12 +44,6 @@ def room(asked: Resources, nodes: Iterable[Resources] | None = None) -> int:
         min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount)
         for node in nodes
     )
-
-
-def for_tasks(nodes: Iterable[Resources] | None = None) -> str | None:
-    """Return the custom resource that CPU tasks must request on these nodes, or None."""
-    nodes = living_nodes().values() if nodes is None else nodes
-    return TASKS if any(TASKS in node for node in nodes) else None
 
 
 class Wait:
@@ -99,7 +88,9 @@ class Wait:
         if room(self._asked, nodes.values()) >= self._wanted:
             self.fitted, self._until = True, math.inf
             return False
-        if not self.fitted and not may_grow():
+        # nodes of a kind of which others may be added
+        may_grow = any(node["Alive"] and node["Labels"].get(_GROUP) for node in ray.nodes())
+        if not self.fitted and not may_grow:
             return True
         if self._until == math.inf:
             self._until = now + WAIT_FOR_NODES_S

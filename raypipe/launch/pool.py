@@ -20,12 +20,12 @@ from ray import cloudpickle
 from ray.exceptions import RayError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import ConfigError, FailureKind, Trace, UnitError
+from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
-from raypipe.launch.failures import is_tried_again, kind_of
-from raypipe.launch.nodes import Resources, Wait, bundle, for_tasks, living_nodes, room
+from raypipe.launch.failures import kind_of
+from raypipe.launch.nodes import TASKS, Resources, Wait, bundle, living_nodes, room
 from raypipe.launch.task import run_in_worker, take_output
 from raypipe.redaction import printable
 
@@ -97,7 +97,8 @@ class RayPool:
         say: Callable[[str], None],
     ) -> None:
         # with GPUs, the CPUs beside them are not those of tasks
-        self._custom = None if options.gpus else for_tasks() or for_tasks(before)
+        has_tasks = any(TASKS in node for node in (*living_nodes().values(), *before))
+        self._custom = TASKS if has_tasks and not options.gpus else None
         self._asked = bundle(options.cpus, options.gpus, self._custom)
         self._name, self._options, self._control = secrets.token_hex(8), options, control
         self._wait = Wait(self._asked, 1, before, say)
@@ -179,7 +180,7 @@ class RayPool:
         for each in (self._waiting, self._running, self._starting, self._idle):
             each.clear()
         self._running_cpus = 0.0
-        self._control.close(self)
+        self._control.forget(self)
 
     def _check_room(self) -> None:
         """Raise an error if no node has the resources of a task, and waiting for one is vain."""
@@ -329,7 +330,7 @@ class RayPool:
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of a failed attempt; queue the next one, if any."""
-        again = is_tried_again(kind, call.attempt, self._options.attempts)
+        again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import ray
 import torch
@@ -32,9 +32,6 @@ from raypipe.training.failure_kinds import expandable_segments
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.parallel import Worker
 from raypipe.training.requirements import cpus_of_a_worker
-
-if TYPE_CHECKING:
-    from ray.train import RunConfig, ScalingConfig
 
 _POLL_S = 0.5
 #: seconds for the end of a task that was canceled
@@ -203,47 +200,37 @@ def train_with_ray(
         ray.train.TrainingFailedError: a worker of the group failed or died.
 
     """
-    from ray.train import ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    alone = job.settings.scaling.worker_count == 1
-    # NCCL rejects workers that share a GPU
-    backend = "nccl" if (job.settings.scaling.gpus_per_worker or 0.0) >= 1 else "gloo"
+    scaling, asked = job.settings.scaling, of_a_worker(job)
+    group: dict[str, Any] = {"scaling_config": ScalingConfig(num_workers=0)}
+    if scaling.worker_count > 1:
+        os.environ[_WAIT_FOR_GROUP] = str(_WAIT_S)
+        # Ray's own types lack some of them; the group fails as soon as one of its workers does
+        failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _STARTS}
+        options: dict[str, Any] = {"worker_runtime_env": _environment(job) or None}
+        group["run_config"] = RunConfig(
+            name="group",
+            storage_path=folder,
+            storage_filesystem=None if job.run_dir.is_local else job.run_dir.fs,
+            failure_config=FailureConfig(**failures),
+            **options,
+        )
+        group["scaling_config"] = ScalingConfig(
+            num_workers=scaling.worker_count,
+            use_gpu="GPU" in asked,
+            resources_per_worker={name: asked.get(name, 0.0) for name in ("CPU", "GPU")},
+        )
+        # NCCL rejects workers that share a GPU
+        backend = "nccl" if (scaling.gpus_per_worker or 0.0) >= 1 else "gloo"
+        group["torch_config"] = TorchConfig(backend=backend)
     trainer = TorchTrainer(
         cast("Callable[[dict[Any, Any]], None]", _work),
         train_loop_config={"job": job, "report": report, "must_end": must_end},
-        scaling_config=ScalingConfig(num_workers=0) if alone else _group(job),
-        torch_config=None if alone else TorchConfig(backend=backend),
-        run_config=None if alone else _attempt(job, folder),
+        **group,
     )
     return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
-
-
-def _group(job: TrainingJob) -> ScalingConfig:
-    from ray.train import ScalingConfig
-
-    scaling, asked = job.settings.scaling, of_a_worker(job)
-    each = {"CPU": asked.get("CPU", 0.0), "GPU": asked.get("GPU", 0.0)}
-    number = scaling.worker_count
-    return ScalingConfig(num_workers=number, use_gpu="GPU" in asked, resources_per_worker=each)
-
-
-def _attempt(job: TrainingJob, folder: str) -> RunConfig:
-    """Return the configuration of a worker group that fails as soon as one of its workers does."""
-    from ray.train import FailureConfig, RunConfig
-
-    os.environ[_WAIT_FOR_GROUP] = str(_WAIT_S)
-    # Ray's own types lack some of them
-    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _STARTS}
-    options: dict[str, Any] = {"worker_runtime_env": _environment(job) or None}
-    filesystem = None if job.run_dir.is_local else job.run_dir.fs
-    return RunConfig(
-        name="group",
-        storage_path=folder,
-        storage_filesystem=filesystem,
-        failure_config=FailureConfig(**failures),
-        **options,
-    )
 
 
 def _environment(job: TrainingJob) -> dict[str, Any]:

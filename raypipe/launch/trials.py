@@ -71,11 +71,7 @@ _MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
 
 def run_trials(
-    trials: Sweep,
-    settings: SweepSettings,
-    run: RunDirectory,
-    control: Control,
-    before: Iterable[Resources],
+    trials: Sweep, run: RunDirectory, control: Control, before: Iterable[Resources]
 ) -> None:
     """Run trials until there are no more.
 
@@ -89,8 +85,8 @@ def run_trials(
 
     """
     state = run.path(_STATE)
-    order = _Order(trials, settings, control, before)
-    if settings.pauses:  # all its trials are there from the start, and take turns
+    order = _Order(trials, control, before)
+    if trials.settings.pauses:  # all its trials are there from the start, and take turns
         os.environ[_MOST_PENDING] = str(_ENDLESS)
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
@@ -99,7 +95,7 @@ def run_trials(
         tune.with_resources(_train, lambda config: PlacementGroupFactory([config["needs"]])),
         tune_config=TuneConfig(
             search_alg=order,
-            scheduler=scheduler_of(settings, trials),
+            scheduler=scheduler_of(trials),
             num_samples=-1,
             reuse_actors=not on_gpu,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -136,15 +132,9 @@ def _no_state(_: object) -> dict[str, Any]:
 class _Order(Searcher):
     """Searcher that gives Tune the next trial when there is room for it."""
 
-    def __init__(
-        self,
-        trials: Sweep,
-        settings: SweepSettings,
-        control: Control,
-        before: Iterable[Resources],
-    ) -> None:
+    def __init__(self, trials: Sweep, control: Control, before: Iterable[Resources]) -> None:
         super().__init__()
-        self._trials, self._settings = trials, settings
+        self._trials, self._settings = trials, trials.settings
         self._control, self._before = control, tuple(before)
         #: the next trial, and the wait for its room
         self._held: tuple[TrainingJob, Wait] | None = None
@@ -159,8 +149,7 @@ class _Order(Searcher):
             return None
         job = self._next()
         if job is None:
-            over = self._held is None and self._trials.is_over
-            return Searcher.FINISHED if over else None
+            return Searcher.FINISHED if self._held is None and self._trials.is_over else None
         # Tune would take more trials than there is room for, before their choice is due
         slots = (1 / _slots(each) for each in (job, *self.running.values()))
         if not self._settings.pauses and sum(slots) > 1 + 1e-9:
@@ -178,7 +167,7 @@ class _Order(Searcher):
         They are those that it has had in an earlier command, where it goes on.
         """
         settings, scheduler = self._settings, self._settings.scheduler
-        every, metric = _decisions(settings, self._trials)
+        every, metric = _decisions(self._trials)
         found: dict[str, Any] = {"every": every, "metric": metric}
         if scheduler is not None and scheduler.is_population:
             values = Lineage.of(job.run_dir, job.trial_id).values
@@ -190,7 +179,7 @@ class _Order(Searcher):
         """Return the next trial; None while there is none, or the nodes have no room for it."""
         while True:
             if self._held is None:
-                if (job := self._trials.next()) is None:
+                if (job := self._trials.next(propose)) is None:
                     return None
                 job = _sized(job)
                 workers = job.settings.scaling.worker_count
@@ -436,12 +425,13 @@ def _domain(axis: AxisSettings) -> Any:
     return (tune.loguniform if axis.log else tune.uniform)(float(low), float(high))
 
 
-def scheduler_of(settings: SweepSettings, trials: Sweep) -> TrialScheduler | None:
+def scheduler_of(trials: Sweep) -> TrialScheduler | None:
     """Return the scheduler; those that stop trials receive what earlier commands' trials logged."""
+    settings = trials.settings
     if settings.scheduler is None:
         return None
     name, axes = settings.scheduler.name, changeable(settings.axes)
-    every, metric = _decisions(settings, trials)
+    every, metric = _decisions(trials)
     options: dict[str, Any] = {
         **{"time_attr": "step", "metric": metric, "mode": settings.mode},
         **settings.scheduler.options,
@@ -449,10 +439,7 @@ def scheduler_of(settings: SweepSettings, trials: Sweep) -> TrialScheduler | Non
     population = {
         "perturbation_interval": every,
         # pb2 finds its own values by equality
-        "custom_explore_fn": lambda config: {
-            **config,
-            **within(axes, config, digits=name == "pbt"),
-        },
+        "custom_explore_fn": lambda config: config | within(axes, config, digits=name == "pbt"),
         "require_attrs": False,
         "log_config": False,
     }
@@ -514,9 +501,9 @@ class _Earlier:
         self.trial_id = trial_id
 
 
-def _decisions(settings: SweepSettings, trials: Sweep) -> tuple[int, str]:
+def _decisions(trials: Sweep) -> tuple[int, str]:
     """Return the steps after which the scheduler decides, and the metric as a step has it."""
-    options = {} if settings.scheduler is None else settings.scheduler.options
+    scheduler, name = trials.settings.scheduler, trials.settings.metric_name
+    options = {} if scheduler is None else scheduler.options
     given = options.get("grace_period") or options.get("perturbation_interval")
-    name = settings.metric_name
     return given or max(1, trials.steps // 10), "loss" if name == "loss_final" else name

@@ -18,13 +18,7 @@ from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training
-from raypipe.report.measures import (
-    LOSS,
-    PREFIX,
-    better_by_name,
-    monitors_of,
-    training_measures,
-)
+from raypipe.report.measures import LOSS, PREFIX, better_by_name, monitors_of, training_measures
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
@@ -70,8 +64,9 @@ class Metric:
 
         Rows are averaged within each point first; those without a value do not count.
         """
-        rows = [row for row in ledger.rows(self.table) if self._holds(row)]
-        rows = [row for row in rows if _is_number(row.get(self.column))]
+        rows = [row for row in ledger.rows(self.table) if _is_number(row.get(self.column))]
+        for column, value in self.where.items():
+            rows = [row for row in rows if _equal(row.get(column), value)]
         means: list[float] = []
         count = 0
         for variants in points:
@@ -99,9 +94,6 @@ class Metric:
             shown = ", ".join(values[:_MOST_VALUES]) + (", ..." if values[_MOST_VALUES:] else "")
             parts.append(f"{column} is one of: {shown}")
         return f"{self.name}: no row of the table has it ({'; '.join(parts) or 'at this point'})"
-
-    def _holds(self, row: Row) -> bool:
-        return all(_equal(row.get(column), value) for column, value in self.where.items())
 
 
 def metric_of(

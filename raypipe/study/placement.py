@@ -9,11 +9,12 @@ all values of the row's variant.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raypipe.config.axes import dotted
 from raypipe.config.matrix import (
     SEED,
     SEED_STRIDE,
@@ -23,6 +24,7 @@ from raypipe.config.matrix import (
     point_text,
     value_text,
 )
+from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, in_order, with_needs
@@ -75,7 +77,8 @@ class Placement:
         self, configuration: Configuration, matrix: MatrixSettings, stages: Stages
     ) -> None:
         self._configuration, self._matrix, self._stages_of = configuration, matrix, stages
-        self._values = dict(_dotted(configuration.settings.model_dump(mode="json")))
+        given = configuration.settings.model_dump(mode="json")
+        self._values = dict(dotted(given, lambda _: False))
         self.axes = {key: self._keys_of(key) for key in matrix.keys}
         for key in self.axes.get(SEED, ()):
             if key != SEED and key in self.axes:
@@ -83,7 +86,8 @@ class Placement:
                     f"{configuration.origin}: matrix: {key} is an axis, and repetitions (`runs`, "
                     "`race` or `seed`) set it, too; give one of the two"
                 )
-        self._base = {key: self._values.get(key, 0 if key == SEED else None) for key in self.axes}
+        sections = {SEED: 0, **given}
+        self._base = {k: self._values.get(k, dig(sections, *k.split("."))) for k in self.axes}
         self._built: dict[str, BuiltPoint | None] = {}
         self._decisive: dict[str, Sequence[str]] = {}
         self.only: Sequence[str] = ()
@@ -245,14 +249,6 @@ def _is_read(key: str, reads: Sequence[str]) -> bool:
     return any(
         key == read or key.startswith(f"{read}.") or read.startswith(f"{key}.") for read in reads
     )
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values and sections by dotted key."""
-    for name, value in values.items():
-        yield f"{prefix}{name}", value
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{name}.")
 
 
 def _run(value: Any, configuration: Configuration) -> int:

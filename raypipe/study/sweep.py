@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
     def run(context: StageContext) -> None:
         under_way = Sweep(context, maker, given, last)
-        context.session.launcher.trials(under_way, sweep, context.run_dir)
+        context.session.launcher.trials(under_way, context.run_dir)
         under_way.end()
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
@@ -156,9 +156,8 @@ class Sweep:
     def __init__(
         self, context: StageContext, maker: TrialMaker, given: Sequence[Trial], last: Unit
     ) -> None:
-        self._context, self._maker, self._settings = context, maker, maker.sweep
-        (declared,), self._last = trial_tables(maker.configuration), last
-        self._declared = declared.columns
+        self._context, self._maker, self.settings = context, maker, maker.sweep
+        self._declared, self._last = trial_tables(maker.configuration)[0].columns, last
         #: the error of a metric that trials do not have; no further trial is started then
         self._mistake: UnitError | None = None
         self._failed: list[UnitError] = []
@@ -178,14 +177,14 @@ class Sweep:
         self._asked = 1 + max(self._numbers.values(), default=-1)
         for trial in given:
             self._add(trial)
-        total = self._settings.samples if self._settings.is_searched else len(given)
+        total = self.settings.samples if self.settings.is_searched else len(given)
         done = len(self._all) - len(self._waiting)
-        context.begin(total * self._settings.measurements, done)
+        context.begin(total * self.settings.measurements, done)
 
     @property
     def steps(self) -> int:
         """The optimizer steps of the swept training."""
-        stages, name = self._maker.configuration.stages(), self._settings.stage
+        stages, name = self._maker.configuration.stages(), self.settings.stage
         _, training = training_stage(stages, name, "sweep.stage")
         return job_of(self._context, self._last, training, self._context.run_dir).steps
 
@@ -195,9 +194,13 @@ class Sweep:
         rest = self._waiting or self._is_searching
         return not self._running and (self._mistake is not None or not rest)
 
-    def next(self) -> TrainingJob | None:
-        """Return the next trial; None while it depends on running trials, and at the end."""
-        while self._mistake is None and (trial := self._next()) is not None:
+    def next(self, propose: Callable[..., Point]) -> TrainingJob | None:
+        """Return the next trial; None while it depends on running trials, and at the end.
+
+        ``propose`` returns the next point of a searcher from the settings, the axes, the known
+        points with their costs, and its number.
+        """
+        while self._mistake is None and (trial := self._next(propose)) is not None:
             reason = self._obstacle(trial)
             if not reason:
                 attempt = self._attempts.get(trial.unit.key, 1)
@@ -233,7 +236,7 @@ class Sweep:
         job, trial = self._running.pop(trial_id), self._all[trial_id]
         if not isinstance(outcome, UnitError):
             self._record(trial, job, "succeeded", outcome)
-            column = self._settings.metric or ""
+            column = self.settings.metric or ""
             value = finite_or_none(outcome.get(column))
             self._say(trial, "done" if value is None else f"{column} {value:.4g}")
             return
@@ -263,7 +266,7 @@ class Sweep:
         row = logged[max(logged)] if logged else {}
         seen = {key: value for key, value in row.items() if key.startswith("eval_")}
         seen |= {"steps": row.get("step"), "loss_final": row.get("loss")}
-        name = self._settings.scheduler.name if self._settings.scheduler else "the scheduler"
+        name = self.settings.scheduler.name if self.settings.scheduler else "the scheduler"
         reason = f"stopped early by {name}"
         self._record(trial, job, "interrupted", {**seen, "reason": reason})
         self._say(trial, f"{reason} after {row.get('step', 0)} steps")
@@ -277,7 +280,7 @@ class Sweep:
         """
         if self._mistake is not None:
             raise self._mistake
-        context, settings = self._context, self._settings
+        context, settings = self._context, self.settings
         metric, mode = settings.metric or "", settings.mode or "min"
         rows = self._compared_with_fp32()
         context.ledger.put("trials", rows)
@@ -304,7 +307,7 @@ class Sweep:
 
         They are those asked for: `--local` runs all in one worker, with more accumulation.
         """
-        asked, section = trial.training.settings.training, f"{self._settings.stage}.training"
+        asked, section = trial.training.settings.training, f"{self.settings.stage}.training"
         sizes = {f"{section}.{key}": size for key in KEYS if (size := getattr(asked, key))}
         keys = {f"{section}.{key}" for key in KEYS}
         return {**point, **(sizes if keys & point.keys() else {})}
@@ -337,11 +340,11 @@ class Sweep:
 
     @property
     def _is_searching(self) -> bool:
-        return self._settings.is_searched and self._asked < self._settings.samples
+        return self.settings.is_searched and self._asked < self.settings.samples
 
     def _add(self, trial: Trial) -> None:
         """Add a trial and its repeated measurements; those that are stored do not wait."""
-        again = (trial.again(number) for number in range(2, self._settings.measurements + 1))
+        again = (trial.again(number) for number in range(2, self.settings.measurements + 1))
         for each in (trial, *again):
             self._all[each.unit.key] = each
             self._remember(each)
@@ -349,10 +352,10 @@ class Sweep:
                 self._waiting.append(each)
         self._waiting.sort(key=lambda each: each.measurement)
 
-    def _next(self) -> Trial | None:
+    def _next(self, propose: Callable[..., Point]) -> Trial | None:
         """Return the next trial: first measurements before proposals, and these before others."""
         while self._is_searching and not any(each.repeats is None for each in self._waiting):
-            self._propose()
+            self._propose(propose)
         if not self._waiting:
             return None
         running = [self._all[key].measurement for key in self._running]
@@ -360,17 +363,16 @@ class Sweep:
             return None  # a point that fails is not measured again
         return self._waiting.pop(0)
 
-    def _propose(self) -> None:
+    def _propose(self, propose: Callable[..., Point]) -> None:
         """Add the next proposal, unless the constraints rule it out or it is not a new point."""
         maker, number = self._maker, self._asked
         self._asked += 1
         known: list[tuple[Point, list[float] | None]] = []
         for key in sorted(self._numbers, key=self._numbers.__getitem__):
             row = None if key in self._running else self._context.ledger.get("trials", key)
-            costs = None if row is None else costs_of(self._settings, row)
+            costs = None if row is None else costs_of(self.settings, row)
             known.append((self._all[key].point, costs))
-        propose = self._context.session.launcher.propose
-        trial = maker.trial(propose(self._settings, maker.axes, known, number))
+        trial = maker.trial(propose(self.settings, maker.axes, known, number))
         if trial is not None and trial.unit.key not in self._all:
             self._numbers[trial.unit.key] = number
             self._add(trial)
@@ -388,7 +390,7 @@ class Sweep:
 
     def _job(self, trial: Trial, attempt: int) -> TrainingJob:
         job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
-        return replace(job, attempt=attempt, measured=self._settings.kind == "systems")
+        return replace(job, attempt=attempt, measured=self.settings.kind == "systems")
 
     def _record(
         self,
@@ -400,7 +402,7 @@ class Sweep:
         finished: bool = True,
     ) -> None:
         key, ledger = trial.unit.key, self._context.ledger
-        about = {"trained_stage": self._settings.stage, "kind": self._settings.kind}
+        about = {"trained_stage": self.settings.stage, "kind": self.settings.kind}
         changed = Lineage.of(job.run_dir, key).columns
         point = {name: changed.get(name.rpartition(".")[2], v) for name, v in trial.point.items()}
         row = {"reason": None, **outcome, **about, "point": point, "repeats": trial.repeats}
@@ -419,7 +421,7 @@ class Sweep:
         row = self._context.ledger.get("trials", trial.unit.key)
         if row is not None and row["status"] == "succeeded":
             try:
-                self._settings = with_metric_of(self._settings, row, self._declared)
+                self.settings = with_metric_of(self.settings, row, self._declared)
             except UnitError as error:
                 self._mistake = self._mistake or error
         elif row is not None and row["status"] == "out_of_memory" and trial.repeats is None:

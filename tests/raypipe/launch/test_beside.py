@@ -38,9 +38,9 @@ WAIT_S = 400
 @pytest.fixture
 def control(launcher: RayLauncher, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The control of one test: an interrupt is for good."""
-    fresh = Control()
-    monkeypatch.setattr(launcher, "_control", fresh)
-    return fresh
+    for name, value in vars(Control()).items():
+        monkeypatch.setattr(launcher, name, value)
+    return launcher
 
 
 @pytest.fixture

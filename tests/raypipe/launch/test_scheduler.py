@@ -40,8 +40,8 @@ def ended(scheduler: Any, number: int, curve: list[float]) -> int:
 @pytest.mark.parametrize("kind", ["asha", "median"])
 @given(given_curves=curves, part=st.integers(0, 8))
 def test_it_goes_on_from_what_it_had_seen(kind, given_curves, part):
-    nothing: Any = SimpleNamespace(history=lambda: (), steps=9)
-    whole: Any = scheduler_of(settings(kind), nothing)
+    nothing: Any = SimpleNamespace(settings=settings(kind), history=lambda: (), steps=9)
+    whole: Any = scheduler_of(nothing)
     expected = [ended(whole, number, curve) for number, curve in enumerate(given_curves)]
 
     seen = [
@@ -49,7 +49,7 @@ def test_it_goes_on_from_what_it_had_seen(kind, given_curves, part):
         for number, curve in enumerate(given_curves[:part])
         for step, loss in enumerate(curve[: expected[number]], start=1)
     ]
-    earlier: Any = SimpleNamespace(history=lambda: seen, steps=9)
-    anew: Any = scheduler_of(settings(kind), earlier)
+    earlier: Any = SimpleNamespace(settings=settings(kind), history=lambda: seen, steps=9)
+    anew: Any = scheduler_of(earlier)
     rest = [ended(anew, part + n, curve) for n, curve in enumerate(given_curves[part:])]
     assert rest == expected[part:]

@@ -163,9 +163,9 @@ def test_a_scheduler_is_told_what_earlier_trials_logged(tmp_path, monkeypatch):
     told: list[Any] = []
     trials_of = InlineLauncher.trials
 
-    def listen(self, trials, settings, run):
+    def listen(self, trials, run):
         told.append(list(trials.history()))
-        trials_of(self, trials, settings, run)
+        trials_of(self, trials, run)
 
     monkeypatch.setattr(InlineLauncher, "trials", listen)
     run(tmp_path, *asha)
@@ -378,8 +378,8 @@ def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
 def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp_path, monkeypatch):
     """The worker had stored step 5 when the scheduler ended it at step 10."""
 
-    def trials_ended_early(self, trials, settings, run):
-        while (job := trials.next()) is not None:
+    def trials_ended_early(self, trials, run):
+        while (job := trials.next(pytest.fail)) is not None:
             rows = [{"trial_id": job.trial_id, "step": n, "loss": 1.0 / n} for n in (5, 10)]
             write_table(run, STEPS, rows[:1], job.run_id, job.trial_id)
             for row in rows:
