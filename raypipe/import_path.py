@@ -74,9 +74,6 @@ def protect() -> None:
 def _first_own() -> int:
     """Return the position of Python's own modules on ``sys.path``."""
     own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return next((i for i, entry in enumerate(sys.path) if entry in own or _is_zip(entry)), 0)
-
-
-def _is_zip(entry: str) -> bool:
-    """Whether an entry is the archive of Python's standard library, which need not exist."""
-    return Path(entry).name == f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    # the archive of the standard library, which need not exist
+    archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    return next((i for i, e in enumerate(sys.path) if e in own or Path(e).name == archive), 0)

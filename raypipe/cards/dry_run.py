@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.cards.cuda_rules import CudaRules
-from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced, tensors_in
+from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, tensors_in
 from raypipe.errors import ConfigError, message_of
 from raypipe.training import evaluation, optimizer, parallel, precision
 from raypipe.training import model as training_model
@@ -69,15 +70,18 @@ def record(task: TrainTask, case: StepCase) -> Recording:
         batch = _batch(task, case.micro_batch)
         mesh = stack.enter_context(_pretended_mesh(worker.workers))
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_rules(case.compute_capability))
+        if case.compute_capability is not None:
+            on_card = partial(_on_card, optimizer.product_type)
+            stack.enter_context(CudaRules(case.compute_capability))
+            stack.enter_context(patch.object(optimizer, "product_type", on_card))
         fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
         model = task.build_model()
         precision.store(model, uncompiled.weights)
         # a fake model cannot move, and the mesh was made with values
         with (
-            replaced(nn.Module, "to", _stay),
-            replaced(training_model, "init_device_mesh", mesh),
-            replaced(precision, "sharded", partial(_on_card, precision.sharded)),
+            patch.object(nn.Module, "to", lambda module, *_, **__: module),
+            patch.object(training_model, "init_device_mesh", mesh),
+            patch.object(precision, "sharded", partial(_on_card, precision.sharded)),
         ):
             module = training_model.wrap(model, task, settings, worker)
         update = Update(model, task.optimizer(model, uncompiled), uncompiled, _DEVICE)
@@ -164,16 +168,6 @@ def _step(
     recorder.name(kept, "optimizer state")
 
 
-@contextmanager
-def _rules(compute_capability: float | None) -> Iterator[None]:
-    if compute_capability is None:
-        yield
-        return
-    on_card = partial(_on_card, optimizer.product_type)
-    with CudaRules(compute_capability), replaced(optimizer, "product_type", on_card):
-        yield
-
-
 def _batch(task: TrainTask, size: int) -> Any:
     """Return a batch of the longest samples, on the host."""
     dataset, lengths = task.build_dataset(), task.lengths()
@@ -188,10 +182,6 @@ def _batch(task: TrainTask, size: int) -> Any:
 
 def _on_card(policy: Callable[..., Any], *given: Any) -> Any:
     return policy(*given[:-1], torch.device("cuda"))
-
-
-def _stay(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-    return module
 
 
 def _is(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from raypipe.cards import peak_memory
@@ -178,11 +178,8 @@ class Forecasts:
         """Return the time of a phase's step: expected, fastest and slowest."""
         precision, replicas = settings.training.precision, self._replicas(settings)
         recording, (_, runs) = self._step(card, settings, number, size), self._cut(number, size)
-        given = recording, card, precision, runs
-        return [
-            step_time(*given, factors, replicas=replicas)
-            for factors in (EXPECTED, FASTEST, SLOWEST)
-        ]
+        timed = partial(step_time, recording, card, precision, runs, replicas=replicas)
+        return [timed(factors) for factors in (EXPECTED, FASTEST, SLOWEST)]
 
     def _replicas(self, settings: TrainStageSettings) -> int:
         return self._workers if settings.scaling.strategy == "ddp" else 1

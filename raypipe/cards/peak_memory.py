@@ -32,11 +32,6 @@ class Memory:
     fits: bool
 
 
-def room(card: Card, workers: int) -> float:
-    """Return the bytes of a card that torch may reserve with the margin free."""
-    return (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
-
-
 def outside(workers: int) -> int:
     """Return the bytes of a card that a worker takes outside of torch's allocator."""
     return CONTEXT_BYTES + (NCCL_BYTES if workers > 1 else 0)
@@ -63,7 +58,8 @@ def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) ->
     key = (hopper, bucketed)
     if key not in recording.peaks:
         recording.peaks[key] = replay(events)
-    peak, limit = recording.peaks[key], room(card, workers)
+    # what torch may reserve with the margin free
+    peak, limit = recording.peaks[key], (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
     fits = peak.reserved <= limit
     if not fits and peak.allocated <= limit:  # it may do with fewer segments
         within = replay(events, limit)

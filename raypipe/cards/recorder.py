@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from raypipe.cards.allocator import Peak
+from raypipe.training.parallel import local
 
 #: kernels that read of their first tensor only the values that they return
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim"))
@@ -157,29 +159,17 @@ class Recorder(TorchDispatchMode):
         outputs, inputs = list(tensors_in(result)), list(tensors_in((args, kwargs)))
         for tensor in outputs:
             self._see(tensor)
-        if name not in _NO_KERNEL and func.namespace != "prim":
-            self._count(func, name, args, kwargs, inputs, outputs, result)
-        return result
-
-    def _count(
-        self,
-        func: Any,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        result: Any,
-    ) -> None:
+        if name in _NO_KERNEL or func.namespace == "prim":
+            return result
         if func.namespace in ("c10d", "_c10d_functional"):
             size = max(map(_touched, (*inputs, *outputs)), default=0)
             self._add(Kernel(name, exchanged=size))
-            return
+            return result
         mutated = list(_mutated(func, args, kwargs))
         known = {id(each.untyped_storage()) for each in inputs}
         fresh = [each for each in outputs if id(each.untyped_storage()) not in known]
         if not fresh and not mutated:
-            return  # a view
+            return result  # a view
         writes = [_touched(each) for each in (*fresh, *mutated)]
         reads = [_touched(each) for each in inputs]
         if name in _LOOKUPS and reads:
@@ -198,6 +188,7 @@ class Recorder(TorchDispatchMode):
         # autograd's own kernels run without gradients
         repeats = self.backward and torch.is_grad_enabled()
         self._add(Kernel(name, flops, sum((*reads, *writes)), dtype=kind, repeats=repeats))
+        return result
 
     def _add(self, kernel: Kernel) -> None:
         self.recording.kernels.setdefault(self.section, []).append(kernel)
@@ -249,19 +240,8 @@ def recorded_resizes(recorder: Recorder) -> Iterator[None]:
         recorder.resized(storage)
         return done
 
-    with replaced(torch.UntypedStorage, "resize_", resize):
+    with patch.object(torch.UntypedStorage, "resize_", resize):
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a function of a module or class in the body."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -271,11 +251,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(each)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a sharded tensor that this worker has; others as they are."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def living(events: Iterable[tuple[int, int]]) -> dict[int, int]:

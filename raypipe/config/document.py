@@ -64,7 +64,8 @@ def read(path: str | Path) -> Document:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(_MAX_LENGTH + 1)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file{_nearby(file)}") from error
+        near = [each.name for each in file.parent.glob("*.y*ml")]
+        raise ConfigError(f"{path}: no such file{did_you_mean(file.name, near)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if len(text) > _MAX_LENGTH:
@@ -98,9 +99,3 @@ def parse(text: str, origin: str) -> Document:
     values = {key: value for key, value in content.items() if key not in (*NAMES, "profiles")}
     module, function = (named.get(key, "") for key in NAMES)
     return Document(origin, module, function, values, profiles)
-
-
-def _nearby(path: Path) -> str:
-    if not path.parent.is_dir():
-        return ""
-    return did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])

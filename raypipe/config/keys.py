@@ -57,8 +57,6 @@ def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Ke
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         default = dig(default_values, name)
-        if isinstance(default, BaseModel):
-            default = default.model_dump(mode="json")
         yield Key(
             f"{path}{name}",
             "section" if section is not None else type_text(field.annotation, field.metadata),

@@ -162,7 +162,7 @@ def value_text(value: Any) -> str:
 
     A string that reads as JSON, or as more than one value, is quoted: ``"1"`` is not ``1``.
     """
-    if isinstance(value, str) and not _reads_as_json(value) and not set(value) & set(",="):
+    if isinstance(value, str) and text_value(value) is value and not set(value) & set(",="):
         return value
     return json.dumps(value, sort_keys=True)
 
@@ -171,16 +171,8 @@ def text_value(text: str) -> Any:
     """Return the value of a text of ``value_text``."""
     try:
         return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _reads_as_json(text: str) -> bool:
-    try:
-        json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return text
 
 
 def _matches(point: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def importable(module: str) -> str:
     if not module.startswith(f"{LOGICAL}."):
         return module
     installed = f"raypipe.shipped.{module}"
-    return installed if not _is_module(module) and _is_module(installed) else module
+    return installed if not is_module(module) and is_module(installed) else module
 
 
 def listing() -> str:
@@ -114,10 +115,9 @@ def logical_source(content: bytes) -> bytes:
     return content.replace(INSTALLED.encode(), LOGICAL.encode())
 
 
-def _is_module(name: str) -> bool:
+def is_module(name: str) -> bool:
     """Whether a module can be found; a folder without ``__init__.py`` is none."""
-    try:
+    with suppress(ModuleNotFoundError):
         spec = find_spec(name)
-    except ModuleNotFoundError:
-        return False
-    return spec is not None and spec.origin is not None
+        return spec is not None and spec.origin is not None
+    return False

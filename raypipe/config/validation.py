@@ -118,9 +118,9 @@ def shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
-def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+def did_you_mean(word: str, allowed: Sequence[str], cutoff: float = 0.5) -> str:
     """Return a hint at the nearest allowed word, if any is near."""
-    close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, allowed, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -128,8 +128,7 @@ def did_you_mean_key(key: str, allowed: Sequence[str]) -> str:
     """Return a hint at the nearest of the dotted keys whose own name is near, if any is."""
     name = _name(key)
     near = [each for each in allowed if difflib.get_close_matches(name, [_name(each)], 1, _NEAR)]
-    close = difflib.get_close_matches(key, near, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]}?" if close else ""
+    return did_you_mean(key, near, cutoff=0.0)
 
 
 def _name(key: str) -> str:

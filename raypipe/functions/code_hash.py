@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -49,12 +50,10 @@ class CodeHash:
         """Return the source of the user's modules, and of those that they import."""
         modules, files = dict[str, str](), dict[str, bytes]()
         for name in sorted(self._modules):
-            try:
+            with suppress(ImportError, ValueError):  # made in memory
                 found = source_of(name)
-            except (ImportError, ValueError):  # made in memory
-                continue
-            modules |= found.modules
-            files |= found.files
+                modules |= found.modules
+                files |= found.files
         return SourceCode(modules, files)
 
     def _add(self, value: Any) -> None:
@@ -96,13 +95,8 @@ class CodeHash:
             if not self._is_users(function.__module__):
                 return "function", function.__module__, function.__qualname__
             used = dict(sorted(variables(function).items()))
-            return (
-                "function",
-                function.__code__,
-                function.__defaults__,
-                function.__kwdefaults__,
-                used,
-            )
+            code = function.__code__, function.__defaults__, function.__kwdefaults__
+            return "function", *code, used
         if isinstance(value, property | classmethod | staticmethod):
             functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
             return (kind.__name__, *functions)
@@ -134,10 +128,8 @@ def variables(function: Any) -> dict[str, Any]:
     names = set(_names(code))
     found = {name: value for name, value in function.__globals__.items() if name in names}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):  # assigned later
             found[name] = cell.cell_contents
-        except ValueError:  # assigned later
-            continue
     return found
 
 
@@ -151,9 +143,8 @@ def _names(code: CodeType) -> Iterator[str]:
 def _is_installed(package: str) -> bool:
     if package == "raypipe" or package in sys.stdlib_module_names:
         return True
-    try:
+    origin = ""
+    with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    origin = (spec and spec.origin) or ""
+        origin = (spec and spec.origin) or ""
     return "site-packages" in origin or "dist-packages" in origin or origin == "frozen"

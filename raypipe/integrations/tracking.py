@@ -8,7 +8,6 @@ of the table ``steps`` that it lacks.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from raypipe.config.shipped import is_module
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
 from raypipe.stats import finite_or_none
@@ -384,7 +384,8 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
         "wandb": (not _wandb_is_offline(), ", or its server (set WANDB_MODE=online)"),
     }
     for name in names:
-        if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
+        # a folder ./wandb of earlier runs is not a package
+        if missing := [package for package in _PACKAGES[name] if not is_module(package)]:
             raise ConfigError(
                 f"tracking: {name} needs {', '.join(missing)}, not installed: "
                 f"pip install 'raypipe-runner[tracking]', or remove {name} from tracking"
@@ -434,9 +435,3 @@ def _mlflow_server() -> str | None:
 def _wandb_is_offline() -> bool:
     """Whether W&B writes local files, as it does unless the user's environment says otherwise."""
     return (os.environ.get("WANDB_MODE") or "offline") in ("offline", "dryrun")
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    # a folder ./wandb of earlier runs looks like a package without a file
-    return spec is not None and spec.origin is not None

@@ -25,7 +25,7 @@ from tests import command
 
 PROJECT = Path(__file__).resolve().parents[2]
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
-HERE = [name for name in ALL if all(map(tracking._is_installed, tracking._PACKAGES[name]))]
+HERE = [name for name in ALL if all(map(tracking.is_module, tracking._PACKAGES[name]))]
 TRIAL, OTHER = "sweep/train_small/0123456789ab", "train_large"
 CONFIGURATION = {
     "train_small": {"training": {"micro_batch": 1, "steps": 12}},
@@ -391,7 +391,7 @@ class Kept(Broken):
 def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, caplog):
     Kept.made = []
     monkeypatch.setattr(tracking, "_KINDS", {"mlflow": Broken, "tensorboard": Kept})
-    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    monkeypatch.setattr(tracking, "is_module", lambda package: True)
     with Trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
         for step in (1, 2, 3):
             trackers.log("a", row(step))
@@ -414,7 +414,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
 
     Kept.made = []
     monkeypatch.setattr(tracking, "_KINDS", {"wandb": Interrupted})
-    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    monkeypatch.setattr(tracking, "is_module", lambda package: True)
     with (
         pytest.raises(KeyboardInterrupt),
         Trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
@@ -449,7 +449,7 @@ def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_missing_package_is_named(run, name, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    monkeypatch.setattr("raypipe.config.shipped.find_spec", lambda package: None)
     with pytest.raises(
         ConfigError, match=rf"{name} needs {name}.*pip install 'raypipe-runner\[tracking\]'"
     ):
@@ -476,7 +476,7 @@ def test_a_folder_is_no_package(run, tmp_path, monkeypatch):
     ],
 )
 def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hint, monkeypatch):
-    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    monkeypatch.setattr(tracking, "is_module", lambda package: True)
     with pytest.raises(ConfigError, match=hint):
         check([name], remote)
     if variable is not None:
