@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
-from raypipe.store.object_store import ConditionalObject, ConflictError
+from raypipe.store.lock import ConditionalObject, ConflictError
 from raypipe.store.run_directory import RunDirectory
 
 SECRET = "wJalrXUtn/FEMI+x"

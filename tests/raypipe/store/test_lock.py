@@ -23,8 +23,7 @@ import pytest
 from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.store import lock
 from raypipe.store.ledger import Ledger
-from raypipe.store.lock import Pace, writing
-from raypipe.store.object_store import ConditionalObject
+from raypipe.store.lock import ConditionalObject, Pace, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 
