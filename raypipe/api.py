@@ -33,11 +33,6 @@ Config = str | os.PathLike[str] | Mapping[str, Any]
 #: values by dotted key, or texts of the form ``dotted.key=value``
 Values = Mapping[str, Any] | Sequence[str]
 Location = str | os.PathLike[str]
-#: arguments of verbs that say how a run is executed
-_OPTIONS = (
-    *("run_dir", "profile", "only", "address", "time_budget"),
-    *("strict_code", "local", "at_end"),
-)
 
 
 class RunFailedError(RuntimeError):
@@ -94,11 +89,10 @@ class Run:
 
         """
         from raypipe.commands.results import table
-        from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT
+        from raypipe.store.tables import ADDED
 
         rows: pd.DataFrame = table(self.directory, name).to_pandas()
-        added = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
-        last = [column for column in added if column in rows.columns]
+        last = [column for column in ADDED if column in rows.columns]
         return rows[[*rows.columns.difference(last, sort=False), *last]]
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -445,11 +439,7 @@ def fit(
 
 
 def config(
-    config: str,
-    overrides: Sequence[str] = (),
-    *,
-    profile: str = "auto",
-    keys: bool = False,
+    config: str, overrides: Sequence[str] = (), *, profile: str = "auto", keys: bool = False
 ) -> str:
     """Show the resolved configuration with the origin of every value, or all keys.
 
@@ -719,7 +709,7 @@ def _run(
         if document is None:
             document = _document(given["config"])
         again = partial(_continuation, verb, given, document, overrides)
-        options = {name: given[name] for name in _OPTIONS if name in given}
+        options = {name: given[name] for name in execute.__kwdefaults__ or () if name in given}
         ended = execute(document, overrides, again, **options)
     found = Run(ended.run_dir)
     if ended.status == 130:

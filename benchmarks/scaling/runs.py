@@ -106,11 +106,11 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     results.write_tables(RunDirectory.at(folder / "copy"), ledger, {}, "copy")
     written = time.perf_counter()
     return {
-        "evaluations": ledger.count("evaluations"),
+        "evaluations": len(ledger.rows("evaluations")),
         "load": load,
         "run": first.whole,
         "continue": again.whole,
-        "per_s": ledger.count("evaluations") / stages[only[0]],
+        "per_s": len(ledger.rows("evaluations")) / stages[only[0]],
         "stages_s": stages.to_dict(),
         "open_ledger_s": opened - clock,
         "write_tables_s": written - opened,

@@ -20,10 +20,10 @@ from raypipe.integrations.tracking import flat
 from raypipe.stats import finite_or_none
 from raypipe.store import tables
 from raypipe.store.run_directory import BASE, RunDirectory
-from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
+from raypipe.store.tables import ADDED, COMMAND_ID, RUN_ID, VARIANT, by_name
 
 #: columns of the environment that differ between any two runs
-_OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
+_OWN = (*ADDED, "command", "started_at")
 #: columns of the blocks in addition to the runs
 _HEADINGS = frozenset({"key", "result", "row"})
 #: rows that are shown, and rows of a table of which no number is declared to be better

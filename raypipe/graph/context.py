@@ -157,13 +157,11 @@ class StageContext:
         before = set(self._offered)
         return [unit for unit in self.todo() if unit.key not in before]
 
-    def awaited(self) -> set[str]:
-        """Return the running stages after which further units can be computed."""
+    def waits(self) -> bool:
+        """Whether further units can be computed after stages that run."""
+        running, failed = self._outcomes.running, self._outcomes.failed
         needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
-        running = (
-            self._outcomes.running(each) for each in needs if not self._outcomes.failed(each)
-        )
-        return set[str]().union(*running)
+        return any(running(each) and not failed(each) for each in needs)
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
@@ -232,7 +230,7 @@ class StageContext:
     def fail(self, failure: Failure) -> None:
         """Record a failed attempt, write its log, and show it unless others like it were shown."""
         row = {**failure.row(), "stage": self.stage.name, "log": self.logs.file(failure.unit)}
-        key = f"{self.stage.name}/{failure.unit}/{self.ledger.count('failures')}"
+        key = f"{self.stage.name}/{failure.unit}/{len(self.ledger.rows('failures'))}"
         self.ledger.put("failures", {key: row})
         self.logs.failed(failure)
 
@@ -313,10 +311,7 @@ class StageContext:
                 keys.append(call[0])
                 yield call
 
-        def is_ready() -> bool:
-            return len(ended) < _MOST_BUFFERED
-
-        for results in self.outcomes(pool, noted(), is_ready):
+        for results in self.outcomes(pool, noted(), lambda: len(ended) < _MOST_BUFFERED):
             ended.update({result.key: result for result in results})
             while keys and str(keys[0]) in ended:
                 key = keys.popleft()

@@ -236,7 +236,7 @@ class _RunningGraph:
                 ended = self._outcomes.ended  # before the units: stages end meanwhile
                 if context.further_units():
                     stage.run(context)
-                elif context.awaited():
+                elif context.waits():
                     paused = time.monotonic()
                     yield ended
                     context.waited_s += time.monotonic() - paused

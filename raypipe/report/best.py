@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -22,12 +22,10 @@ from raypipe.redaction import printable, without_credentials
 from raypipe.report.formatting import heading, listed, with_unit
 from raypipe.stats import half_width, ranked
 from raypipe.store.run_status import KeyResult
-from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
+from raypipe.store.tables import ADDED, VARIANT, Column, Table
 
 Tables = Mapping[str, pd.DataFrame]
 
-#: columns that the framework adds to every table
-ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
 #: the column with the seed of a matrix, which is joined to the rows
 MATRIX_SEED = "matrix seed"
 #: columns that number the repetitions of a row, unless they are axes
@@ -40,6 +38,7 @@ _MOST_POINTS = 1000  # of a curve over an axis that is found in the rows
 LONG = 120
 _FIRST_ROWS = 50
 _NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
+_SCALARS = (str, Real, pd.Timestamp, type(None))
 _ROUNDING = 1e-9  # relative difference that is none
 #: points as good as the best, or behind it, that are named
 MOST_NAMED = 4
@@ -159,11 +158,6 @@ class Headline:
         return self.metric + (f" ({self.group})" if self.group else "")
 
     @property
-    def values(self) -> Mapping[str, Any]:
-        """The best point by axis; the first one if others are as good."""
-        return self.ranking[0].values
-
-    @property
     def mean(self) -> float:
         """The mean of the best point over its repetitions."""
         return self.ranking[0].mean
@@ -270,12 +264,9 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.loc[:, ~rows.columns.duplicated()]
     for name in rows.columns:
         if rows[name].dtype == object:
-            rows = rows.assign(**{name: rows[name].map(_scalar).astype(object)})
+            plain_values = rows[name].map(lambda v: v if isinstance(v, _SCALARS) else str(v))
+            rows = rows.assign(**{name: plain_values.astype(object)})
     return rows
-
-
-def _scalar(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | Real | pd.Timestamp) else str(value)
 
 
 def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None) -> Shape:
@@ -394,20 +385,12 @@ def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
     if table.references:
         rows = rows[~rows[list(table.axes)].isin(list(table.references)).any(axis=1)]
     measured = [column for column in shape.numbers if column.better]
-    return [
-        found
-        for group, part in _groups(rows, shape.groups)
-        for column in measured
-        if (found := best_point(table, column, group, part, shape)) is not None
-    ]
-
-
-def _groups(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the values of the columns that separate what is not comparable, with their rows."""
-    varied = [name for name in names if rows[name].nunique() > 1]
-    groups = rows.groupby(varied, sort=False, dropna=False) if varied else [((), rows)]
-    for values, part in groups:
-        yield point_label(dict(zip(varied, values, strict=True))), part
+    varied = [name for name in shape.groups if rows[name].nunique() > 1]
+    found = list[Headline | None]()
+    for values, part in rows.groupby(varied, sort=False, dropna=False) if varied else [((), rows)]:
+        group = point_label(dict(zip(varied, values, strict=True)))
+        found += [best_point(table, column, group, part, shape) for column in measured]
+    return [best for best in found if best is not None]
 
 
 def is_baseline(table: Table, points: pd.DataFrame) -> pd.Series[bool]:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import is_seed
-from raypipe.report.best import ADDED, Shape, Tables, best_point, variants_of
+from raypipe.report.best import Shape, Tables, best_point, variants_of
 from raypipe.report.measures import LOSS, held_out_columns
 from raypipe.stats import half_width, paired_comparisons
-from raypipe.store.tables import Column, Table
+from raypipe.store.tables import ADDED, Column, Table
 
 #: what a training costs; compared, but not what stands for it
 COSTS = ("samples_per_s", "energy_j")
@@ -116,9 +116,8 @@ def _groups(tables: Tables) -> Iterator[tuple[str, str, pd.DataFrame, Sequence[s
         for stage, group in done.groupby("stage", sort=False):
             yield "trials", str(stage), group, [*held_out, LOSS.name, *COSTS]
     if len(measures):
-        texts = list(
-            measures.drop(columns=[*ADDED], errors="ignore").select_dtypes(exclude="number")
-        )
+        own = measures.drop(columns=[*ADDED], errors="ignore")
+        texts = list(own.select_dtypes(exclude="number"))
         reals = list(map(str, measures.select_dtypes("float")))
         groups = measures.groupby(texts, sort=False, dropna=False) if texts else [((), measures)]
         for names, group in groups:

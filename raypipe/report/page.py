@@ -12,7 +12,7 @@ from raypipe.config.matrix import value_text
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
-from raypipe.report.best import ADDED, Tables
+from raypipe.report.best import Tables
 from raypipe.report.comparison import of_point, point_name, points
 from raypipe.report.first_screen import summary_section
 from raypipe.report.formatting import counted
@@ -39,7 +39,7 @@ from raypipe.report.studies import (
 from raypipe.report.tables import table_section
 from raypipe.report.trainings import SWEEP, training_section
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_tables
+from raypipe.store.tables import ADDED, read_tables
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from raypipe.config.matrix import is_seed, point_text, text_value
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.best import (
-    ADDED,
     Headline,
     Ranked,
     Results,
@@ -34,7 +33,7 @@ from raypipe.report.sections import Code, Fold, Part, Pill, Section, TableView, 
 from raypipe.report.tables import number_plots, result_parts
 from raypipe.report.trainings import SWEEP, step_lines
 from raypipe.stats import runs_needed
-from raypipe.store.tables import Column, Table
+from raypipe.store.tables import ADDED, Column, Table
 
 _MOST_SNIPPETS = 5
 _SPEED, _MEMORY = "samples_per_s", "peak_memory_bytes"

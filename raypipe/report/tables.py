@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from raypipe.report import plots
 from raypipe.report.best import (
-    ADDED,
     LONG,
     Headline,
     Means,
@@ -37,17 +36,8 @@ from raypipe.report.formatting import (
     with_unit,
 )
 from raypipe.report.plots import Line, Plot, finite, thinned
-from raypipe.report.sections import (
-    Code,
-    Fold,
-    Heading,
-    Part,
-    Section,
-    TableView,
-    Tile,
-    cells,
-)
-from raypipe.store.tables import Column, Table
+from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView, Tile, cells
+from raypipe.store.tables import ADDED, Column, Table
 
 _MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows

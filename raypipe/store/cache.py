@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from raypipe.store.ledger import Row
@@ -91,12 +91,10 @@ class Cache:
 
 def _row(key: str, text: object, checksum: object) -> Row | None:
     """Return a cached row; None if it is damaged."""
-    if not isinstance(text, str) or _checksum(key, text) != checksum:
-        return None
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    row = None
+    if isinstance(text, str) and _checksum(key, text) == checksum:
+        with suppress(ValueError, RecursionError):
+            row = json.loads(text)
     return row if isinstance(row, dict) else None
 
 

@@ -119,10 +119,9 @@ class Ledger:
             }
             for table, rows in tables.items()
         }
+        entries = [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
         with self._lock:
-            self._append(
-                [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
-            )
+            self._append(entries)
             self.changes += 1
             for table, rows in tables.items():
                 if rows:
@@ -151,11 +150,6 @@ class Ledger:
         """Return all keys of a table with their rows."""
         with self._lock:
             return list(self._tables.get(table, {}).items())
-
-    def count(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        with self._lock:
-            return len(self._tables.get(table, {}))
 
     def tables(self) -> list[str]:
         """Return the names of the tables that have rows."""
@@ -344,10 +338,6 @@ class LedgerView(Ledger):
             if self._sees(row)
         ]
 
-    def count(self, table: str) -> int:
-        """Return the number of visible rows of a table."""
-        return len(self.rows(table))
-
     def tables(self) -> list[str]:
         """Return the names of the tables that have rows in any variant."""
         return self._ledger.tables()
@@ -378,11 +368,6 @@ def checksum(row: Row) -> int:
     return zlib.crc32(json.dumps(own, sort_keys=True).encode())
 
 
-def _with_shared_names(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object whose names are shared strings: 10^5 rows have the same ones."""
-    return {intern(name): value for name, value in pairs}
-
-
 def _segment(number: int, writer: str = "") -> str:
     return f"{number:08d}{writer}.jsonl"
 
@@ -407,7 +392,8 @@ def _decode(line: bytes) -> tuple[str, str, Row | None, int]:
     content = line.rpartition(_CRC)[0]
     if line != b"%s%s%d}" % (content, _CRC, zlib.crc32(content)):
         raise ValueError("another checksum")
-    entry = json.loads(line, object_pairs_hook=_with_shared_names)
+    # shared strings: 10^5 rows have the same names
+    entry = json.loads(line, object_pairs_hook=lambda pairs: {intern(k): v for k, v in pairs})
     table, key, row, number = entry["table"], entry["key"], entry["row"], entry["line"]
     kinds = ((table, str), (key, str), (row, dict | None), (number, int))
     if not all(isinstance(value, kind) for value, kind in kinds):

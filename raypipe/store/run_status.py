@@ -130,10 +130,9 @@ class RunStatus:
     @classmethod
     def parse(cls, content: bytes) -> RunStatus | None:
         """Return the status in the content of a file; None if it is damaged."""
-        try:
+        with suppress(ValueError, RecursionError):
             return TypeAdapter(cls).validate_python(json.loads(content))
-        except (ValueError, RecursionError):
-            return None
+        return None
 
 
 def read(run: RunDirectory) -> RunStatus | None:
@@ -143,11 +142,10 @@ def read(run: RunDirectory) -> RunStatus | None:
         OSError: it cannot be read.
 
     """
-    try:
+    with suppress(FileNotFoundError):
         content = run.read(run.status)
-    except FileNotFoundError:
-        return None
-    return RunStatus.parse(content) if len(content) <= _LARGEST else None
+        return RunStatus.parse(content) if len(content) <= _LARGEST else None
+    return None
 
 
 class StatusWriter:
@@ -233,10 +231,5 @@ def first_status(
                 "commands": earlier.commands + 1,
                 "key_result": earlier.key_result,
             }
-    here: dict[str, Any] = {
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "started_at": at,
-        "updated_at": at,
-    }
-    return RunStatus(experiment, run_id, command, "running", **fields, **here)
+    fields |= {"host": platform.node(), "pid": os.getpid(), "started_at": at, "updated_at": at}
+    return RunStatus(experiment, run_id, command, "running", **fields)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from types import UnionType
 from typing import Any, Literal
 
 import pandas as pd
@@ -29,23 +30,15 @@ from raypipe.store.run_directory import RunDirectory
 _BETTER, _AXIS, _DECLARED = b"better", b"axis", b"raypipe"
 #: what the metadata of a file has of its table's declaration
 _STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
-_TYPES = {
-    "text": pa.string(),
-    "integer": pa.int64(),
-    "real": pa.float64(),
-    "boolean": pa.bool_(),
-    "time": pa.timestamp("us", tz="UTC"),
-    "texts": pa.list_(pa.string()),
-    "reals": pa.list_(pa.float64()),
-}
-_VALUES: Mapping[str, tuple[type, ...]] = {
-    "text": (str,),
-    "integer": (int,),
-    "real": (int, float),
-    "boolean": (bool,),
-    "time": (str,),
-    "texts": (list,),
-    "reals": (list,),
+#: types of columns: that of Arrow, and those of the values in the ledger
+_TYPES: Mapping[str, tuple[pa.DataType, type | UnionType]] = {
+    "text": (pa.string(), str),
+    "integer": (pa.int64(), int),
+    "real": (pa.float64(), int | float),
+    "boolean": (pa.bool_(), bool),
+    "time": (pa.timestamp("us", tz="UTC"), str),
+    "texts": (pa.list_(pa.string()), list),
+    "reals": (pa.list_(pa.float64()), list),
 }
 
 
@@ -72,6 +65,8 @@ VARIANT = Column(
     "variant", "text", "Values of the matrix that it depends on, in `variants`; base if none."
 )
 COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
+#: their names
+ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
 
 
 @dataclass(frozen=True)
@@ -170,7 +165,7 @@ def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
     tables = [
         table
         for table in declared.values()
-        if not table.partitioned and (not table.optional or ledger.count(table.name))
+        if not table.partitioned and (not table.optional or ledger.rows(table.name))
     ]
     others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
     return [*tables, *(Table(name, "") for name in others)]
@@ -320,39 +315,31 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
-    arrays = {}
-    for column in table.all_columns:
-        if column is RUN_ID:
-            arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
-        elif column is VARIANT:
-            found = [row.get(column.name, variant) for row in rows]
-            arrays[column.name] = pa.array(found, pa.string())
-        else:
-            arrays[column.name] = _declared(table.name, column, [r.get(column.name) for r in rows])
+    absent = {VARIANT.name: variant}
+    arrays = {RUN_ID.name: pa.array([run_id] * len(rows), pa.string())}
+    arrays |= {
+        c.name: _declared(table.name, c, [row.get(c.name, absent.get(c.name)) for row in rows])
+        for c in table.all_columns[1:]
+    }
     undeclared = dict.fromkeys(
         name for row in rows for name in row if name not in arrays and name not in table.internal
     )
     for name in undeclared:
         arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
     if table.open:  # columns in the order of the rows, after those that the framework adds
-        added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
+        added = [name for name in arrays if name in ADDED]
         names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    known: dict[str, dict[bytes, str]] = {
-        name: {_AXIS: ""} for name in (*table.groups, *table.axes)
-    }
-    for column in table.columns:
-        if column.better:
-            known.setdefault(column.name, {})[_BETTER] = column.better
-    fields = [
-        pa.field(_plain(name), each.type, metadata=known.get(name)) for name, each in arrays.items()
-    ]
+    known = {name: {_AXIS: ""} for name in (*table.groups, *table.axes)}
+    for column in (each for each in table.columns if each.better):
+        known[column.name] = known.get(column.name, {}) | {_BETTER: column.better}
+    fields = [pa.field(_plain(n), a.type, metadata=known.get(n)) for n, a in arrays.items()]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
 
 def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
     """Return the values of a declared column. Raises TypeError."""
-    allowed = _VALUES[column.type]
+    kind, allowed = _TYPES[column.type]
     for value in values:
         if value is not None and (
             not isinstance(value, allowed) or (isinstance(value, bool) and column.type != "boolean")
@@ -363,12 +350,12 @@ def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
             )
     if column.type == "time":  # ISO 8601, with or without a fraction of a second
         times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
-        return pa.array(times, _TYPES["time"])
+        return pa.array(times, kind)
     if column.type == "text":
         values = [_plain(value) for value in values]
     elif column.type == "texts":
         values = [value and [_plain(text) for text in value] for value in values]
-    return pa.array(values, _TYPES[column.type])
+    return pa.array(values, kind)
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array:

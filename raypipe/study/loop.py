@@ -325,7 +325,7 @@ class StudyGraph:
         """
         source = self._source(ledger)
         entries, rows = self._entries(source), ledger.rows(source.table) if source.table else []
-        if not ledger.count("units"):
+        if not ledger.rows("units"):
             del entries["matrix"]
         if not rows:
             entries.pop(_ENTRY, None)

@@ -89,7 +89,7 @@ def test_a_hundred_thousand_units_fit_in_a_gigabyte_and_in_as_many_files_as_a_hu
     run_watched(many, "work.count=100", "--run-dir", "few")
     assert run_watched(many, "work.count=100000", "--run-dir", "many") < 10**9
     assert files(many / "many") == files(many / "few")
-    assert ledger(many / "many").count("evaluations") == 100_000
+    assert len(ledger(many / "many").rows("evaluations")) == 100_000
     # continuing reads what is stored
     assert run_watched(many, "work.count=100001", "--run-dir", "many") < 10**9
-    assert ledger(many / "many").count("evaluations") == 100_001
+    assert len(ledger(many / "many").rows("evaluations")) == 100_001
