@@ -43,7 +43,7 @@ from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
 from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
-from raypipe.store.tables import Table, read_rows
+from raypipe.store.tables import ADDED, Table, read_rows
 from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.tables import SETTINGS, TRIALS
 
@@ -55,19 +55,15 @@ _SAMPLE = 3
 _NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
 _INEXACT = ("memory_bytes", "gpu_memory_bytes")
-#: columns that raypipe adds to every row
-_ADDED = ("run_id", "variant", "command_id")
 #: columns of time, memory, energy, speed and use, by their names and their units
 _MEASURED = re.compile(r"(_s|_bytes|_w|_j|_j_per_\w+)$")
 _MEASURED_IN = frozenset({"s", "B", "W", "J", "%", "1/s"})
 #: columns that say where and how a row was computed; the second ones only where they are declared
 _PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
-_WAYS = frozenset(
-    (
-        *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
-        *("micro_batch", "accumulation", "loader_wait_share"),
-    )
-)
+_WAYS = frozenset({
+    "attempt", "attempts", "cached", "device", "workers", "strategy", "mfu", "micro_batch",
+    "accumulation", "loader_wait_share",
+})  # fmt: skip
 #: columns of trainings that the configuration gives: equal values say nothing about the results
 _GIVEN = frozenset(("trial_id", "stage", "status", *(column.name for column in SETTINGS)))
 _PARAMETER = "param_"
@@ -177,12 +173,7 @@ class _Stored:
 
 
 def replay(
-    location: str,
-    units: Sequence[str],
-    tolerance: float,
-    *,
-    every: bool,
-    kept_code: bool,
+    location: str, units: Sequence[str], tolerance: float, *, every: bool, kept_code: bool
 ) -> Replay:
     """Compute stored units again and compare them with what is stored.
 
@@ -222,17 +213,12 @@ def replay(
         for each in chosen:
             groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
         # else values of other runs would be taken
-        stack.callback(_set_cache, os.environ.get(_CACHE))
-        _set_cache(str(folder / "cache"))
+        stack.callback(os.environ.update, {k: v for k, v in os.environ.items() if k == _CACHE})
+        stack.callback(os.environ.pop, _CACHE, None)
+        os.environ[_CACHE] = str(folder / "cache")
         for number, group in enumerate(groups.values()):
             scratch = RunDirectory.at(folder / str(number))
-            tables, compared = _computed(run, ledger, group, scratch)
-            rows += [
-                each
-                if isinstance(each, Replayed)
-                else _compared(name, each, tables, tolerance, left_out)
-                for name, each in compared.items()
-            ]
+            rows += _computed(run, ledger, group, scratch, tolerance, left_out)
     choice = ""
     if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
         choice += f", {swept} of a sweep left out"
@@ -262,7 +248,7 @@ def _compared(
             old, new = ({"whole row": each and key} for each in (old, new))
         for column in {**old, **new}:
             values = old.get(column), new.get(column)
-            if column in _ADDED:
+            if column in ADDED:
                 continue
             if _is_measured(tables.get(table), column):
                 left_out.add(f"{table}.{column}")
@@ -290,10 +276,8 @@ def _is_measured(table: Table | None, column: str) -> bool:
     if column in _PLACES or _MEASURED.search(column):
         return True
     columns = table.columns if table is not None else ()
-    declared = next((each for each in columns if each.name == column), None)
-    if declared is None:
-        return False
-    return column in _WAYS or declared.type == "time" or declared.unit in _MEASURED_IN
+    declared = (each for each in columns if each.name == column)
+    return any(column in _WAYS or c.type == "time" or c.unit in _MEASURED_IN for c in declared)
 
 
 def _distance(stored: Any, now: Any) -> float:
@@ -314,7 +298,7 @@ def _names(
 ) -> list[str]:
     """Return the names of the stored units, or of those that are named. Raises ConfigError."""
     swept = [key for key, row in stored.items() if row.get("stage") == SWEEP]
-    names = [key for key in stored if stored[key].get("stage") != SWEEP]
+    names = [key for key, row in stored.items() if row.get("stage") != SWEEP]
 
     def matching(keys: Sequence[str], name: str) -> list[str]:
         return [k for k in keys if k == name or k.startswith((f"{name}/", f"{name}@"))]
@@ -461,56 +445,53 @@ def _changes(run: RunDirectory, ledger: Ledger, chosen: Sequence[_Stored]) -> li
 
 
 def _computed(
-    run: RunDirectory, ledger: Ledger, group: Sequence[_Stored], scratch: RunDirectory
-) -> tuple[Mapping[str, Table], dict[str, list[Pair] | Replayed]]:
-    """Compute units of a stage again; return the declared tables, and the rows by unit.
+    run: RunDirectory,
+    ledger: Ledger,
+    group: Sequence[_Stored],
+    scratch: RunDirectory,
+    tolerance: float,
+    left_out: set[str],
+) -> Iterator[Replayed]:
+    """Compute units of a stage again, and compare their rows.
 
-    Rows that several units share are returned apart; of a unit that failed, why.
+    Rows that several units share are compared apart.
     """
-    one, units = group[0], {each.unit.key: each.name for each in group}
+    one, units = group[0], [each.name for each in group]
     stage = replace(one.stage, units=[each.unit for each in group], needs=())
     visible = {stage.variant, *stage.variants.values()}
-    owners: dict[tuple[str, str], str] = {}  # the stage of a unit by variant and key
-    for key, row in ledger.items(_UNITS):
-        variant = row.get("variant", BASE)
-        owners[variant, key.removesuffix(f"@{variant}")] = str(row["stage"])
+    stages = {name: row["stage"] for name, row in ledger.items(_UNITS)}  # by unit
 
-    def owner(key: str, row: Row) -> str | None:
-        """Return the unit whose result a row is, by its key or a column; None if none is named."""
+    def owner(key: str, row: Row) -> str:
+        """Return the unit whose result a row is, by its key or a column; empty if none is named."""
         variant = str(row.get("variant", BASE))
         while key.endswith(f"@{variant}"):
             key = key.removesuffix(f"@{variant}")
         parts = key.split("/")
         named = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        candidates = (*named, row.get("unit"), row.get("stage"))
-        return next((str(each) for each in candidates if (variant, each) in owners), None)
+        candidates = filter(None, (*named, row.get("unit"), row.get("stage")))
+        names = (variant_name(str(each), variant) for each in candidates)
+        return next((name for name in names if name in stages), "")
 
     before: dict[str, dict[str, Row]] = {}  # what the stage may see, without its own rows
     places: dict[tuple[str, str], Row] = {}
     for table in sorted({*ledger.tables()} - _NOT_RESULTS | {"environment"}):
         is_written = writes(ledger, stage.key, table)
         for key, row in ledger.items(table):
-            variant, unit = row.get("variant", BASE), owner(key, row)
+            variant = row.get("variant", BASE)
             own = is_written and variant == stage.variant
-            if own and (unit is None or owners[variant, unit] == stage.name):
+            if own and stages.get(owner(key, row), stage.name) == stage.name:
                 places[table, key] = row
             elif variant in visible:
                 before.setdefault(table, {})[key] = row
     fresh = Ledger(scratch, stamp={"command_id": _REPLAY})
     fresh.put_tables(before)
     _copy_files(run, one, scratch)
-    name, tables = one.configuration.experiment.name, declared(one.configuration.experiment)
+    experiment, settings = one.configuration.experiment, one.configuration.settings
+    tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
+    launcher, nodes = cluster.local(), cluster.hardware_of(None)
     with redirect_stdout(sys.stderr), Display(live=False) as display:
         session = Session(
-            scratch,
-            _REPLAY,
-            fresh,
-            cluster.local(),
-            display,
-            cluster.hardware_of(None),
-            Trackers((), scratch, _REPLAY, name, {}),
-            one.configuration.settings,
-            tables,
+            scratch, _REPLAY, fresh, launcher, display, nodes, trackers, settings, tables
         )
         failure = run_stages([stage], session) or "did not finish"
     now = {
@@ -519,28 +500,29 @@ def _computed(
         for key, row in fresh.items(table)
         if row.get("command_id") == _REPLAY
     }
-    pairs: dict[str, list[Pair]] = {name: [] for name in units.values()}
+    pairs: dict[str, list[Pair]] = {name: [] for name in units}
     for place, row in {**places, **now}.items():
-        unit = units.get(owner(place[1], row) or "")
-        if unit is None and place not in now:
-            continue
-        if unit is None and len(units) == 1:
-            (unit,) = units.values()
-        shared = f"{variant_name(place[0], stage.variant)}, rows of several units of {stage.name}"
-        pair = (*place, ledger.get(*place), now.get(place))
-        pairs.setdefault(unit or shared, []).append(pair)
-    for key, unit in units.items() if stage.training is not None else ():
+        unit = owner(place[1], row)
+        if unit not in pairs:
+            if place not in now:
+                continue
+            table = variant_name(place[0], stage.variant)
+            shared = f"{table}, rows of several units of {stage.name}"
+            unit = units[0] if len(units) == 1 else shared
+        pairs.setdefault(unit, []).append((*place, ledger.get(*place), now.get(place)))
+    for each in group if stage.training is not None else ():
+        trial = stage.files(run).trial_id(each.unit.key)
         old, new = (
-            {str(row["step"]): row for row in read_rows(files, _STEPS, files.trial_id(key))}
+            {str(row["step"]): row for row in read_rows(files, _STEPS, trial)}
             for files in map(stage.files, (run, scratch))
         )
-        pairs[unit] += [(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
-    failed = {
-        unit: Replayed(unit, "failed", failure)
-        for unit in units.values()
-        if (fresh.get(_UNITS, unit) or {}).get("status") != "succeeded"
-    }
-    return tables, {**pairs, **failed}
+        pairs[each.name] += [(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
+    failed = {*units} - {unit for unit, row in fresh.items(_UNITS) if row["status"] == "succeeded"}
+    for unit, of_unit in pairs.items():
+        if unit in failed:
+            yield Replayed(unit, "failed", failure)
+        else:
+            yield _compared(unit, of_unit, tables, tolerance, left_out)
 
 
 def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
@@ -558,10 +540,3 @@ def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
         for path in paths:
             copy = scratch.path(path.removeprefix(f"{run.path()}/"))
             scratch.write(copy, run.read(path), durable=False)
-
-
-def _set_cache(value: str | None) -> None:
-    """Set the folder of the user's cache, or have the default one."""
-    os.environ.pop(_CACHE, None)
-    if value is not None:
-        os.environ[_CACHE] = value
