@@ -38,7 +38,6 @@ VERBS: tuple[Callable[..., Any], ...] = (
 _OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all", "listed": "--list"}
 #: how a terminal names a parameter, and its bounds
 _PARAMETERS: dict[str, dict[str, Any]] = {
-    "config": {"metavar": "CONFIG"},
     "overrides": {"metavar": "[KEY=VALUE]..."},
     "run_dir": {"metavar": "RUN_DIR"},
     "run_dirs": {"metavar": "RUN_DIR..."},
@@ -47,18 +46,13 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "matrix": {"metavar": "KEY=[VALUE,...]"},
     "function": {"metavar": "MODULE:FUNCTION"},
     "arguments": {"metavar": "[NAME=VALUE]..."},
-    "table": {"metavar": "[TABLE]"},
-    "unit": {"metavar": "[UNIT]"},
     "units": {"metavar": "[UNIT]..."},
-    "name": {"metavar": "[NAME]"},
-    "time_budget": {"metavar": "TIME"},
-    "time_limit": {"metavar": "TIME"},
-    "maximize": {"metavar": "NAME"},
-    "minimize": {"metavar": "NAME"},
     "columns": {"metavar": "NAME,..."},
     "sort": {"metavar": "[-]NAME,..."},
     "sql": {"metavar": "QUERY"},
     "write": {"metavar": "FILE"},
+    **{name: {"metavar": "TIME"} for name in ("time_budget", "time_limit")},
+    **{name: {"metavar": "NAME"} for name in ("maximize", "minimize")},
     "limit": {"min": 0},
     "tolerance": {"min": 0, "max": 0.99},
 }
@@ -135,7 +129,8 @@ def _parameter(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
             option += f"/--no-{option[2:]}"
         info: Any = typer.Option(option, **more)
     else:
-        info = typer.Argument(**more)
+        word = name.upper() if default is parameter.empty else f"[{name.upper()}]"
+        info = typer.Argument(**{"metavar": word, **more})
     if default is None or default == ():
         kind, default = kind | None, None
     return parameter.replace(annotation=Annotated[kind, info], default=default)
@@ -176,17 +171,15 @@ def _print_rows(frame: Any, *, card: str | None) -> int:
     from raypipe.commands.table_view import terminal_width, view
 
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    failed = any(row.get("failed") for row in rows)
-    note = ""
+    failed = [row.pop("failed", False) for row in rows]
+    notes = []
     if card is not None:
         from raypipe.commands.prediction import conclusion, shown
 
-        note, rows = conclusion(rows), shown(rows)
-    rows = [{name: value for name, value in row.items() if name != "failed"} for row in rows]
-    typer.echo(view(rows, terminal_width(), whole=True, how="them on a wider terminal"))
-    if note:
-        typer.echo(note)
-    return int(failed)
+        notes, rows = [conclusion(rows)], shown(rows)
+    text = view(rows, terminal_width(), whole=True, how="them on a wider terminal")
+    typer.echo("\n".join([text, *notes]))
+    return int(any(failed))
 
 
 for _verb in VERBS:
@@ -255,12 +248,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         app(_spread_stages(sys.argv[1:]), prog_name="raypipe")
-    except ConfigError as error:
+    except (ConfigError, UnitError) as error:
         print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except UnitError as error:
-        print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

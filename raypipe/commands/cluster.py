@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,7 @@ def attach(address: str | None, stack: ExitStack) -> Launcher | None:
         return None
     from raypipe.launch.cluster import RayLauncher
 
-    launcher = RayLauncher(address)
-    stack.callback(launcher.close)
-    return launcher
+    return stack.enter_context(closing(RayLauncher(address)))
 
 
 def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
@@ -43,9 +41,7 @@ def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
 
     if not stops_with_command.get():
         return RayLauncher(modules=modules)
-    launcher = RayLauncher()
-    stack.callback(launcher.close)
-    return launcher
+    return stack.enter_context(closing(RayLauncher()))
 
 
 def check_address_space(node: Hardware) -> None:

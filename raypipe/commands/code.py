@@ -175,10 +175,8 @@ def _packed(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
     with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
         for name, content in files.items():
             text = _without_secrets(name, content).encode()
-            if (
-                read + len(text) > _MOST_READ
-                or archive.tell() + len(zlib.compress(text)) > _LARGEST
-            ):
+            size = archive.tell() + len(zlib.compress(text))
+            if read + len(text) > _MOST_READ or size > _LARGEST:
                 continue
             read += len(text)
             packed.writestr(ZipInfo(name), text, ZIP_DEFLATED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,7 @@ def read(name: str | Path) -> Document:
 
 
 def resolve(
-    document: Document,
-    overrides: Sequence[str],
-    profile: str,
-    nodes: Sequence[Hardware],
+    document: Document, overrides: Sequence[str], profile: str, nodes: Sequence[Hardware]
 ) -> Configuration:
     """Return the configuration for this hardware.
 
@@ -88,7 +86,9 @@ def resolve(
         ConfigError: every mistake, in one message.
 
     """
-    function = load_function(document) if document.function else None
+    function = document.loaded
+    if document.function and function is None:
+        function = reference.load(document.function, document.origin)
     experiment, source = _named(document, function)
     named = {key: value for key in NAMES if (value := getattr(document, key))}
     used, others = shipped.hidden(document.experiment) if document.experiment else (None, [])
@@ -96,9 +96,8 @@ def resolve(
         print(f"experiment: {used}, not {', '.join(map(str, others))}", file=sys.stderr, flush=True)
     model = settings_model(experiment)
     if function is not None:
-        overrides = [
-            reference.override_of(text, function, model.model_fields) for text in overrides
-        ]
+        fields = model.model_fields
+        overrides = [reference.override_of(text, function, fields) for text in overrides]
     given, profiles = parse_overrides(overrides), document.profiles
     chosen, known = (given, document.values), list(model.model_fields)
     name = profile_name(profiles, profile, nodes, chosen, known, document.origin)
@@ -124,16 +123,9 @@ def stored_experiment(document: Document) -> Experiment:
         return load_experiment(document.experiment, document.origin)
     names = FunctionSettings.model_fields
     values = {key: value for key, value in document.values.items() if key in names}
-    settings, _ = settings_of(
-        [Level(document.origin, values), Level("default", defaults(FunctionSettings))],
-        FunctionSettings,
-    )
+    levels = [Level(document.origin, values), Level("default", defaults(FunctionSettings))]
+    settings, _ = settings_of(levels, FunctionSettings)
     return function_experiment(document.function, None, settings)
-
-
-def load_function(document: Document) -> Callable[..., Any]:
-    """Return the function that a document names. Raises ConfigError."""
-    return document.loaded or reference.load(document.function, document.origin)
 
 
 def _named(
@@ -144,10 +136,9 @@ def _named(
         source = partial(reference.source, document.function, function)
         return function_experiment(document.function, function), source
     import_path.prefer()
-    try:
+    modules = SourceCode({})
+    with suppress(ImportError, ValueError):  # a name of no module, or of a package that raises
         modules = current_source(document.experiment)
-    except (ImportError, ValueError):  # a name of no module, or of a package that raises
-        modules = SourceCode({})
     return load_experiment(document.experiment, document.origin), lambda: modules
 
 
@@ -156,9 +147,8 @@ def settings_model(experiment: Experiment) -> type[BaseModel]:
     """Return the settings of an experiment together with the common sections."""
     if experiment.settings is Settings:  # without sections
         return CommonSettings
-    return create_model(
-        experiment.settings.__name__, __base__=(experiment.settings, CommonSettings)
-    )
+    bases = experiment.settings, CommonSettings
+    return create_model(experiment.settings.__name__, __base__=bases)
 
 
 def resolved_text(path: str, overrides: Sequence[str], profile: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from raypipe.graph.experiment import Experiment
@@ -49,15 +50,12 @@ def results_of(run_dir: RunDirectory) -> RunResults:
         ConfigError: a table or the configuration is damaged.
 
     """
-    from raypipe.report.run_results import (  # with matplotlib, slow to import
-        Declarations,
-        RunResults,
-    )
+    # with matplotlib, slow to import
+    from raypipe.report.run_results import Declarations, RunResults
 
-    try:
+    configuration = ""
+    with suppress(FileNotFoundError):
         configuration = run_dir.read(run_dir.config).decode(errors="replace")
-    except FileNotFoundError:
-        configuration = ""
     core = by_name((*CORE, *STUDIES))
     known = {table.name: table for table in tables.declarations(run_dir)}
     left_out = {name for name, table in core.items() if table.partitioned}

@@ -31,7 +31,5 @@ def doctor(*, as_json: bool) -> tuple[str, int]:
     lines += [f"not used: {problem}" for problem in here.gpu_problems]
     lines += [f"{name}: {value}" for name, value in machine.items() if name != "gpus"]
     lines.append(f"Ray cluster: {f'{len(nodes)} node(s)' if nodes else 'none'}")
-    lines += [
-        f"{node.hostname}: not used: {problem}" for node in nodes for problem in node.gpu_problems
-    ]
+    lines += [f"{node.hostname}: not used: {p}" for node in nodes for p in node.gpu_problems]
     return "\n".join(lines), status

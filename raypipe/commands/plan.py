@@ -10,7 +10,6 @@ from raypipe import hardware
 from raypipe.commands.configuration import resolve
 from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
 from raypipe.config.document import Document
-from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Durations, Estimate
 from raypipe.graph.stored_results import is_done, resume
 from raypipe.report.formatting import duration
@@ -51,7 +50,10 @@ def plan(
     stages = graph.at_most(ledger)
     if graph.variants and graph.text:
         print(graph.text)
-    todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
+    todo = {
+        s.key: [u for u in s.units if ledger is None or not is_done(s.seen(ledger), u)]
+        for s in stages
+    }
     expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []
     for name in dict.fromkeys(stage.name for stage in stages):
@@ -59,26 +61,18 @@ def plan(
         units = sum(len(stage.units) for stage, _ in of_name)
         left = sum(len(todo[stage.key]) for stage, _ in of_name)
         workloads = list(dict.fromkeys(stage.workload for stage, _ in of_name))
-        rows.append(
-            {
-                "stage": name,
-                "needs": ", ".join(of_name[0][0].needs),
-                **({"variants": len(of_name)} if graph.variants else {}),
-                "units": units,
-                "done": units - left,
-                "to do": left,
-                "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
-                **_cost([estimate for _, estimate in of_name]),
-            }
-        )
+        row = {
+            "stage": name,
+            "needs": ", ".join(of_name[0][0].needs),
+            **({"variants": len(of_name)} if graph.variants else {}),
+            "units": units,
+            "done": units - left,
+            "to do": left,
+            "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
+            **_cost([estimate for _, estimate in of_name]),
+        }
+        rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _unfinished(stage: Stage, ledger: Ledger | None) -> list[Unit]:
-    if ledger is None:
-        return list(stage.units)
-    seen = stage.seen(ledger)
-    return [unit for unit in stage.units if not is_done(seen, unit)]
 
 
 def _cost(estimates: Sequence[Estimate | None]) -> dict[str, str]:

@@ -73,9 +73,8 @@ def predict(
                 forecasts[name] = _forecasts(configuration, name, training, settings)
             of_card = list(_rows(forecasts[name], settings, each, precisions, fastest=every))
             named = {"stage": name, "profile": configuration.profile}
-            rows += [
-                {**row, **named} for row in (sorted(of_card, key=_speed)[-1:] if every else of_card)
-            ]
+            chosen = sorted(of_card, key=_speed)[-1:] if every else of_card
+            rows += [{**row, **named} for row in chosen]
     if every:
         rows.sort(key=lambda row: (row["stage"], -_speed(row)))
     _recommend(rows)
@@ -85,7 +84,26 @@ def predict(
 def shown(rows: Sequence[Row]) -> list[Row]:
     """Return predictions as they are printed: few columns, numbers as text."""
     priced = any(row.get("cost") is not None for row in rows)
-    return [_shown(row, priced=priced) for row in rows]
+    found = []
+    for row in rows:
+        fits = row["micro_batch"] is not None
+        speeds = (_rounded(row.get(f"samples_per_s{end}", 0.0)) for end in ("", "_low", "_high"))
+        line = {
+            "stage": row["stage"],
+            "card": _machines(row),
+            "precision": row["precision"],
+            "recompute": "yes" if row["gradient_checkpointing"] else "no",
+            "batch": f"{row['micro_batch']} x {row['accumulation']}" if fits else "none",
+            "peak": bytes_text(row["peak_bytes"] + row["context_bytes"]),
+            "of": bytes_text(row["capacity_bytes"]),
+            "samples/s": "{} [{}, {}]".format(*speeds) if fits else "-",
+            "time": duration(3600 * row["hours"]) if fits else "-",
+            "kWh": _rounded(row["energy_kwh"]) if fits else "-",
+        }
+        if priced:
+            line["cost"] = f"{row['cost']:.4g}" if row.get("cost") is not None else "-"
+        found.append(line)
+    return found
 
 
 def conclusion(rows: Sequence[Row]) -> str:
@@ -191,26 +209,6 @@ def _machines(row: Row) -> str:
     """Return the cards of a prediction in words."""
     several = f"{row['workers']} x {row['card']}, {row['strategy']}"
     return row["card"] if row["workers"] == 1 else several
-
-
-def _shown(row: Row, *, priced: bool) -> Row:
-    fits = row["micro_batch"] is not None
-    speeds = (_rounded(row.get(f"samples_per_s{end}", 0.0)) for end in ("", "_low", "_high"))
-    return {
-        "stage": row["stage"],
-        "card": _machines(row),
-        "precision": row["precision"],
-        "recompute": "yes" if row["gradient_checkpointing"] else "no",
-        "batch": f"{row['micro_batch']} x {row['accumulation']}" if fits else "none",
-        "peak": bytes_text(row["peak_bytes"] + row["context_bytes"]),
-        "of": bytes_text(row["capacity_bytes"]),
-        "samples/s": "{} [{}, {}]".format(*speeds) if fits else "-",
-        "time": duration(3600 * row["hours"]) if fits else "-",
-        "kWh": _rounded(row["energy_kwh"]) if fits else "-",
-        **(
-            {"cost": f"{row['cost']:.4g}" if row.get("cost") is not None else "-"} if priced else {}
-        ),
-    }
 
 
 def _rounded(value: float) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -30,18 +29,15 @@ def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
         value = finite_or_none(row.get(metric))
         return math.inf if value is None else sign * value
 
-    def point(row: Row) -> Mapping[str, Any]:
-        return row.get("point") or {}
-
-    swept = sorted(medians(rows), key=cost)
-    keys = list(dict.fromkeys(key for row in swept for key in point(row)))
+    swept = [{**row, "point": row.get("point") or {}} for row in sorted(medians(rows), key=cost)]
+    keys = list(dict.fromkeys(key for row in swept for key in row["point"]))
     lasts = [key.rpartition(".")[2] for key in keys]
     names = {
         key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)
     }
     lines = [
         {
-            **{names[key]: cell(point(row).get(key)) for key in keys},
+            **{names[key]: cell(row["point"].get(key)) for key in keys},
             metric: finite_or_none(row.get(metric)),
             "status": row["status"],
         }

@@ -93,9 +93,7 @@ def printed(
     """
     run = existing(run_dir)
     if query is not None:
-        from raypipe.store.tables import sql
-
-        rows = sql(run, query)
+        rows = tables.sql(run, query)
     elif name is not None:
         rows = table(run, name)
     else:

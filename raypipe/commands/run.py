@@ -42,7 +42,7 @@ from raypipe.integrations.tracking import Trackers
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
-from raypipe.store.ledger import Ledger, Row
+from raypipe.store.ledger import Ledger
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory, cache_directory
 from raypipe.store.run_status import StatusWriter, first_status
@@ -213,11 +213,6 @@ def execute(
         return Ended(int(bool(failed)), work.run_dir, failed)
 
 
-def configuration_row(text: str) -> dict[str, Row]:
-    """Return the ledger's entry of a resolved configuration, by which units can be replayed."""
-    return {f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}": {"text": text}}
-
-
 def announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
     """Print the profile and the hardware that selected it, and enabled fault injection."""
     gpus = [gpu.name for node in nodes for gpu in node.gpus]
@@ -285,7 +280,8 @@ def _record(work: Work, ledger: Ledger, code: ExperimentCode) -> str:
     run_dir, configuration = work.run_dir, work.configuration
     text = dump_yaml(without_secrets(configuration.resolved()))
     run_dir.write(run_dir.config, text.encode())
-    ledger.put("runs", {_SHOWN: {"all": False}, **configuration_row(text)})
+    entry = f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}"
+    ledger.put("runs", {_SHOWN: {"all": False}, entry: {"text": text}})
     code.record(ledger, run_dir)
     work.graph.record(ledger)
     stored = ledger.get("runs", "run")

@@ -59,9 +59,7 @@ def _unused(configuration: Configuration, only: Sequence[str]) -> str:
 
 
 def selected(
-    configuration: Configuration,
-    only: Sequence[str],
-    nodes: Sequence[Hardware],
+    configuration: Configuration, only: Sequence[str], nodes: Sequence[Hardware]
 ) -> StudyGraph:
     """Return the graph of the wanted stages and what they need, the sweep included.
 

@@ -213,10 +213,9 @@ def _listed(folder: RunDirectory) -> tuple[bool, list[str]]:
 
 
 def _summary(run: RunDirectory) -> Summary | None:
-    try:
+    with suppress(OSError):  # removed meanwhile, or another user's
         return summary(run)
-    except OSError:  # removed meanwhile, or another user's
-        return None
+    return None
 
 
 def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:

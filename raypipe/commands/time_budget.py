@@ -51,8 +51,7 @@ class TimeBudget:
     """The time that a command may take, from now on; None for any."""
 
     def __init__(self, text: str | None) -> None:
-        seconds = None if text is None else seconds_of(text)
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._end = None if text is None else time.monotonic() + seconds_of(text)
         #: whether the command was ended since its time was over
         self.is_over = False
 

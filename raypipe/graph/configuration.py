@@ -105,9 +105,8 @@ def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]
 def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """Return a training's settings without its length if that is the budget of its unit."""
     training = stage.training
-    if training is None or any(
-        u.budget_key != training.length_key(stage.name) for u in stage.units
-    ):
+    budgets = {unit.budget_key for unit in stage.units}
+    if training is None or budgets - {training.length_key(stage.name)}:
         return values
     own = dict(values.get(stage.name, {}))
     rest = {k: v for k, v in own.get("training", {}).items() if k not in LENGTH_KEYS}

@@ -146,14 +146,9 @@ class Display:
                 }
                 for name, stage in [*self._running.items()][:_MOST_SHOWN]
             ]
-            return {
-                "stages": len(self._stages),
-                "ended": len(self._ended),
-                "left": rest,
-                "use": use,
-                "running": tuple(running),
-                "messages": tuple(self._said),
-            }
+            counts = {"stages": len(self._stages), "ended": len(self._ended)}
+            shown = {"running": tuple(running), "messages": tuple(self._said)}
+            return {**counts, **shown, "left": rest, "use": use}
 
     def prepare(self, text: str) -> None:
         """Show what the command does before its stages start, such as starting Ray."""
@@ -320,9 +315,7 @@ def machine_use() -> str:
     except pynvml.NVMLError:
         return f"CPU {psutil.cpu_percent():.0f} %"
     try:
-        handles: list[Any] = [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         shown = [f"{pynvml.nvmlDeviceGetUtilizationRates(handle).gpu}" for handle in handles]
         return f"GPU {'/'.join(shown)} %"
     finally:
@@ -378,14 +371,11 @@ def left(estimate: Estimate | None, elapsed: float, part: float) -> Estimate | N
 
     Once enough of it is done, its own rate counts.
     """
-    if part >= _FEWEST:
-        seconds = elapsed * (1 - part) / part
-        if estimate is None or estimate.seconds <= 0:
-            return Estimate(seconds)
-        return estimate.times(seconds / estimate.seconds)
+    own = elapsed * (1 - part) / part if part >= _FEWEST else None
     if estimate is None or estimate.seconds <= 0:
-        return estimate
-    return estimate.times(max(0.0, 1 - elapsed / estimate.seconds))
+        return estimate if own is None else Estimate(own)
+    rest = max(0.0, estimate.seconds - elapsed) if own is None else own
+    return estimate.times(rest / estimate.seconds)
 
 
 def remaining(

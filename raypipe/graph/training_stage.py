@@ -94,15 +94,10 @@ def train_stage(
         budget_key=training.length_key(name),
         extensible=settings.fixed_by(trained.length) is None,
     )
+    workload = f"{length} {trained.effective_batch} samples"
+    on_gpu = settings.scaling.gpus_per_worker != 0
     return Stage(
-        name,
-        _train,
-        [unit],
-        needs,
-        reads,
-        workload=f"{length} {trained.effective_batch} samples",
-        training=training,
-        on_gpu=settings.scaling.gpus_per_worker != 0,
+        name, _train, [unit], needs, reads, workload=workload, training=training, on_gpu=on_gpu
     )
 
 
@@ -143,12 +138,6 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
             if job.settings.scaling.gpus_per_worker:
                 context.say(_workers_text(job, context.device))
 
-    def show(row: dict[str, Any]) -> None:
-        context.session.trackers.log(job.trial_id, row)
-        measures.update(_held_out(row, settings.training.monitor))
-        note = _training_note(row, measures)
-        context.advance(job.task.done(row, job.settings.training), note)
-
     def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
         about = error.kind, error.message, outcome, error.trace
         context.fail(Failure(unit.key, job.attempt, *about))
@@ -159,7 +148,10 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
             if isinstance(row, str):
                 context.say(row)
             elif not job.measured:
-                show(row)
+                context.session.trackers.log(job.trial_id, row)
+                measures.update(_held_out(row, settings.training.monitor))
+                note = _training_note(row, measures)
+                context.advance(job.task.done(row, job.settings.training), note)
 
         return context.session.launcher.train(job, report, started)
 
@@ -204,23 +196,19 @@ def job_of(
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     settings = settings.with_gpus(len(gpus))
     if settings.scaling.workers == "auto":
-        settings = settings.changed(
-            "scaling", workers=_workers(context, settings, plan.effective_batch)
-        )
+        workers = _workers(context, settings, plan.effective_batch)
+        settings = settings.changed("scaling", workers=workers)
         plan = plan.for_workers(settings.scaling.worker_count)
     context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
-    steps = context.session.tables["steps"]
-    trial_id = context.run_dir.trial_id(unit.key)
-    identity = fingerprint([unit.fingerprint, unit.extents])
     return TrainingJob(
-        trial_id,
+        context.run_dir.trial_id(unit.key),
         context.session.run_id,
         task,
         task.placed(settings),
         plan,
         context.run_dir,
-        steps,
-        identity=identity,
+        context.session.tables["steps"],
+        identity=fingerprint([unit.fingerprint, unit.extents]),
         initial=training.initial,
     )
 

@@ -77,10 +77,8 @@ def _varied(run: RunResults) -> Iterator[str]:
     counts = {k: len(values) for k, values in run.varied.items() if not is_seed(k)}
     seeds, word = seeds_of(run.tables), "Varied"
     if not counts and seeds < 2:
-        word, shown = (
-            "Compared",
-            [each for each in run.results if each.headlines or each.table.open],
-        )
+        word = "Compared"
+        shown = [each for each in run.results if each.headlines or each.table.open]
         for rows, shape in ((each.rows, each.shape) for each in shown):
             counts |= {heading(axis): rows[axis].nunique(dropna=False) for axis in shape.axes}
             seeds = max([seeds, *(rows[name].nunique() for name in shape.seeds)])

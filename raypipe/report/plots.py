@@ -6,14 +6,13 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import matplotlib as mpl
-import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -119,6 +118,10 @@ class Line:
         return order[0]
 
 
+#: the stroke of a line that has no other one next to it
+_SINGLE = Stroke(_COLORS[3], "-")
+
+
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
     """Return a stroke for each name by its position; the first 18 differ, the first 9 in color."""
     rounds = (_LINES, _OTHER_LINES)
@@ -126,11 +129,8 @@ def strokes(names: Sequence[str]) -> dict[str, Stroke]:
     return {name: both[place % len(both)] for place, name in enumerate(names)}
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """Apply the style of all plots; drawing and saving both happen inside."""
-    with context(_STYLE):
-        yield
+#: applies the style of all plots; drawing and saving both happen inside
+style = partial(context, _STYLE)
 
 
 def slug(text: str) -> str:
@@ -173,11 +173,6 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
     """Whether values are positive and span more than ``ratio``: a linear axis hides small ones."""
     known = finite(values)
     return bool(known.size and known.min() > 0 and float(known.max()) / float(known.min()) > ratio)
-
-
-def single_stroke() -> Stroke:
-    """Return the stroke of a line that has no other one next to it."""
-    return Stroke(_COLORS[3], "-")
 
 
 def _new_axes(width: float = 0.84) -> tuple[Figure, Axes]:
@@ -332,7 +327,7 @@ def lines(
     palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
     labelled: list[tuple[float, str, Stroke]] = []
     for place, line in enumerate(drawn):
-        stroke = palette[place] if few and not alone else single_stroke()
+        stroke = palette[place] if few and not alone else _SINGLE
         if not few and place != first:
             stroke = Stroke(MUTED, "-")
         bold, begun = place == first if chosen else few, len(axes.lines)
@@ -453,7 +448,7 @@ def dots(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     for row, (name, text) in enumerate(zip(names, values, strict=True)):
-        color = MUTED if gray[row] else single_stroke().color
+        color = MUTED if gray[row] else _SINGLE.color
         (dot, *_) = axes.errorbar(
             mean[row], row, xerr=np.nan_to_num(half[row]), fmt="o", color=color, markersize=7,
             elinewidth=1.4,
@@ -493,7 +488,7 @@ def front(
     steps = "steps-post" if signs[0] > 0 else "steps-pre"
     axes.plot(*best.T, drawstyle=steps, color=INK, linewidth=1.2, zorder=1)
     for (x, y), text in zip(points, tips, strict=True):
-        (dot,) = axes.plot([x], [y], "o", color=single_stroke().color, markersize=4.2)
+        (dot,) = axes.plot([x], [y], "o", color=_SINGLE.color, markersize=4.2)
         tip(dot, f"{text}: {number(float(x))}, {number(float(y))}")
     frame_x(axes, points[:, 0])
     axes.margins(x=0.06)

@@ -6,6 +6,7 @@ The report, ``show``, ``ls``, ``compare``, the end of a command and Python all a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -265,8 +266,7 @@ class RunResults:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The resolved configuration; empty if it cannot be read."""
-        try:
+        found = None
+        with suppress(ConfigError):
             found = load_yaml(self.configuration, "config.yaml")
-        except ConfigError:
-            return {}
         return found if isinstance(found, dict) else {}

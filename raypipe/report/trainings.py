@@ -145,15 +145,11 @@ def evaluations(
         for (stage, trial), own in known.groupby(["stage", "trial_id"], sort=False):
             at, values = (as_numbers(own[n]).to_numpy() for n in ("step", column.name))
             others = as_numbers(own[rival]).to_numpy() if rival else np.full(len(own), np.nan)
-            is_chosen = trial in chosen
             places = np.flatnonzero(at == chosen.get(trial, np.nan))
             kept = int(places[0]) if len(places) else len(at) - 1
-            found.append(
-                EvaluationCurve(
-                    str(stage), str(trial), column, at, values,
-                    heading(rival.removeprefix(PREFIX)), others, kept, is_chosen,
-                )
-            )  # fmt: skip
+            of, baseline = (str(stage), str(trial), column), heading(rival.removeprefix(PREFIX))
+            curve = EvaluationCurve(*of, at, values, baseline, others, kept, trial in chosen)
+            found.append(curve)
     return found
 
 
@@ -236,10 +232,7 @@ def _chart(stage: str, table: pd.DataFrame, column: str, title: str, each: str) 
 
 
 def step_lines(
-    steps: pd.DataFrame,
-    column: str,
-    labels: Mapping[str, str],
-    each: str = "trial_id",
+    steps: pd.DataFrame, column: str, labels: Mapping[str, str], each: str = "trial_id"
 ) -> list[Line]:
     """Return a line per trial, attempt and value of ``each``, from rows in order of their steps.
 

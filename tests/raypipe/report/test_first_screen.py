@@ -346,7 +346,7 @@ def test_a_setting_whose_difficult_seeds_failed_is_not_the_best(last, values, ru
     }
     scores |= {(1, 1, 1): None, (1, 1, 2): None}
     (best,) = _function(scores | ({(1, 1, 0): last} if last else {}), "higher").headlines
-    assert (best.values, best.runs) == (values, runs)
+    assert (best.ranking[0].values, best.runs) == (values, runs)
 
 
 def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
