@@ -56,7 +56,7 @@ def assert_whole(folder: Path) -> None:
     assert set(stages["stage"]) == STAGES
     assert set(stages["status"]) == {"succeeded"}
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
-    assert len(table(folder, "studies")) == 8 * 2
+    assert len(table(folder, "studies")) == 10 * 2  # each optimizer with two seeds
     assert list(table(folder, "trials")["trial_id"]) == ["train_small", "train_large"]
 
 
