@@ -106,7 +106,7 @@ def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequenc
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
     variants = [name for name in known if name.startswith(f"{stage}@") and name.endswith(rest)]
-    exactly = [name for name in known if name == exact]
+    exactly = [exact] if exact in known else []
     for found in (exactly, list(dict.fromkeys(named)), ends, variants):
         if len(found) == 1:
             return found[0]
