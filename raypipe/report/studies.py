@@ -315,12 +315,13 @@ def _medians(trials: pd.DataFrame) -> pd.DataFrame:
     ended = trials["status"].isin(["succeeded", "interrupted"])
     numbers = trials[[name for name in REPEATED if name in trials]].apply(as_numbers)
     numbers[_SPEED] = numbers[_SPEED].where(ended)
-    first = trials["repeats"].fillna(trials["trial_id"])
+    repeats = trials["repeats"].astype(object)  # a column of numbers if all are missing
+    first = repeats.where(repeats.notna(), trials["trial_id"])
     memory = as_numbers(trials["gpu_peak_bytes"])
     if memory.isna().all():
         memory = as_numbers(trials["host_peak_bytes"])
     medians = numbers.groupby(first).transform("median").assign(**{_MEMORY: memory})
-    return trials.assign(**medians)[trials["repeats"].isna()].reset_index(drop=True)
+    return trials.assign(**medians)[repeats.isna()].reset_index(drop=True)
 
 
 def sweep_asked(swept: Sequence[Swept]) -> Iterator[str]:

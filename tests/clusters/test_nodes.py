@@ -150,8 +150,8 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     quick = ("lda.optimizers=[ga,tpe]", "--only", "lda")
     process = cluster.raypipe_submit(folder, SLOWLY, *quick)
     assert process.stdout is not None
-    job = re.search(r"^job (\S+) on ", process.stdout.readline())
-    assert job is not None
+    lines = iter(process.stdout.readline, "")
+    job = next(filter(None, (re.search(r"^job (\S+) on ", line) for line in lines)))
     until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
     cluster.stop(job[1])
     output, _ = process.communicate(timeout=WAIT_S)
