@@ -709,7 +709,9 @@ def _run(
         if document is None:
             document = _document(given["config"])
         again = partial(_continuation, verb, given, document, overrides)
-        options = {name: given[name] for name in execute.__kwdefaults__ or () if name in given}
+        named = inspect.signature(execute).parameters.values()
+        wanted = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
+        options = {name: given[name] for name in wanted if name in given}
         ended = execute(document, overrides, again, **options)
     found = Run(ended.run_dir)
     if ended.status == 130:
