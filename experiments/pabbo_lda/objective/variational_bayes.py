@@ -16,6 +16,8 @@ theta, ``stats`` [V, T] the expected counts over ``words``. Documents are the ro
 ``counts``, ``ids`` (of the words), ``starts``; they are only read.
 
 Importing the module compiles it, or loads the cached machine code; import it before measuring.
+Every function has its signatures, so that both load the same machine code in the same order: else
+the last digits would depend on whether the cache was empty.
 """
 
 from __future__ import annotations
@@ -108,7 +110,11 @@ def digamma(x: float) -> float:
     return math.log(y) + q * (1 / 24 + q * (-7 / 960 + q * p)) - total
 
 
-@njit(cache=True, error_model="numpy")
+@njit(
+    [types.void(_vector, int64, _vector, _matrix, _bits, kind[::1]) for kind in _words],
+    cache=True,
+    error_model="numpy",
+)
 def _shares(now: Any, m: int, transformed: Any, work: Any, bits: Any, theta: Any) -> None:
     """Compute ``theta[k] = exp(psi(now[k]) - psi(now[m]))``, where ``now[m]`` is the sum."""
     exp_digamma(now[: m + 1], transformed, work, bits)
@@ -120,7 +126,16 @@ def _shares(now: Any, m: int, transformed: Any, work: Any, bits: Any, theta: Any
             theta[k] = math.exp(digamma(now[k]) - digamma(now[m]))
 
 
-@njit(cache=True, error_model="numpy", fastmath=_SUMS)
+@njit(
+    [
+        types.void(_words[kind], ids, _read(kind), kind[::1], int64, _vector)
+        for kind in _words
+        for ids in (int64[::1], _read(int32))
+    ],
+    cache=True,
+    error_model="numpy",
+    fastmath=_SUMS,
+)
 def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any) -> None:
     """Sum ``out[k] = sum_j counts[j] / probability[j] * rows[j, k]`` over a document's words."""
     for k in range(m):
@@ -135,7 +150,12 @@ def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any)
             out[k] += ratio * row[k]
 
 
-@njit(cache=True, error_model="numpy", fastmath=_SUMS)
+@njit(
+    [types.void(_words[kind], _read(kind), kind[::1], _vector, kind[::1]) for kind in _words],
+    cache=True,
+    error_model="numpy",
+    fastmath=_SUMS,
+)
 def _over_words(columns: Any, counts: Any, theta: Any, out: Any, ratio: Any) -> None:
     """Compute the same sum from the topics' rows over the words of the document."""
     n = counts.shape[0]

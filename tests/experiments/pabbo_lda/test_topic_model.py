@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from inspect import isfunction
 from pathlib import Path
@@ -141,6 +143,34 @@ def test_the_matrix_may_be_read_only_and_its_indices_long():
     assert lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64")) == expected
     counts.indices, counts.indptr = counts.indices.astype(np.int64), counts.indptr.astype(np.int64)
     assert lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64")) == expected
+
+
+@pytest.mark.slow
+def test_values_do_not_depend_on_whether_the_machine_code_was_compiled_before(tmp_path):
+    code = """
+import numpy as np
+from experiments.pabbo_lda.objective.variational_bayes import e_step
+rng = np.random.default_rng(0)
+ids = np.concatenate([np.sort(rng.choice(300, 30, replace=False)) for _ in range(40)])
+ids, starts = ids.astype(np.int32), np.arange(0, 1201, 30).astype(np.int32)
+for kind in (np.float64, np.float32):
+    counts = rng.integers(1, 5, 1200).astype(kind)
+    for part in (ids, starts, counts):
+        part.setflags(write=False)
+    for T in (20, 64, 100):
+        gamma, stats = rng.gamma(100.0, 0.01, (40, T)), np.zeros((300, T))
+        words = rng.random((300, T)).astype(kind)
+        e_step(counts, ids, starts, words, gamma, 0.1, 50, 1e-3, stats)
+        print(gamma.tolist(), stats.tolist())
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", code]
+    compiled, loaded = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert list(tmp_path.rglob("*.nbi"))
+    assert compiled == loaded
 
 
 @pytest.mark.parametrize(("T", "published"), [(2, 1871.23), (7, 1691.05)])
