@@ -10,6 +10,7 @@ from raypipe import hardware
 from raypipe.commands.configuration import resolve
 from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
 from raypipe.config.document import Document
+from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Durations, Estimate
 from raypipe.graph.stored_results import is_done, resume
 from raypipe.report.formatting import duration
@@ -50,10 +51,7 @@ def plan(
     stages = graph.at_most(ledger)
     if graph.variants and graph.text:
         print(graph.text)
-    todo = {
-        s.key: [u for u in s.units if ledger is None or not is_done(s.seen(ledger), u)]
-        for s in stages
-    }
+    todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
     expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []
     for name in dict.fromkeys(stage.name for stage in stages):
@@ -73,6 +71,13 @@ def plan(
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _unfinished(stage: Stage, ledger: Ledger | None) -> list[Unit]:
+    if ledger is None:
+        return list(stage.units)
+    seen = stage.seen(ledger)
+    return [unit for unit in stage.units if not is_done(seen, unit)]
 
 
 def _cost(estimates: Sequence[Estimate | None]) -> dict[str, str]:

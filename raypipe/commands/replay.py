@@ -60,10 +60,12 @@ _MEASURED = re.compile(r"(_s|_bytes|_w|_j|_j_per_\w+)$")
 _MEASURED_IN = frozenset({"s", "B", "W", "J", "%", "1/s"})
 #: columns that say where and how a row was computed; the second ones only where they are declared
 _PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
-_WAYS = frozenset({
-    "attempt", "attempts", "cached", "device", "workers", "strategy", "mfu", "micro_batch",
-    "accumulation", "loader_wait_share",
-})  # fmt: skip
+_WAYS = frozenset(
+    (
+        *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
+        *("micro_batch", "accumulation", "loader_wait_share"),
+    )
+)
 #: columns of trainings that the configuration gives: equal values say nothing about the results
 _GIVEN = frozenset(("trial_id", "stage", "status", *(column.name for column in SETTINGS)))
 _PARAMETER = "param_"
@@ -213,9 +215,8 @@ def replay(
         for each in chosen:
             groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
         # else values of other runs would be taken
-        stack.callback(os.environ.update, {k: v for k, v in os.environ.items() if k == _CACHE})
-        stack.callback(os.environ.pop, _CACHE, None)
-        os.environ[_CACHE] = str(folder / "cache")
+        stack.callback(_set_cache, os.environ.get(_CACHE))
+        _set_cache(str(folder / "cache"))
         for number, group in enumerate(groups.values()):
             scratch = RunDirectory.at(folder / str(number))
             rows += _computed(run, ledger, group, scratch, tolerance, left_out)
@@ -540,3 +541,10 @@ def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
         for path in paths:
             copy = scratch.path(path.removeprefix(f"{run.path()}/"))
             scratch.write(copy, run.read(path), durable=False)
+
+
+def _set_cache(value: str | None) -> None:
+    """Set the folder of the user's cache, or have the default one."""
+    os.environ.pop(_CACHE, None)
+    if value is not None:
+        os.environ[_CACHE] = value

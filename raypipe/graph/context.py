@@ -158,7 +158,7 @@ class StageContext:
         return [unit for unit in self.todo() if unit.key not in before]
 
     def waits(self) -> bool:
-        """Whether further units can be computed after stages that run."""
+        """Whether further units can be computed once stages that run now have ended."""
         running, failed = self._outcomes.running, self._outcomes.failed
         needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
         return any(running(each) and not failed(each) for each in needs)

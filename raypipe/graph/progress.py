@@ -146,9 +146,14 @@ class Display:
                 }
                 for name, stage in [*self._running.items()][:_MOST_SHOWN]
             ]
-            counts = {"stages": len(self._stages), "ended": len(self._ended)}
-            shown = {"running": tuple(running), "messages": tuple(self._said)}
-            return {**counts, **shown, "left": rest, "use": use}
+            return {
+                "stages": len(self._stages),
+                "ended": len(self._ended),
+                "left": rest,
+                "use": use,
+                "running": tuple(running),
+                "messages": tuple(self._said),
+            }
 
     def prepare(self, text: str) -> None:
         """Show what the command does before its stages start, such as starting Ray."""

@@ -55,8 +55,9 @@ def is_outdated(stored: Row, unit: Unit) -> bool:
 
 def _is_prefix(stored: Row, unit: Unit) -> bool:
     """Whether the unit begins with a stored result of its identity, which may be all of it."""
-    more = unit.budget - stored["budget"]
-    return bool(more == 0 or (stored["extensible"] and more > 0))
+    if stored["extensible"]:
+        return bool(stored["budget"] <= unit.budget)
+    return bool(stored["budget"] == unit.budget)
 
 
 def is_continued(stored: Row | None, unit: Unit) -> bool:

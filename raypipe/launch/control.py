@@ -20,7 +20,7 @@ _ONE_S, _GROUP_S = 3.0, 60.0
 
 
 class Control:
-    """What the threads of a command ask before they go on."""
+    """Control of the running work of a command: its end, and the order of trainings and tasks."""
 
     def __init__(self) -> None:
         self._interrupted, self._lost = threading.Event(), ""
@@ -66,7 +66,7 @@ class Control:
         self._passed.clear()
 
     def holds_back(self, pool: object, running: int) -> bool:
-        """Whether a pool with so many running tasks should start no further one now.
+        """Whether a pool with this number of running tasks should start no further one now.
 
         Once all pools are idle, and a training still has no room, something else holds it up.
         """

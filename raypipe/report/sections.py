@@ -92,9 +92,10 @@ class TableView:
 
     @property
     def visible_columns(self) -> list[str]:
-        """The columns that the rows have and that hold a value."""
-        present = (name for name in self.columns if name in self.rows.columns)
-        return [name for name in present if self.rows[name].notna().any()]
+        """The columns that the rows have and that hold a value; all of them if none does."""
+        present = [name for name in self.columns if name in self.rows.columns]
+        held = [name for name in present if self.rows[name].notna().any()]
+        return held if held or self.rows.empty else present
 
 
 @dataclass(frozen=True)

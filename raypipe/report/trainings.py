@@ -147,8 +147,9 @@ def evaluations(
             others = as_numbers(own[rival]).to_numpy() if rival else np.full(len(own), np.nan)
             places = np.flatnonzero(at == chosen.get(trial, np.nan))
             kept = int(places[0]) if len(places) else len(at) - 1
-            of, baseline = (str(stage), str(trial), column), heading(rival.removeprefix(PREFIX))
-            curve = EvaluationCurve(*of, at, values, baseline, others, kept, trial in chosen)
+            baseline, is_chosen = heading(rival.removeprefix(PREFIX)), trial in chosen
+            about = str(stage), str(trial), column
+            curve = EvaluationCurve(*about, at, values, baseline, others, kept, is_chosen)
             found.append(curve)
     return found
 

@@ -87,8 +87,7 @@ class ScriptProcess:
             why = getattr(error, "strerror", None) or error
             raise ValueError(f"{self.argv[0]}: cannot be started: {why}") from error
         self._file = self.log.open("ab", buffering=0)
-        keep_error = lambda line: self._errors.append(line[:_LONGEST_LINE])  # noqa: E731
-        copies = (self._script.stdout, self.on_line), (self._script.stderr, keep_error)
+        copies = (self._script.stdout, self.on_line), (self._script.stderr, self._keep_error)
         self._threads = [
             threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
             for stream, keep in copies
@@ -139,6 +138,9 @@ class ScriptProcess:
         for thread in self._threads:
             thread.join(_END_S)
         return list(self._errors)
+
+    def _keep_error(self, line: str) -> None:
+        self._errors.append(line[:_LONGEST_LINE])
 
 
 def _copy(stream: IO[bytes], log: BinaryIO, keep: Callable[[str], None]) -> None:

@@ -65,7 +65,7 @@ VARIANT = Column(
     "variant", "text", "Values of the matrix that it depends on, in `variants`; base if none."
 )
 COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
-#: their names
+#: names of the columns that raypipe adds to every table
 ADDED = (RUN_ID.name, VARIANT.name, COMMAND_ID.name)
 
 
@@ -319,7 +319,8 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
     arrays = {RUN_ID.name: pa.array([run_id] * len(rows), pa.string())}
     arrays |= {
         c.name: _declared(table.name, c, [row.get(c.name, absent.get(c.name)) for row in rows])
-        for c in table.all_columns[1:]
+        for c in table.all_columns
+        if c is not RUN_ID
     }
     undeclared = dict.fromkeys(
         name for row in rows for name in row if name not in arrays and name not in table.internal
