@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray.cluster_utils import Cluster
 
 from tests.chaos.scene import MARK
@@ -51,12 +50,13 @@ def add_node(cluster: Cluster) -> Any:
 
 def assert_stores_empty(cluster: Cluster) -> None:
     """Wait until no object lies in the store of any node."""
-    state = get_state_from_address(cluster.address)
+    words = ["ray", "memory", "--stats-only", "--address", cluster.address]
 
-    def used() -> int:
-        return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
+    def used() -> str:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
-    until(lambda: not used(), "the object stores are empty", _EMPTY_S, detail=used)
+    empty = "Plasma memory usage 0 MiB, 0 objects"
+    until(lambda: empty in used(), "the object stores are empty", _EMPTY_S, detail=used)
 
 
 @contextmanager

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
 from ray.autoscaler.node_provider import NodeProvider
+
+AUTOSCALER = files("ray.autoscaler")
+
+
+def completed(cluster: dict[str, Any]) -> dict[str, Any]:
+    """``cluster`` with what Ray fills in for AWS, from the file that it installs."""
+    defaults: dict[str, Any] = yaml.safe_load(AUTOSCALER.joinpath("aws/defaults.yaml").read_text())
+    return defaults | cluster
 
 
 class Machines(NodeProvider):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -9,14 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer
 import yaml
 from packaging.requirements import Requirement
-from ray.autoscaler._private.util import prepare_config, validate_config
 
 from raypipe import cli
 from raypipe.launch.nodes import TASKS
+from tests.clusters.provider import AUTOSCALER, completed
 
 PROJECT = Path(__file__).resolve().parents[2]
 VERSION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
@@ -44,8 +46,8 @@ def pins() -> dict[str, str]:
 
 
 def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds(cluster):
-    prepared = prepare_config(cluster)
-    validate_config(prepared)
+    prepared = completed(cluster)
+    jsonschema.validate(prepared, json.loads(AUTOSCALER.joinpath("ray-schema.json").read_text()))
     kinds = prepared["available_node_types"]
     assert set(kinds) == {"head", "gpu", "cpu"}
     assert prepared["head_node_type"] == "head"
