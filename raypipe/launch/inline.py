@@ -22,7 +22,7 @@ import psutil
 from raypipe import process_tree
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult
-from raypipe.launch.task import Overdue, run_task
+from raypipe.launch.task import Overdue, forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.config.matrix import Point
@@ -182,38 +182,16 @@ def _interruptible() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # of Python, as in a notebook
         signal.signal(signal.SIGINT, _interrupt)
-    _handled.update((signal.SIGINT, signal.SIGTERM))
     try:
-        yield
+        with forks_end_at(signal.SIGINT, signal.SIGTERM):
+            yield
     finally:
-        _handled.clear()
         if before is signal.default_int_handler:
             signal.signal(signal.SIGINT, before)
 
 
 def _interrupt(*_: object) -> None:
     raise Interrupted
-
-
-#: signals that end the task of this process
-_handled: set[signal.Signals] = set()
-
-
-def _default_handlers() -> None:
-    for number in _handled:
-        is_ctrl_c = number == signal.SIGINT
-        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled)
-    _handled.clear()
-
-
-# A process that a task forks, such as one of a pool, ends at SIGTERM. Python forgets a signal that
-# comes while it forks, and a pool would wait for that process forever: it is held back.
-os.register_at_fork(
-    before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _handled),
-    after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled),
-    after_in_child=_default_handlers,
-)
 
 
 def _in_main_thread() -> bool:

@@ -60,7 +60,7 @@ def run_in_worker(
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         begin = os.write(file, f"{now()}\n".encode())
-        with redirected(file), _limited(_guard(), limit_s):
+        with redirected(file), _limited(_guard(), limit_s), forks_end_at(signal.SIGTERM):
             result = run_task(key, attempt, threads, *call)
         return replace(result, output=_bounded(file, begin))
     finally:
@@ -225,6 +225,39 @@ def _as_before() -> Iterator[None]:
                 signal.signal(number, handler)
         if handlers and not has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def forks_end_at(*signals: signal.Signals) -> Iterator[None]:
+    """End what the body forks at these signals, whatever handler this process has.
+
+    Of a process of a pool, SIGTERM is the end, for which the pool waits.
+    """
+    _ending.update(signals)
+    try:
+        yield
+    finally:
+        _ending.clear()
+
+
+#: signals that end what the task of this process forks
+_ending: set[signal.Signals] = set()
+
+
+def _default_handlers() -> None:
+    for number in _ending:
+        is_ctrl_c = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ending)
+    _ending.clear()
+
+
+# Python forgets a signal that comes while it forks: it is held back until the child can end.
+os.register_at_fork(
+    before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ending),
+    after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ending),
+    after_in_child=_default_handlers,
+)
 
 
 def _directory() -> str | None:

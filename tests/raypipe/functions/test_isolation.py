@@ -107,8 +107,8 @@ def test_calls_may_have_pools(place, tmp_path):
     assert table(tmp_path / "r", "calls")["y"].tolist() == [3] * 4
 
 
-def test_what_a_local_call_forks_ends_at_sigterm(tmp_path):
-    ended = mapped(InlineLauncher(), "forks", "x=20", "--run-dir", str(tmp_path / "r"))
+def test_what_a_call_forks_ends_at_sigterm(place, tmp_path):
+    ended = mapped(place, "forks", "x=20", "--run-dir", str(tmp_path / "r"))
     assert ended.status == 0, ended.output
     assert table(tmp_path / "r", "calls")["y"].tolist() == [20]
 
