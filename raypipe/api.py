@@ -130,7 +130,7 @@ class Run:
             ConfigError: there is no such metric, or a table is damaged.
 
         """
-        from raypipe.commands.declarations import results_of
+        from raypipe.commands.summary import results_of
 
         with _messages_alone():
             bests = results_of(self.directory).bests
@@ -240,7 +240,7 @@ def sweep(
 
     """
     given = locals()
-    from raypipe.commands.recommendation import print_recommendation
+    from raypipe.commands.run import print_recommendation
 
     if write is not None and Path(write).exists():
         raise ConfigError(f"--write {write}: exists already; choose another name")
@@ -298,7 +298,7 @@ def map(
 
     """
     given = locals()
-    from raypipe.commands.map import document_of
+    from raypipe.commands.configuration import document_of
 
     names = ("cpus", "gpus", "attempts", "time_limit", "maximize", "minimize", "version")
     with _messages_alone():
@@ -339,7 +339,7 @@ def submit(
 
     """
     given = {**locals(), "address": None}
-    from raypipe.commands.submit import submit as submit_job
+    from raypipe.commands.cluster import submit as submit_job
 
     return submit_job(
         config,
@@ -374,12 +374,14 @@ def plan(
         matrix: As of run.
 
     """
+    import pandas as pd
+
     from raypipe.commands.plan import plan as planned
 
     location = None if run_dir is None else os.fspath(run_dir)
     with _messages_alone():
         texts = [*_texts(overrides), *_of_matrix(matrix)]
-        return planned(_document(config), texts, location, profile, only)
+        return pd.DataFrame(planned(_document(config), texts, location, profile, only))
 
 
 def fit(
@@ -428,7 +430,7 @@ def fit(
                 "training.precision"
             )
         if card is None:
-            from raypipe.commands.fit import fit as fitted
+            from raypipe.commands.run import fit as fitted
 
             rows = fitted(document, texts, profile, address, stage)
         else:
@@ -525,14 +527,14 @@ def results(
         raypipe results RUN_DIR --sql 'select optimizer, avg(best_T) from studies group by 1'
 
     """
-    from raypipe.commands.results import printed
+    from raypipe.commands.results import results as printed
 
     if as_csv and as_json:
         raise ConfigError("--csv and --json: give one of them")
     if sql is not None and table is not None:
         raise ConfigError("--sql: the query names its tables; leave TABLE out")
     form = "csv" if as_csv else "json" if as_json else ""
-    return printed(run_dir, table, sql, columns, sort, limit, form)
+    return printed(run_dir, table, columns, sort, limit, sql, form)
 
 
 def report(run_dir: str, *, variant: str | None = None) -> str:
@@ -590,8 +592,7 @@ def show(run_dir: str, *, code: bool = False) -> str:
 
     """
     from raypipe.commands.code import code_text
-    from raypipe.commands.results import opened
-    from raypipe.commands.summary import show_text
+    from raypipe.commands.summary import opened, show_text
 
     run = opened(run_dir)
     return code_text(run) if code else show_text(run)
@@ -644,7 +645,7 @@ def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
 
     """
     from raypipe.commands.compare import compare as compared
-    from raypipe.commands.results import opened
+    from raypipe.commands.summary import opened
     from raypipe.commands.table_view import terminal_width
 
     if len(run_dirs) < 2:
@@ -662,8 +663,8 @@ def watch(run_dir: str) -> int:
         run_dir: The directory of a run.
 
     """
-    from raypipe.commands.results import opened
-    from raypipe.commands.watch import watch as follow
+    from raypipe.commands.summary import opened
+    from raypipe.commands.summary import watch as follow
 
     return follow(opened(run_dir))
 

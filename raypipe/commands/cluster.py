@@ -1,19 +1,24 @@
-"""The Ray cluster of a command: one that is running, or one that the command starts."""
+"""Where a command works: a running Ray cluster, one that it starts, this process, or a job."""
 
 from __future__ import annotations
 
 import os
 import resource
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raypipe import hardware
+from raypipe import faults, hardware
 from raypipe.commands import RUNS, stops_with_command
+from raypipe.commands.configuration import read, resolve
+from raypipe.commands.time_budget import TimeBudget
+from raypipe.config.shipped import file_of
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster
+from raypipe.store.run_directory import RunDirectory, cache_directory
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
@@ -29,6 +34,23 @@ def attach(address: str | None, stack: ExitStack) -> Launcher | None:
     from raypipe.launch.cluster import RayLauncher
 
     return stack.enter_context(closing(RayLauncher(address)))
+
+
+def place(
+    stack: ExitStack, address: str | None, *, local: bool = False
+) -> tuple[Launcher | None, Sequence[Hardware]]:
+    """Return the launcher of a running cluster, if there is one, and the nodes of a command.
+
+    Raises:
+        ConfigError: a variable of the environment that a run reads is wrong.
+
+    """
+    faults.from_environment()
+    cache_directory()
+    if local and address is not None:
+        raise ConfigError("--local runs without a cluster, and --address names one; give only one")
+    launcher = None if local else attach(address, stack)
+    return launcher, hardware_of(launcher)
 
 
 def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
@@ -82,3 +104,47 @@ def shared_location(location: str | os.PathLike[str] | None) -> str:
             f"{RUNS}, as an absolute path on shared storage or as a URI"
         )
     return text
+
+
+def submit(
+    config: str,
+    overrides: Sequence[str],
+    address: str,
+    run_dir: str,
+    words: Sequence[str],
+    shown: str,
+    *,
+    profile: str,
+    time_budget: str | None,
+    follow: bool,
+) -> int:
+    """Submit a command, by its words, as a job; return its exit status, 0 if it is not followed.
+
+    ``shown`` is the command without secrets.
+
+    Raises:
+        ConfigError: a mistake; nothing was sent.
+
+    """
+    document = read(config)
+    TimeBudget(time_budget)  # its form
+    # mistakes show before anything is sent; the hardware there may select another profile
+    resolve(document, overrides, profile, [hardware.detect()])
+    path, file = Path(config), file_of(config)
+    shipped = file != path and file.is_absolute()  # the nodes have it, too
+    if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
+        raise ConfigError(
+            f"{config}: lies outside of this directory, of which the job gets a copy; "
+            "name a file in it by its relative path"
+        )
+    shared_location(run_dir)
+    if shlex.join(words) != shown:
+        raise ConfigError(
+            f"--run-dir {RunDirectory(run_dir).shown}: the command of a job is shown on the "
+            "dashboard: leave the credentials out, and give them to the cluster's nodes "
+            "(AWS_ACCESS_KEY_ID, ...)"
+        )
+    from raypipe.launch.submit import submit as submit_job
+
+    passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
+    return submit_job(address, words, passed, lambda text: print(text, flush=True), follow=follow)

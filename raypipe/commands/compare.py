@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
+import pandas as pd
 
-from raypipe.commands.declarations import results_of
-from raypipe.commands.results import newest_environment
 from raypipe.commands.summary import Summary, summary
-from raypipe.commands.table_view import cell, view, wrapped
-from raypipe.config.matrix import SEED
+from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.graph.tables import CORE
 from raypipe.integrations.tracking import flat
-from raypipe.stats import finite_or_none
-from raypipe.store import tables
-from raypipe.store.run_directory import BASE, RunDirectory
-from raypipe.store.tables import ADDED, COMMAND_ID, RUN_ID, VARIANT, by_name
+from raypipe.report.best import Results, means, plain, point_label, shape_of
+from raypipe.report.measures import training_measures
+from raypipe.report.run_results import RunResults
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import ADDED, Table
 
 #: columns of the environment that differ between any two runs
 _OWN = (*ADDED, "command", "started_at")
 #: columns of the blocks in addition to the runs
-_HEADINGS = frozenset({"key", "result", "row"})
+_HEADINGS = frozenset({"key", "result", "row", "metric"})
 #: rows that are shown, and rows of a table of which no number is declared to be better
 _MOST_ROWS, _MOST_UNDECLARED = 60, 100
-
-Rows = list[dict[str, Any]]
+#: the column with the place of the run, while rows of several runs are one table
+_RUN = "\0run"
 
 
 @dataclass(frozen=True)
 class Measure:
     """A number of a row in each run, None where there is none.
 
-    ``better`` is lower, higher, or empty if that is not declared. ``counts`` are the repetitions
-    that each number is the mean of; empty if the row is not averaged over seeds.
+    ``better`` is lower, higher, or empty if that is not declared.
     """
 
     table: str
@@ -45,18 +41,16 @@ class Measure:
     column: str
     better: str
     values: tuple[float | None, ...]
-    counts: tuple[int, ...] = ()
 
     @property
     def cells(self) -> list[str]:
         """The numbers, each but the first with its difference to the first."""
-        first, cells = self.values[0], []
-        for place, value in enumerate(self.values):
-            text = "" if value is None else f"{value:.5g}"
-            if place and value is not None and first is not None and value != first:
+        first, *others = self.values
+        cells = ["" if value is None else f"{value:.5g}" for value in self.values]
+        for place, value in enumerate(others, 1):
+            if value is not None and first is not None and value != first:
                 verdict = ", better" if (value < first) == (self.better == "lower") else ", worse"
-                text += f" ({value - first:+.3g}{verdict if self.better else ''})"
-            cells.append(text)
+                cells[place] += f" ({value - first:+.3g}{verdict if self.better else ''})"
         return cells
 
 
@@ -77,37 +71,37 @@ class Comparison:
 
     def text(self, width: int | None) -> str:
         """Return the comparison for a reader, as wide as the terminal."""
-        names = _names([run["run_dir"] for run in self.runs])
-        lines = [
-            f"{n}: {r['run_dir']}, {r['status']}" for n, r in zip(names, self.runs, strict=True)
-        ]
-        blocks = ["\n".join(lines)]
+        paths = [run["run_dir"] for run in self.runs]
+        lasts = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        is_clear = len({*lasts}) == len(lasts) and not _HEADINGS.intersection(lasts)
+        names = lasts if is_clear else paths
 
-        def of_runs(cells: Sequence[str]) -> dict[str, str]:
-            return dict(zip(names, cells, strict=True))
+        def block(title: str, rows: Sequence[tuple[Mapping[str, str], Sequence[str]]]) -> str:
+            if not rows:
+                return f"{title}: no difference"
+            lines = [{**row, **dict(zip(names, cells, strict=True))} for row, cells in rows]
+            kept = [name for name in lines[0] if name != "row"]
+            how = "everything with --json"
+            shown = view(lines, width, whole=True, first=kept, kept=len(kept), how=how)
+            return f"{title}:\n{shown}"
 
+        statuses = (run["status"] for run in self.runs)
+        each_run = zip(names, paths, statuses, strict=True)
+        blocks = ["\n".join(f"{name}: {path}, {status}" for name, path, status in each_run)]
         for title in ("configuration", "environment"):
             values: Mapping[str, Sequence[Any]] = getattr(self, title)
-            rows = [{"key": key, **of_runs([cell(v) for v in own])} for key, own in values.items()]
-            blocks.append(_block(title, rows, width))
-        differing = [each for each in self.results if len(set(each.values)) > 1]
-        rows = [
-            {"result": f"{each.table}.{each.column}", "row": each.row, **of_runs(each.cells)}
-            for each in differing[:_MOST_ROWS]
-        ]
-        blocks.append(_block("results", rows, width))
-        lines = []
-        for metric, bests in self.best.items():
-            lines.append(metric)
-            for name, best in of_runs([b["text"] if b else "none" for b in bests]).items():
-                lines.append(wrapped(f"  {name}: {best}", width, "    "))
-        if lines:
-            blocks.append("\n".join(["best setting of each run:", *lines]))
-        for table in dict.fromkeys(each.table for each in self.results if each.counts):
-            counts = [each.counts for each in self.results if each.table == table]
-            seeds = of_runs([_ends(of_run) for of_run in zip(*counts, strict=True)])
-            texts = (f"{number} in {name}" for name, number in seeds.items())
-            blocks.append(f"{table}: means over seeds: {', '.join(texts)}")
+            blocks.append(block(title, [({"key": k}, [*map(cell, v)]) for k, v in values.items()]))
+        differing = [each for each in self.results if len({*each.values}) > 1]
+        shown = differing[:_MOST_ROWS]
+        rows = [({"result": f"{m.table}.{m.column}", "row": m.row}, m.cells) for m in shown]
+        blocks.append(block("results", rows))
+        if self.best:
+            bests = {
+                name: [each["text"] if each else "none" for each in of_runs]
+                for name, of_runs in self.best.items()
+            }
+            rows = [({"metric": name}, texts) for name, texts in bests.items()]
+            blocks.append(block("best setting of each run", rows))
         if same := len(self.results) - len(differing):
             blocks.append(f"{same} results are the same")
         if len(differing) > _MOST_ROWS:
@@ -124,9 +118,8 @@ class Comparison:
 def compare(runs: Sequence[RunDirectory]) -> Comparison:
     """Compare runs.
 
-    Rows of two runs are the same row if the texts agree that tell the rows of a run apart, and the
-    whole numbers if texts are not enough. Rows that are still alike count by their mean. Of a table
-    with axes and a seed, such as the calls of a function, rows with the same axes are one row.
+    Rows of two runs are the same row if they are the same point: the axes of their table agree.
+    Repetitions of a point, such as calls with other seeds, count by their mean.
 
     Raises:
         ConfigError: a run directory cannot be read.
@@ -134,46 +127,24 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
     """
     try:
         summaries = [summary(run) for run in runs]
-        configurations = [_configuration(run) for run in runs]
+        configurations = [_configuration(each) for each in summaries]
     except OSError as error:
         raise ConfigError(f"compare: a run directory cannot be read: {error}") from error
     bests = [
         {
             each.label_of_metric: {"points": each.leaders, "text": f"{each.mean:.5g} ({each.text})"}
-            for each in results_of(run).bests
+            for each in found.results.bests
         }
-        for run in runs
+        for found in summaries
     ]
     metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each["points"])
     return Comparison(
         [{"run_dir": each.run.shown, "status": each.status} for each in summaries],
         _differences(configurations),
         _differences([_environment(each) for each in summaries]),
-        _measures(runs),
+        _measures([each.results for each in summaries]),
         {name: [own.get(name) for own in bests] for name in metrics},
     )
-
-
-def _names(paths: Sequence[str]) -> Sequence[str]:
-    """Return a short name of each run: the last part of its path, if these differ."""
-    last = [path.rstrip("/").rpartition("/")[2] for path in paths]
-    is_clear = len(set(last)) == len(last) and not _HEADINGS.intersection(last)
-    return last if is_clear else paths
-
-
-def _block(title: str, rows: Sequence[Mapping[str, str]], width: int | None) -> str:
-    if not rows:
-        return f"{title}: no difference"
-    kept = [name for name in rows[0] if name != "row"]
-    how = "everything with --json"
-    shown = view(rows, width, whole=True, first=kept, kept=len(kept), how=how)
-    return f"{title}:\n{shown}"
-
-
-def _ends(counts: Sequence[int]) -> str:
-    """Return the smallest and the largest of some numbers of repetitions."""
-    known = sorted({count for count in counts if count}) or [0]
-    return str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
 def _differences(values: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
@@ -182,114 +153,62 @@ def _differences(values: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]
     return {key: own for key, own in every.items() if any(each != own[0] for each in own)}
 
 
-def _configuration(run: RunDirectory) -> dict[str, Any]:
+def _configuration(found: Summary) -> dict[str, Any]:
     """Return the resolved configuration of the newest command by dotted key."""
-    try:
-        text = run.read(run.config).decode()
-    except FileNotFoundError:
-        return {}
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{run.shown}/config.yaml: is damaged: {error}") from error
-    values = load_yaml(text, f"{run.shown}/config.yaml")
+    values = load_yaml(found.results.configuration, f"{found.run.shown}/config.yaml")
     return flat(values) if isinstance(values, Mapping) else {}
 
 
 def _environment(found: Summary) -> dict[str, Any]:
     """Return versions, hardware and code of the newest command, over all of its nodes."""
-    rows = newest_environment(found.run)
-    names = dict.fromkeys(name for row in rows for name in row if name not in _OWN)
+    names = dict.fromkeys(name for row in found.environment for name in row if name not in _OWN)
     environment = {
-        name: ", ".join(sorted({cell(row[name]) for row in rows if row.get(name) is not None}))
+        name: ", ".join(
+            sorted({cell(row[name]) for row in found.environment if row.get(name) is not None})
+        )
         for name in names
     }
     known = found.details
     return environment | {"profile": known.profile, "experiment's code": known.code[:12]}
 
 
-def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
-    """Return the measures of all tables: those declared, else the numbers of short tables."""
-    core = by_name(CORE)
-    names = dict.fromkeys(name for run in runs for name in run.list(run.path("results")))
-    whole = [name for name in names if name not in core or not core[name].partitioned]
-    parts = {name: [tables.read_arrow(run, name) for run in runs] for name in whole}
-    declared: dict[str, dict[str, str]] = {}
-    for name in parts:
-        columns = core[name].columns if name in core else ()
-        declared[name] = {column.name: column.better for column in columns if column.better}
-        for part in parts[name]:
-            declared[name] |= tables.better(part.schema)
-    if not any(better for name, better in declared.items() if name not in core):
-        declared |= {name: _numbers(each) for name, each in parts.items() if name not in core}
-    every = (_of_table(name, better, parts[name]) for name, better in declared.items() if better)
-    return [measure for of_table in every for measure in of_table]
-
-
-def _numbers(parts: Sequence[pa.Table]) -> dict[str, str]:
-    """Return the real numbers of a short table, apart from times and axes."""
-    axes = _axes(parts)
-    counts = (len({_key(row, axes) for row in p.to_pylist()}) if axes else len(p) for p in parts)
-    if max(counts, default=0) > _MOST_UNDECLARED:
-        return {}
-    fields = [each for part in parts for each in part.schema]
-    numbers = [each.name for each in fields if pa.types.is_floating(each.type)]
-    return {name: "" for name in numbers if not name.endswith("_s") and name not in axes}
-
-
-def _axes(parts: Sequence[pa.Table]) -> list[str]:
-    """Return the columns that identify a setting; none if rows are not points that vary a seed."""
-    known = [part for part in parts if part.num_rows]
-    axes = dict.fromkeys(name for part in parts for name in tables.axes(part.schema))
-    are_points = all(SEED in p.column_names and tables.axes(p.schema) for p in known)
-    return [VARIANT.name, *axes] if known and are_points else []
-
-
-def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -> list[Measure]:
-    rows: list[Rows] = [part.to_pylist() for part in parts]
-    axes = _axes(parts)
-    keys = axes or _keys(parts, rows)
-    grouped: list[dict[tuple[str, ...], Rows]] = [{} for _ in rows]
-    for groups, of_run in zip(grouped, rows, strict=True):
-        for row in of_run:
-            groups.setdefault(_key(row, keys), []).append(row)
-    known = list(dict.fromkeys(key for groups in grouped for key in groups))
-    varied = [len(set(column)) > 1 for column in zip(*known, strict=True)]
+def _measures(runs: Sequence[RunResults]) -> list[Measure]:
+    """Return the measures of all tables: those declared, else the real numbers of short tables."""
+    named = [{each.table.name: each for each in (*run.results, *_trainings(run))} for run in runs]
+    is_declared = any(
+        column.better for run in runs for each in run.results for column in each.shape.numbers
+    )
     measures: list[Measure] = []
-    for key in known:
-        label = " ".join(part for part in key if part and part != BASE)
-        if axes:  # the axes that vary with their values, such as ``C=1, gamma=0.1``
-            named = [t if k == VARIANT.name else f"{k}={t}" for k, t in zip(keys, key, strict=True)]
-            label = ", ".join(text for text, is_ in zip(named, varied, strict=True) if is_)
-        for column, direction in better.items():
-            numbers = [_known(groups.get(key, ()), column) for groups in grouped]
-            values = tuple(finite_or_none(sum(of) / len(of)) if of else None for of in numbers)
-            if any(value is not None for value in values):
-                counts = tuple(map(len, numbers)) if axes else ()
-                measures.append(Measure(name, label, column, direction, values, counts))
+    for name in dict.fromkeys(name for tables in named for name in tables):
+        known = {place: tables[name] for place, tables in enumerate(named) if name in tables}
+        parts = [each.rows.assign(**{_RUN: place}) for place, each in known.items()]
+        rows, table, *_ = pd.concat(parts, ignore_index=True), *known.values()
+        axes = dict.fromkeys(axis for each in known.values() for axis in each.axes or ())
+        shape = shape_of(table.table, rows.drop(columns=_RUN), list(axes) or None)
+        by = (*shape.groups, *shape.axes)
+        columns = [column for column in shape.numbers if column.better]
+        if not is_declared and len(rows[list(by)].drop_duplicates()) <= _MOST_UNDECLARED:
+            reals = [c for c in shape.numbers if pd.api.types.is_float_dtype(rows[c.name])]
+            columns = [column for column in reals if not column.name.endswith("_s")]
+        for column in columns:
+            points: dict[str, list[float | None]] = {}
+            for place in known:
+                own = rows[rows[_RUN] == place].sort_values(list(shape.seeds), kind="stable")
+                found = means(own, by, column.name, shape.seeds)  # whatever the order of the rows
+                for at in range(len(found.mean)):
+                    label = point_label(dict(found.points.iloc[at]))
+                    values = points.setdefault(label, [None] * len(runs))
+                    values[place] = float(found.mean.iloc[at])
+            for label, means_of in points.items():
+                measures.append(Measure(name, label, column.name, column.better, tuple(means_of)))
     return measures
 
 
-def _keys(parts: Sequence[pa.Table], rows: Sequence[Rows]) -> list[str]:
-    """Return the columns that tell the rows of each run apart: texts, then whole numbers."""
-    fields = [f for p in parts for f in p.schema if f.name not in (RUN_ID.name, COMMAND_ID.name)]
-    texts = [each.name for each in fields if pa.types.is_string(each.type)]
-    numbers = [each.name for each in fields if pa.types.is_integer(each.type)]
-
-    def distinct(names: Sequence[str]) -> list[int]:
-        return [len({_key(row, names) for row in of_run}) for of_run in rows]
-
-    keys: list[str] = []
-    for name in dict.fromkeys((*texts, *numbers)):
-        if distinct(keys) == [len(of_run) for of_run in rows]:
-            break
-        if distinct([*keys, name]) != distinct(keys):
-            keys.append(name)
-    return keys
-
-
-def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(cell(row.get(name)) for name in names)
-
-
-def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
-    """Return the numbers in ascending order, so that their sum does not depend on that of rows."""
-    return sorted(row[column] for row in rows if isinstance(row.get(column), int | float))
+def _trainings(run: RunResults) -> Iterator[Results]:
+    """Yield the trainings with all of their measures; without any, nothing."""
+    trials = run.tables.get("trials", pd.DataFrame())
+    known = [str(column) for column in trials if trials[column].notna().any()]
+    measures = training_measures(known, run.declared.step_metrics, run.monitors)
+    if measures and "trial_id" in known:
+        names = ["trial_id", *(column.name for column in measures)]
+        yield Results(Table("trials", "", tuple(measures)), plain(trials[names]), ["trial_id"])

@@ -1,18 +1,22 @@
-"""Configuration of a command, assembled from its file, overrides and the hardware."""
+"""Configuration of a command, assembled from its file or function, overrides and the hardware."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, create_model
 
 from raypipe import hardware, import_path
+from raypipe.commands.time_budget import seconds_of
 from raypipe.config import document as documents
 from raypipe.config import shipped
 from raypipe.config.document import NAMES, Document, parse
@@ -29,15 +33,25 @@ from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import Configuration, load_experiment
 from raypipe.graph.experiment import Experiment
 from raypipe.graph.source import SourceCode, current_source
+from raypipe.graph.tables import CORE
 from raypipe.hardware import Hardware
 from raypipe.integrations.tracking import TrackerName
 from raypipe.redaction import without_secrets
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import Table, by_name
 from raypipe.study.sweep_settings import SweepSettings
+from raypipe.study.tables import TABLES as STUDIES
+from raypipe.training.tables import with_metrics
+
+if TYPE_CHECKING:
+    from raypipe.report.run_results import Declarations
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
 
 #: columns of the text of a configuration
 _WIDTH = 96
+#: names of the command line, and of a call in Python, in messages
+_COMMAND, _CALL = "command line", "rp.map"
 
 
 class CommonSettings(Settings):
@@ -67,6 +81,65 @@ def read(name: str | Path) -> Document:
     else:
         import_path.prefer(file.resolve().parent)
     return document
+
+
+def document_of(
+    function: Callable[..., Any] | str,
+    arguments: Mapping[str, Any] | Sequence[str],
+    options: Mapping[str, Any],
+) -> tuple[Document, list[str]]:
+    """Return the configuration of a function, and its arguments as overrides.
+
+    Args:
+        function: the function, or ``module:function``.
+        arguments: values by name, which become part of the configuration; or texts ``name=value``
+            for arguments of the function and ``dotted.key=value`` for settings.
+        options: the options of the command.
+
+    Raises:
+        ConfigError: a mistake.
+
+    """
+    name, loaded = (function, None) if isinstance(function, str) else _of_process(function)
+    values = dict(options)
+    limit = values.pop("time_limit")
+    values["time_limit_s"] = seconds_of(limit, "--time-limit") if isinstance(limit, str) else limit
+    if isinstance(arguments, Mapping):
+        values["arguments"] = dict(arguments)
+        return Document(_CALL, "", name, values, {}, loaded), []
+    _check(arguments)
+    return Document(_COMMAND, "", name, values, {}, loaded), list(arguments)
+
+
+def _of_process(function: Callable[..., Any]) -> tuple[str, Callable[..., Any] | None]:
+    """Return the name of a function, and the function if no other process can import it."""
+    name = reference.of_function(function)
+    reference.check(function, name, _CALL)
+    if reference.is_importable(name):
+        return name, None
+    from raypipe.functions.code_hash import variables
+    from raypipe.launch.pool import obstacle
+
+    if reason := obstacle(function, variables(function)):
+        raise ConfigError(f"{_CALL}: function = {name}: {reason}")
+    return name, function
+
+
+def _check(texts: Sequence[str]) -> None:
+    """Reject texts that are not ``name=value``, and arguments that are given several times."""
+    for text in texts:
+        if not text.partition("=")[0] or "=" not in text:
+            raise ConfigError(
+                f"{_COMMAND}: {text!r}: must have the form NAME=VALUE, such as C=0.1, "
+                "'C=[0.1,1,10]' or seed=0..4"
+            )
+    names = Counter(text.partition("=")[0].removeprefix("arguments.") for text in texts)
+    for name, times in names.items():
+        if times > 1 and "." not in name:
+            raise ConfigError(
+                f"{_COMMAND}: {name} is given {times} times; write several values of an "
+                f"argument in brackets: '{name}=[...]'"
+            )
 
 
 def resolve(
@@ -114,6 +187,43 @@ def resolve(
     return Configuration(document.origin, experiment, named, source, name, model, settings, levels)
 
 
+def stored_document(run_dir: RunDirectory) -> Document:
+    """Return the configuration of a run's newest command.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+
+    """
+    shown = run_dir.shown
+    try:
+        text = run_dir.read(run_dir.config).decode()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
+    return parse(text, f"{shown}/config.yaml")
+
+
+def refuse_code_inside(run: RunDirectory, module: str) -> None:
+    """Raise ConfigError if Python would find a module in a run directory."""
+    if not run.is_local:
+        return
+    import_path.prefer()
+    run_dir = Path(run.path())
+    package, *within = module.split(".")
+    spec = None
+    with suppress(ValueError):  # it is not the name of a module
+        spec = find_spec(package)  # imports nothing, since the name has no dot
+    places = (spec.submodule_search_locations or [str(spec.origin)]) if spec is not None else []
+    for path in (Path.cwd(), *(Path(place, *within) for place in places)):
+        if path.resolve().is_relative_to(run_dir):
+            raise ConfigError(
+                f"{run_dir}/config.yaml: experiment = {module}: would be imported from the run "
+                "directory, whose files are never run as code; run the command in the directory "
+                "that has the experiment"
+            )
+
+
 def stored_experiment(document: Document) -> Experiment:
     """Return the experiment of a stored run's configuration, for its report.
 
@@ -140,6 +250,43 @@ def _named(
     with suppress(ImportError, ValueError):  # a name of no module, or of a package that raises
         modules = current_source(document.experiment)
     return load_experiment(document.experiment, document.origin), lambda: modules
+
+
+def declared(experiment: Experiment) -> dict[str, Table]:
+    """Return the declarations of an experiment's tables by name.
+
+    Trials and steps also have the columns of the experiment's step metrics.
+    """
+    core = with_metrics(CORE, experiment.step_metrics)
+    return by_name((*core, *STUDIES, *experiment.tables))
+
+
+def of_report(experiment: Experiment) -> Declarations:
+    """Return what the report reads of an experiment."""
+    from raypipe.report.run_results import Declarations
+
+    core = {table.name for table in declared(experiment).values()}
+    core -= {table.name for table in experiment.tables}
+    return Declarations(
+        sentence(experiment),
+        experiment.tables,
+        experiment.step_metrics,
+        frozenset(core),
+        experiment.asked,
+    )
+
+
+def sentence(experiment: Experiment) -> str:
+    """Return the first line of the docstring of an experiment's module; empty without one.
+
+    An experiment whose stages raypipe itself makes has none.
+    """
+    stages = inspect.unwrap(getattr(experiment.stages, "func", experiment.stages))  # of a partial
+    module = getattr(stages, "__module__", "")
+    if module.partition(".")[0] == "raypipe" or module not in sys.modules:
+        return ""
+    text = inspect.getdoc(sys.modules[module]) or ""
+    return text.partition("\n")[0].strip()
 
 
 @cache

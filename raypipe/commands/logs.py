@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raypipe.commands.results import opened
+from raypipe.commands.summary import has_recovered, opened
 from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
@@ -30,28 +30,20 @@ def listing(run_dir: str) -> list[dict[str, Any]]:
         failures.setdefault(row["log"], []).append(row)
     sizes, units = run.sizes(run.logs), {}
     for key, row in ledger.items("units"):
-        variant = row.get("variant", BASE)
-        unit = _full(key.removesuffix(f"@{variant}"), row["stage"], variant)
+        unit = _full({**row, "unit": key.removesuffix(f"@{row.get('variant', BASE)}")})
         units[run.log(unit).rpartition("/")[2]] = unit
     rows = []
     for name in sorted({*sizes, *failures}):
         failed = failures.get(name, [])
-        unit, status = units.get(name, name.removesuffix(_SUFFIX)), "printed"
+        unit, status, kind = units.get(name, name.removesuffix(_SUFFIX)), "printed", ""
         if failed:
             last = failed[-1]
-            unit = _full(last["unit"], last["stage"], last.get("variant", BASE))
+            unit, kind = _full(last), last["kind"]
             status = "failed" if last["outcome"] == "gave up" else last["outcome"]
-            if has_recovered(ledger, last):
-                status = "recovered"
-        row = {
-            "unit": unit,
-            "status": status,
-            "failures": len(failed),
-            "kind": failed[-1]["kind"] if failed else "",
-            "bytes": sizes.get(name, 0),
-            "log": f"logs/{name}" if name in sizes else "",
-        }
-        rows.append(row)
+            status = "recovered" if has_recovered(ledger, last) else status
+        log = f"logs/{name}" if name in sizes else ""
+        row = {"unit": unit, "status": status, "failures": len(failed), "kind": kind}
+        rows.append({**row, "bytes": sizes.get(name, 0), "log": log})
     return rows
 
 
@@ -73,56 +65,45 @@ def text(run_dir: str, unit: str) -> str:
     """
     run = opened(run_dir)
     failures = Ledger.to_read(run).rows("failures")
-    logs = [name.removesuffix(_SUFFIX) for name in run.list(run.logs)]
+    logs = run.list(run.logs)
     name = _chosen(run, unit, logs, failures)
     if name in logs:
-        path = run.path("logs", f"{name}{_SUFFIX}")
-        content = without_credentials(run.read(path).decode(errors="replace"))
+        content = without_credentials(run.read(run.path("logs", name)).decode(errors="replace"))
     else:
-        rows = [row for row in failures if row["log"] == f"{name}{_SUFFIX}"]
-        texts = (f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
-        content = "\n".join(texts)
+        rows = (row for row in failures if row["log"] == name)
+        content = "\n".join(f"{r['kind']}: {r.get('traceback') or r['message']}" for r in rows)
     return printable("\n".join(map(last_state, content.split("\n"))), keep="\n\t").rstrip()
 
 
-def has_recovered(ledger: Ledger, failure: Row) -> bool:
-    """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
-    unit, stage = failure["unit"], failure["stage"]
-    variant = failure.get("variant", BASE)
-    row = ledger.get("units", variant_name(unit, variant))
-    if row is None and not unit.startswith(f"{stage}/"):
-        row = ledger.get("stages", variant_name(stage, variant))
-    return row is not None and row["status"] == "succeeded"
-
-
 def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
-    """Return the name of the log that a user means, without its suffix."""
-    known = [*logs, *(row["log"].removesuffix(_SUFFIX) for row in failures)]
-    known = list(dict.fromkeys(known))
+    """Return the name of the log that a user means. Raises ConfigError."""
+    known = list(dict.fromkeys([*logs, *(row["log"] for row in failures)]))
     asked = unit.removeprefix("logs/").removesuffix(_SUFFIX)
-    exact = run.log(asked).rpartition("/")[2].removesuffix(_SUFFIX)
-    named = [row["log"].removesuffix(_SUFFIX) for row in failures if row["unit"] == unit]
-    ends = [name for name in known if name.endswith(f"-{exact}")]
+    exact = run.log(asked).rpartition("/")[2]
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
-    variants = [name for name in known if name.startswith(f"{stage}@") and name.endswith(rest)]
-    exactly = [exact] if exact in known else []
-    for found in (exactly, list(dict.fromkeys(named)), ends, variants):
+    for found in (
+        [exact] if exact in known else [],
+        list(dict.fromkeys(row["log"] for row in failures if row["unit"] == unit)),
+        [name for name in known if name.endswith(f"-{exact}")],
+        [name for name in known if name.startswith(f"{stage}@") and name.endswith(rest)],
+    ):
         if len(found) == 1:
             return found[0]
         if found:
-            raise ConfigError(f"{unit}: names several logs: {', '.join(found[:10])}")
+            names = ", ".join(name.removesuffix(_SUFFIX) for name in found[:10])
+            raise ConfigError(f"{unit}: names several logs: {names}")
     if not known:
         raise ConfigError(f"{run.shown}: {_NONE}")
+    near = did_you_mean(asked.replace("/", "-"), [name.removesuffix(_SUFFIX) for name in known])
     raise ConfigError(
         f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has none "
-        f"(`raypipe logs {run.shown}` lists them){did_you_mean(exact, known)}"
+        f"(`raypipe logs {run.shown}` lists them){near}"
     )
 
 
-def _full(unit: str, stage: str, variant: str) -> str:
+def _full(row: Row) -> str:
     """Return the name of a unit in the whole run, as its log has it: it begins with its stage."""
-    first, slash, rest = unit.partition("/")
-    if first == stage:
-        return f"{variant_name(first, variant)}{slash}{rest}"
-    return f"{variant_name(stage, variant)}/{unit}"
+    stage = variant_name(row["stage"], row.get("variant", BASE))
+    first, slash, rest = row["unit"].partition("/")
+    return f"{stage}{slash}{rest}" if first == row["stage"] else f"{stage}/{row['unit']}"

@@ -1,90 +1,267 @@
-"""``raypipe plan``: the stages and units that a run would compute; starts nothing."""
+"""``raypipe plan``, and what every command decides before it starts: its stages, and what fits."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from raypipe import hardware
-from raypipe.commands.configuration import resolve
-from raypipe.commands.selection import matrix_or_sweep, misfits, run_entry, selected
+from raypipe.commands.configuration import declared, resolve
 from raypipe.config.document import Document
+from raypipe.config.matrix import point_text
+from raypipe.config.validation import did_you_mean
+from raypipe.errors import ConfigError
+from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.progress import Durations, Estimate
-from raypipe.graph.stored_results import is_done, resume
+from raypipe.graph.progress import Durations
+from raypipe.graph.stored_results import Resumed, is_done, resume
+from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.report.formatting import duration
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory
+from raypipe.study.loop import StudyGraph
+from raypipe.study.matrix import study_of
+from raypipe.study.sweep_settings import SWEEP
+from raypipe.training.requirements import Obstacle, beyond, obstacles
+from raypipe.training.settings import TrainStageSettings
 
-if TYPE_CHECKING:
-    import pandas as pd
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a command: the graph of a configuration on this hardware.
+
+    ``note`` says what a matrix leaves out, or what a training does not use.
+    """
+
+    configuration: Configuration
+    graph: StudyGraph
+    nodes: Sequence[Hardware]
+    note: str
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return self.configuration.experiment.name
+
+    def resumed(
+        self, run_dir: RunDirectory, ledger: Ledger, *, code: bool = True, strict: bool = False
+    ) -> Resumed:
+        """Return what is asked of a run directory; ``code`` compares the source code, too.
+
+        Raises:
+            ConfigError: as :func:`resume`.
+
+        """
+        entries = {"run": {"experiment": self.name}, **self.graph.entries(ledger)}
+        source = self.configuration.source() if code else None
+        return resume(run_dir, ledger, entries, self.graph.known, source, strict=strict)
+
+    def check_training(self) -> None:
+        """Reject a training that the hardware cannot run. Raises ConfigError."""
+        check_gpus(self.configuration, self.nodes, self.graph.stages)
+        for where, name, section in self._sections():
+            if isinstance(section, TrainStageSettings):
+                _refuse(where, obstacles(name, section, self.nodes))
+
+    def check_size(self) -> None:
+        """Reject workers and tasks that are larger than the only node of this cluster.
+
+        Raises:
+            ConfigError: the key, its value, and what the node has.
+
+        """
+        node = self.nodes[0]
+        for where, name, section in self._sections():
+            if isinstance(section, TrainStageSettings):
+                _refuse(where, beyond(name, section, node))
+            for key, unit, has in (("cpus", "CPUs", node.cpus), ("gpus", "GPUs", len(node.gpus))):
+                asked = getattr(section, key, None)
+                if isinstance(asked, int | float) and asked > has:
+                    reason, advice = f"this machine has {has or 'no'} {unit}", "lower it"
+                    dotted = f"{name}.{key}".removeprefix(".")
+                    _refuse(where, [Obstacle(dotted, asked, reason, advice)])
+
+    def left_out_locally(self) -> list[str]:
+        """Return the settings that one process does not follow, each with what it does."""
+        found = {}
+        for _, name, section in self._sections():
+            if isinstance(section, TrainStageSettings):
+                if (workers := section.scaling.workers) not in (1, "auto"):
+                    text = f"{workers}: 1, with the same effective batch"
+                    found[f"{name}.scaling.workers"] = text
+                if processes := section.loader.workers:
+                    found[f"{name}.loader.workers"] = f"{processes}: 0"
+        sweep = self.configuration.settings.sweep
+        if sweep is not None and sweep.scheduler is not None:
+            found["sweep.scheduler"] = f"{sweep.scheduler.name}: no trial is ended early"
+        return [f"{key} = {text}" for key, text in found.items()]
+
+    def _sections(self) -> Iterator[tuple[str, str, object]]:
+        """Yield each section with its name, and where it is from: the configuration or a point.
+
+        The top level, whose name is empty, is the first.
+        """
+        origin, graph = self.configuration.origin, self.graph
+        yield origin, "", self.configuration.settings
+        for name, section in self.configuration.settings:
+            yield origin, name, section
+        for stage in graph.stages:
+            if stage.variant in graph.variants:
+                where = f"{origin}: matrix ({point_text(graph.variants[stage.variant])})"
+                yield where, stage.name, getattr(stage.settings, stage.name, None)
+
+
+def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[Hardware]) -> Work:
+    """Return the work of the wanted stages and of what they need, the sweep included.
+
+    With a matrix the sweep is left out, and a sweep alone (``only``) runs without the matrix.
+
+    Raises:
+        ConfigError: a stage that does not exist, a matrix that cannot be, or a stage of a matrix
+            that takes its settings from the sweep.
+
+    """
+    origin, settings = configuration.origin, configuration.settings
+    sweep, note = settings.sweep, _unused(configuration, only)
+    if settings.matrix is not None and settings.matrix.keys and sweep is not None:
+        note = ""
+        if list(only) == [SWEEP]:
+            configuration = configuration.with_values({"matrix": None}, "the sweep")
+        elif getattr(settings, sweep.stage).from_sweep:
+            raise ConfigError(
+                f"{origin}: {sweep.stage}.from_sweep: a matrix cannot take settings from the "
+                "sweep; run `raypipe sweep` first, and write what it recommends into the section"
+            )
+        else:
+            note = "the sweep is left out of the matrix; `raypipe sweep` runs it"
+            configuration = configuration.with_values({SWEEP: None}, "the matrix")
+    tables = declared(configuration.experiment)
+    graph = study_of(configuration, lambda varied: _stages(varied, nodes), tables, nodes)
+    names = list(dict.fromkeys(stage.name for stage in graph.stages))
+    for name in (name for name in only if name not in names):
+        if name != SWEEP:
+            known = f"{did_you_mean(name, names)} (there are: {', '.join(names)})"
+            raise ConfigError(f"--only {name}: unknown stage{known}")
+        if sweep is not None:
+            raise ConfigError(
+                f"{origin}: sweep.stage = {sweep.stage!r}: this run takes a model that ships; "
+                "to sweep its training, let the run train it"
+            )
+        raise ConfigError(
+            f"{origin}: has no sweep: give it a section, such as "
+            "`sweep: {stage: train, axes: {training.micro_batch: [16, 32]}}`"
+        )
+    return Work(configuration, replace(graph, only=tuple(only)), nodes, note)
+
+
+def _unused(configuration: Configuration, only: Sequence[str]) -> str:
+    """Return a message if a run sweeps a stage, and trains it without what the sweep recommends."""
+    sweep = configuration.settings.sweep
+    if sweep is None or (only and not {SWEEP, sweep.stage} <= set(only)):
+        return ""
+    section = getattr(configuration.settings, sweep.stage, None)
+    if not isinstance(section, TrainStageSettings) or section.from_sweep:
+        return ""
+    return (
+        f"{sweep.stage}: does not use what the sweep recommends ({sweep.stage}.from_sweep = false; "
+        "true trains with it)"
+    )
+
+
+def _stages(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
+    """Return the stages of a configuration, with its sweep. Raises ConfigError."""
+    plain = list(configuration.stages())
+    takes = any(s.training is not None and s.training.settings.from_sweep for s in plain)
+    if configuration.settings.sweep is None and not takes:
+        return plain
+    from raypipe.study.sweep import with_sweep  # with all that a sweep needs
+
+    return with_sweep(configuration, nodes)
+
+
+def check_gpus(
+    configuration: Configuration, nodes: Sequence[Hardware], stages: Sequence[Stage]
+) -> None:
+    """Reject work on GPUs if there are GPUs and none of them can be used.
+
+    It would compute on the CPUs instead. Raises ConfigError.
+    """
+    problem = unusable_gpus(nodes)
+    names, sweep = {stage.name for stage in stages}, configuration.settings.sweep
+    if sweep is not None and SWEEP in names:
+        names.add(sweep.stage)
+    sections = (section for name, section in configuration.settings if name in names)
+    trainings = [each for each in sections if isinstance(each, TrainStageSettings)]
+    on_gpu = any(stage.on_gpu for stage in stages)
+    if problem and (on_gpu or any(each.scaling.gpus_per_worker != 0 for each in trainings)):
+        raise ConfigError(
+            f"{configuration.origin}: no GPU can be used: {problem}; to compute on the CPUs, hide "
+            "the GPUs: set CUDA_VISIBLE_DEVICES to an empty value"
+        )
+
+
+def _refuse(where: str, found: Sequence[Obstacle]) -> None:
+    for obstacle in found:
+        raise ConfigError(
+            f"{where}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; {obstacle.advice}"
+        )
 
 
 def plan(
     document: Document,
     overrides: Sequence[str],
-    run_dir: str | None = None,
-    profile: str = "auto",
-    only: Sequence[str] = (),
-) -> pd.DataFrame:
+    run_dir: str | None,
+    profile: str,
+    only: Sequence[str],
+) -> list[Row]:
     """Return a row per stage: its units, how many are finished, and their workload.
 
     What this machine cannot run is planned as well, since a cluster may; a line on stderr says so.
     """
-    import pandas as pd
-
     nodes = [hardware.detect()]
-    configuration, _ = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
-    graph = selected(configuration, only, nodes)
-    if misfit := misfits(configuration, graph, nodes):
+    work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
+    graph, ledger = work.graph, None
+    try:
+        work.check_training()
+        work.check_size()
+    except ConfigError as misfit:
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
-    ledger = None
     if run_dir is not None:
         run = RunDirectory.at(run_dir)
         run.check_new()
         ledger = Ledger(run, writable=False)
         if ledger.damage:
             print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
-        entries = {**run_entry(configuration), **graph.entries(ledger)}
-        resume(run, ledger, entries, graph.known)
-    stages = graph.at_most(ledger)
+        work.resumed(run, ledger, code=False)
     if graph.variants and graph.text:
         print(graph.text)
-    todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
-    expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
-    rows = []
-    for name in dict.fromkeys(stage.name for stage in stages):
-        of_name = [(s, e) for s, e in zip(stages, expected, strict=True) if s.name == name]
-        units = sum(len(stage.units) for stage, _ in of_name)
-        left = sum(len(todo[stage.key]) for stage, _ in of_name)
-        workloads = list(dict.fromkeys(stage.workload for stage, _ in of_name))
-        row = {
+    by_name: dict[str, list[tuple[Stage, Sequence[Unit]]]] = {}
+    for stage in graph.at_most(ledger):
+        todo = stage.units
+        if ledger is not None:
+            seen = stage.seen(ledger)
+            todo = [unit for unit in stage.units if not is_done(seen, unit)]
+        by_name.setdefault(stage.name, []).append((stage, todo))
+    durations, rows = Durations(nodes), []
+    for name, stages in by_name.items():
+        total = sum(len(stage.units) for stage, _ in stages)
+        left = sum(len(todo) for _, todo in stages)
+        workloads = list(dict.fromkeys(stage.workload for stage, _ in stages))
+        row: Row = {
             "stage": name,
-            "needs": ", ".join(of_name[0][0].needs),
-            **({"variants": len(of_name)} if graph.variants else {}),
-            "units": units,
-            "done": units - left,
+            "needs": ", ".join(stages[0][0].needs),
+            **({"variants": len(stages)} if graph.variants else {}),
+            "units": total,
+            "done": total - left,
             "to do": left,
             "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
-            **_cost([estimate for _, estimate in of_name]),
+            **dict.fromkeys(("time", "CPU h", "GPU h"), "unknown"),
         }
+        known = [each for each in durations.estimates(stages) if each is not None]
+        if len(known) == len(stages):  # one after the other
+            row["time"] = duration(sum(each.seconds for each in known))
+            row["CPU h"] = f"{sum(each.cpu_s for each in known) / 3600:.3g}"
+            row["GPU h"] = f"{sum(each.gpu_s for each in known) / 3600:.3g}"
         rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _unfinished(stage: Stage, ledger: Ledger | None) -> list[Unit]:
-    if ledger is None:
-        return list(stage.units)
-    seen = stage.seen(ledger)
-    return [unit for unit in stage.units if not is_done(seen, unit)]
-
-
-def _cost(estimates: Sequence[Estimate | None]) -> dict[str, str]:
-    """Return the expected time of stages one after the other."""
-    known = [each for each in estimates if each is not None]
-    if len(known) < len(estimates):
-        return {"time": "unknown", "CPU h": "unknown", "GPU h": "unknown"}
-    text = duration(sum(each.seconds for each in known))
-    hours = (sum(each.cpu_s for each in known), sum(each.gpu_s for each in known))
-    return {"time": text, "CPU h": f"{hours[0] / 3600:.3g}", "GPU h": f"{hours[1] / 3600:.3g}"}
+    return rows

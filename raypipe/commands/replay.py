@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,13 +23,16 @@ from pyarrow import fs as arrow_fs
 from raypipe import import_path
 from raypipe.commands import cluster
 from raypipe.commands.code import code_of, edits, kept_code
-from raypipe.commands.configuration import resolve
-from raypipe.commands.declarations import declared
-from raypipe.commands.report import refuse_code_inside, stored_document
-from raypipe.commands.results import opened
+from raypipe.commands.configuration import (
+    declared,
+    refuse_code_inside,
+    resolve,
+    stored_document,
+)
+from raypipe.commands.plan import work_of
 from raypipe.commands.run import CONFIGURATION
-from raypipe.commands.selection import check_training, matrix_or_sweep, selected
-from raypipe.config.document import Document, parse
+from raypipe.commands.summary import opened
+from raypipe.config.document import parse
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
@@ -55,20 +59,15 @@ _SAMPLE = 3
 _NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
 _INEXACT = ("memory_bytes", "gpu_memory_bytes")
-#: columns of time, memory, energy, speed and use, by their names and their units
-_MEASURED = re.compile(r"(_s|_bytes|_w|_j|_j_per_\w+)$")
-_MEASURED_IN = frozenset({"s", "B", "W", "J", "%", "1/s"})
-#: columns that say where and how a row was computed; the second ones only where they are declared
-_PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
-_WAYS = frozenset(
-    (
-        *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
-        *("micro_batch", "accumulation", "loader_wait_share"),
-    )
+#: columns of time, memory, energy, speed and use, and of a place, by their names and their units
+_MEASURED = re.compile(r".*(_s|_bytes|_w|_j|_j_per_\w+)|worker|hostname|host|node|pid")
+_MEASURED_IN = ("s", "B", "W", "J", "%", "1/s")
+#: columns that say how a row was computed, where they are declared
+_WAYS = re.compile(
+    "attempts?|cached|device|workers|strategy|mfu|micro_batch|accumulation|loader_wait_share"
 )
 #: columns of trainings that the configuration gives: equal values say nothing about the results
-_GIVEN = frozenset(("trial_id", "stage", "status", *(column.name for column in SETTINGS)))
-_PARAMETER = "param_"
+_GIVEN = re.compile("|".join(("trial_id|stage|status|param_.*", *(c.name for c in SETTINGS))))
 
 Outcome = Literal[
     "equal", "within the tolerance", "differs", "failed", "changed", "nothing to compare"
@@ -254,8 +253,8 @@ def _compared(
             if _is_measured(tables.get(table), column):
                 left_out.add(f"{table}.{column}")
                 continue
-            is_given = column in _GIVEN or column.startswith(_PARAMETER)
-            has_results |= values != (None, None) and not (table == TRIALS.name and is_given)
+            is_given = table == TRIALS.name and _GIVEN.fullmatch(column)
+            has_results |= values != (None, None) and not is_given
             if by := _distance(*values):
                 differing.setdefault(f"{table}.{column}", []).append((by, *values))
     if not differing:
@@ -274,11 +273,10 @@ def _compared(
 
 def _is_measured(table: Table | None, column: str) -> bool:
     """Whether a column measures time, memory or speed, or says where a row was computed."""
-    if column in _PLACES or _MEASURED.search(column):
-        return True
-    columns = table.columns if table is not None else ()
-    declared = (each for each in columns if each.name == column)
-    return any(column in _WAYS or c.type == "time" or c.unit in _MEASURED_IN for c in declared)
+    declared = [c for c in (table.columns if table is not None else ()) if c.name == column]
+    return bool(_MEASURED.fullmatch(column)) or any(
+        c.type == "time" or c.unit in _MEASURED_IN or _WAYS.fullmatch(column) for c in declared
+    )
 
 
 def _distance(stored: Any, now: Any) -> float:
@@ -298,33 +296,34 @@ def _names(
     run: RunDirectory, ledger: Ledger, stored: Mapping[str, Row], units: Sequence[str]
 ) -> list[str]:
     """Return the names of the stored units, or of those that are named. Raises ConfigError."""
-    swept = [key for key, row in stored.items() if row.get("stage") == SWEEP]
-    names = [key for key, row in stored.items() if row.get("stage") != SWEEP]
 
-    def matching(keys: Sequence[str], name: str) -> list[str]:
-        return [k for k in keys if k == name or k.startswith((f"{name}/", f"{name}@"))]
+    def matching(keys: Iterable[str], names: Sequence[str]) -> list[str]:
+        begins = tuple(f"{name}{end}" for name in names for end in "/@")
+        return [key for key in keys if key in names or key.startswith(begins)]
 
-    if (not units and swept and not names) or any(matching(swept, name) for name in units):
-        raise ConfigError(
-            f"{run.shown}: the trials of a sweep are not replayed, since they measure speed; train "
-            "a stage with the settings of a trial to replay that"
-        )
     failures = {
         variant_name(str(row["unit"]), str(row.get("variant", BASE))): row
         for row in ledger.rows("failures")
     }
     for name in units:
-        if matching(names, name):
-            continue
-        for unit in matching([*failures], name):
-            row = failures[unit]
+        failed = [] if matching(stored, [name]) else matching(failures, [name])
+        for unit in failed:
+            why = f"{failures[unit]['kind']}: {failures[unit]['message']}"
             raise ConfigError(
-                f"{run.shown}: {unit}: has no result to compare, since it failed "
-                f"({row['kind']}: {row['message']}); `raypipe run` computes it"
+                f"{run.shown}: {unit}: has no result to compare, since it failed ({why}); "
+                "`raypipe run` computes it"
             )
-        near = did_you_mean(name, list(stored))
-        raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
-    return list(dict.fromkeys(key for name in units for key in matching(names, name))) or names
+        if not matching(stored, [name]):
+            near = did_you_mean(name, list(stored))
+            raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
+    chosen = matching(stored, units) if units else list(stored)
+    names = [name for name in chosen if stored[name].get("stage") != SWEEP]
+    if len(names) < len(chosen) and (units or not names):
+        raise ConfigError(
+            f"{run.shown}: the trials of a sweep are not replayed, since they measure speed; train "
+            "a stage with the settings of a trial to replay that"
+        )
+    return names
 
 
 def _find(
@@ -337,46 +336,35 @@ def _find(
     """
     found, changed = dict[str, _Stored](), dict[str, Replayed]()
     nodes, wanted = cluster.hardware_of(None), set(names)
-    for number, document in enumerate(_documents(run, ledger)):
-        if found.keys() >= wanted:
-            break
-        try:
-            refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
-            configuration, _ = matrix_or_sweep(resolve(document, (), "auto", nodes), ())
-            graph = selected(configuration, (), nodes)
-            check_training(configuration, graph, nodes)
-        except ConfigError:
-            if number == 0:
-                raise
-            continue  # an earlier configuration, of data that are gone, say
-        stages, _ = graph.loop(ledger).replay(ledger)
-        keyed = {stage.key: stage for stage in stages}
-        for stage in stages:
-            if not named and (stage.name == HARDWARE or stage.always_rerun):
-                continue
-            for unit in stage.units:
-                one = _Stored(configuration, keyed, stage, unit)
-                if one.name not in wanted or one.name in found:
-                    continue
-                if (reason := one.difference(ledger)) is None:
-                    found[one.name] = one
-                else:
-                    changed.setdefault(one.name, Replayed(one.name, "changed", reason))
-    return [*found.values()], [each for name, each in changed.items() if name not in found]
-
-
-def _documents(run: RunDirectory, ledger: Ledger) -> Iterator[Document]:
-    """Yield the configurations of the run's commands, the newest first."""
     newest = stored_document(run)
     if newest.function.startswith("__main__:"):
         raise ConfigError(
             f"{run.shown}: {newest.function.partition(':')[2]} was a function of a notebook or a "
             "script, which this process does not have; only functions of modules can be replayed"
         )
-    yield newest
     earlier = [row["text"] for k, row in ledger.items("runs") if k.startswith(CONFIGURATION)]
-    for text in reversed(earlier):
-        yield parse(text, f"{run.shown}: an earlier configuration")
+    origin = f"{run.shown}: an earlier configuration"
+    for document in chain([newest], (parse(text, origin) for text in reversed(earlier))):
+        if found.keys() >= wanted:
+            break
+        try:
+            refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
+            work = work_of(resolve(document, (), "auto", nodes), (), nodes)
+            work.check_training()
+        except ConfigError:
+            if document is newest:
+                raise
+            continue  # an earlier configuration, of data that are gone, say
+        stages, _ = work.graph.known(ledger)
+        keyed = {stage.key: stage for stage in stages}
+        shown = [s for s in stages if named or not (s.name == HARDWARE or s.always_rerun)]
+        for one in (_Stored(work.configuration, keyed, s, unit) for s in shown for unit in s.units):
+            if one.name in wanted and one.name not in found:
+                if (reason := one.difference(ledger)) is None:
+                    found[one.name] = one
+                else:
+                    changed.setdefault(one.name, Replayed(one.name, "changed", reason))
+    return [*found.values()], [each for name, each in changed.items() if name not in found]
 
 
 def _use_kept_code(

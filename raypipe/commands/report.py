@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 
-from raypipe import import_path
-from raypipe.commands.configuration import stored_experiment
-from raypipe.commands.declarations import declared, of_report
+from raypipe.commands.configuration import (
+    declared,
+    of_report,
+    refuse_code_inside,
+    stored_document,
+    stored_experiment,
+)
 from raypipe.commands.results import existing
-from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
 from raypipe.store import run_status, tables
 from raypipe.store.ledger import Ledger
@@ -29,7 +29,6 @@ def report(location: str, variant: str | None = None) -> str:
     from raypipe.report.page import build
 
     run_dir = existing(location)
-    shown = run_dir.shown
     document = stored_document(run_dir)
     if document.experiment:  # a function is not imported
         refuse_code_inside(run_dir, document.experiment)
@@ -42,44 +41,7 @@ def report(location: str, variant: str | None = None) -> str:
         own, command = of_report(experiment), command_of(run_dir)
         return build(run_dir, experiment.name, experiment.report, command, variant, own)
     except OSError as error:
-        raise ConfigError(f"{shown}/report: cannot be written: {error}") from error
-
-
-def stored_document(run_dir: RunDirectory) -> Document:
-    """Return the configuration of a run's newest command.
-
-    Raises:
-        ConfigError: it is missing or damaged.
-
-    """
-    shown = run_dir.shown
-    try:
-        text = run_dir.read(run_dir.config).decode()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
-    return parse(text, f"{shown}/config.yaml")
-
-
-def refuse_code_inside(run: RunDirectory, module: str) -> None:
-    """Raise ConfigError if Python would find a module in a run directory."""
-    if not run.is_local:
-        return
-    import_path.prefer()
-    run_dir = Path(run.path())
-    package, *within = module.split(".")
-    spec = None
-    with suppress(ValueError):  # it is not the name of a module
-        spec = find_spec(package)  # imports nothing, since the name has no dot
-    places = (spec.submodule_search_locations or [str(spec.origin)]) if spec is not None else []
-    for path in (Path.cwd(), *(Path(place, *within) for place in places)):
-        if path.resolve().is_relative_to(run_dir):
-            raise ConfigError(
-                f"{run_dir}/config.yaml: experiment = {module}: would be imported from the run "
-                "directory, whose files are never run as code; run the command in the directory "
-                "that has the experiment"
-            )
+        raise ConfigError(f"{run_dir.shown}/report: cannot be written: {error}") from error
 
 
 def command_of(run_dir: RunDirectory) -> str:

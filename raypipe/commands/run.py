@@ -1,7 +1,8 @@
-"""``raypipe run``: run an experiment, or continue it."""
+"""Work of a command: ``raypipe run``, ``map`` and ``sweep``, and the trials of ``raypipe fit``."""
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shlex
@@ -10,31 +11,27 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location
 from raypipe.commands.code import ExperimentCode, after_edit, code_of
-from raypipe.commands.configuration import resolve
-from raypipe.commands.declarations import declared, of_report, results_of
-from raypipe.commands.selection import (
-    check_size,
-    check_training,
-    left_out_locally,
-    matrix_or_sweep,
-    run_entry,
-    selected,
-)
+from raypipe.commands.configuration import declared, of_report, resolve
+from raypipe.commands.plan import Work, check_gpus, work_of
+from raypipe.commands.summary import results_of
+from raypipe.commands.table_view import terminal_width, view
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Outcomes, Session
-from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
-from raypipe.graph.stored_results import Resumed, resume
 from raypipe.graph.training_stage import check_trainings
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
@@ -42,19 +39,26 @@ from raypipe.integrations.tracking import Trackers
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
-from raypipe.store.ledger import Ledger
+from raypipe.stats import finite_or_none
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.lock import writing
-from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import better, read_arrow, single_tables
 from raypipe.study.loop import StudyGraph
+from raypipe.study.recommendation import medians, snippet
+from raypipe.study.space import shown
+from raypipe.study.sweep_settings import SWEEP
+
+if TYPE_CHECKING:
+    from raypipe.report.best import Headline
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
 #: the beginning of the names of entries with the resolved configurations of all commands
 CONFIGURATION = "configuration/"
-#: results that a baseline beats, of which the end of a run tells
-_MOST_WARNINGS = 5
+#: results that a baseline beats, and points, of which the end of a run tells
+_MOST_WARNINGS, _MOST_POINTS = 5, 5
 
 
 @dataclass(frozen=True)
@@ -64,27 +68,6 @@ class Ended:
     status: int
     run_dir: RunDirectory
     failure: str = ""
-
-
-@dataclass(frozen=True)
-class Work:
-    """Work of a command: the graph of a configuration on this hardware, and its run directory."""
-
-    configuration: Configuration
-    graph: StudyGraph
-    nodes: Sequence[Hardware]
-    run_dir: RunDirectory
-
-    @property
-    def name(self) -> str:
-        """The name of the experiment."""
-        return self.configuration.experiment.name
-
-    def resumed(self, ledger: Ledger, *, strict: bool) -> Resumed:
-        """Return what is asked of the run directory. Raises ConfigError as :func:`resume`."""
-        entries = {**run_entry(self.configuration), **self.graph.entries(ledger)}
-        source = self.configuration.source()
-        return resume(self.run_dir, ledger, entries, self.graph.known, source, strict=strict)
 
 
 def execute(
@@ -111,148 +94,165 @@ def execute(
 
     """
     budget = TimeBudget(time_budget)
-    faults.from_environment()
-    if local and address is not None:
-        raise ConfigError("--local runs without a cluster, and --address names one; give only one")
-    cache_directory()  # report a wrong name before anything starts
     with ExitStack() as stack:
-        launcher = None if local else cluster.attach(address, stack)
-        nodes = cluster.hardware_of(launcher)
-        configuration, note = matrix_or_sweep(resolve(document, overrides, profile, nodes), only)
-        graph = selected(configuration, only, nodes)
-        check_training(configuration, graph, nodes)
+        # resolve
+        launcher, nodes = cluster.place(stack, address, local=local)
+        work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
+        configuration, place = work.configuration, _run_directory(run_dir, work)
+
+        # refuse
+        work.check_training()
         if launcher is None and not local:  # a cluster may grow; this machine does not
-            check_size(configuration, graph, nodes[0])
+            work.check_size()
             cluster.check_address_space(nodes[0])
-        work = Work(configuration, graph, nodes, _run_directory(run_dir, configuration))
-        stored = Ledger(work.run_dir, writable=False)
-        tracking.check(configuration.settings.tracking, work.run_dir)
-        stages, complete, warning = work.resumed(stored, strict=strict_code)
+        stored = Ledger(place, writable=False)
+        tracking.check(configuration.settings.tracking, place)
+        stages, complete, warning = work.resumed(place, stored, strict=strict_code)
         on_gpu = any(node.gpus for node in nodes)
-        check_trainings(work.run_dir, stored, stages, configuration.origin, on_gpu=on_gpu)
+        check_trainings(place, stored, stages, configuration.origin, on_gpu=on_gpu)
         code = code_of(configuration, stages)
 
-        print(f"run directory: {work.run_dir.shown}", flush=True)
+        print(f"run directory: {place.shown}", flush=True)
         if stored.damage:
             print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
         if warning:
             print(warning, flush=True)
-        if complete and not stored.damage and _is_shown(work, stored, stages):
+        if complete and not stored.damage and _is_shown(work, place, stored, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             at_end(configuration, stored)
-            return Ended(0, work.run_dir)
+            return Ended(0, place)
         seen = stored.version
         del stored  # the writer reads it again, and it may be large
-        check = stack.enter_context(writing(work.run_dir, lambda text: print(text, flush=True)))
+
+        # place and run
+        check = stack.enter_context(writing(place, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display(live=not local))
-        command = again(work.run_dir)
+        command, command_id = again(place), secrets.token_hex(4)
         status: StatusWriter | None = None
-        failed, interrupted = "", ""
+        failed = interrupted = ""
         try:
-            stamp = {"command_id": secrets.token_hex(4)}
-            ledger = Ledger(work.run_dir, before_writing=check, stamp=stamp)
+            ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
             if ledger.version != seen:  # another command wrote in between
-                stages = work.resumed(ledger, strict=strict_code).stages
-            run_id = _record(work, ledger, code)
-            begun = first_status(
-                work.run_dir, work.name, run_id, command, configuration.profile, code.fingerprint
-            )
-            status = stack.enter_context(StatusWriter(work.run_dir, begun, display.snapshot, check))
+                stages = work.resumed(place, ledger, strict=strict_code).stages
+            run_id = _record(work, place, ledger, code)
+            about = command, configuration.profile, code.fingerprint
+            begun = first_status(place, work.name, run_id, *about)
+            status = stack.enter_context(StatusWriter(place, begun, display.snapshot, check))
             announce(display, configuration, nodes)
-            _say_graph(display, work, note, local=local)
+            _say_graph(display, work, local=local)
             if local:
                 launcher = cluster.local()
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
                 launcher = cluster.start(stack, code.source.modules)
-            _record_environment(ledger, launcher, command, stamp["command_id"])
-            settings = configuration.settings
-            trackers = Trackers(
-                settings.tracking, work.run_dir, run_id, work.name, configuration.resolved()
-            )
+            _record_environment(ledger, launcher, command, command_id)
+            wanted, values = configuration.settings.tracking, configuration.resolved()
+            trackers = Trackers(wanted, place, run_id, work.name, values)
             session = Session(
-                work.run_dir,
+                place,
                 run_id,
                 ledger,
                 launcher,
                 display,
                 nodes,
                 stack.enter_context(trackers),
-                settings,
+                configuration.settings,
                 declared(configuration.experiment),
-                stamp["command_id"],
+                command_id,
                 code.fingerprint,
                 None if local else Durations(nodes),
             )
             with budget.watched(launcher, display.say):
-                failed = _run_graph(graph, session)
-            _report(work, ledger, command, status, display)
+                failed = _run_graph(work.graph, session)
+            _report(work, session, command, status)
         except KeyboardInterrupt:
+            failed = ""
             interrupted = "the time budget is over" if budget.is_over else "interrupted"
         except (OSError, LostLeaseError) as error:
             failed = f"the run directory cannot be written: {error}"
         except UnitError as error:
             failed = str(error)
+
+        # tell
+        outcome = "interrupted" if interrupted else "failed" if failed else "succeeded"
         if interrupted:
             display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
             if status is not None:
                 with suppress(ConfigError, OSError):
-                    status.key_result = results_of(work.run_dir).key_result
-                status.end("interrupted", interrupted)
-            return Ended(130, work.run_dir, interrupted)
-        if failed or work.run_dir.list(work.run_dir.logs):
-            display.say(f"logs: {shlex.join(['raypipe', 'logs', work.run_dir.shown])}")
+                    status.key_result = results_of(place).key_result
+        elif failed or place.list(place.logs):
+            display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {command}{after_edit(stages)}")
-        else:
+        elif not interrupted:
             at_end(configuration, ledger)
-            shown = work.run_dir.shown
-            display.say(f"done: {shown} (report: {shown}/report/index.html)")
+            display.say(f"done: {place.shown} (report: {place.shown}/report/index.html)")
         if status is not None:
-            status.end("failed" if failed else "succeeded", failed)
-        return Ended(int(bool(failed)), work.run_dir, failed)
+            status.end(outcome, failed or interrupted)
+        return Ended(130 if interrupted else int(bool(failed)), place, failed or interrupted)
+
+
+def fit(
+    document: Document,
+    overrides: Sequence[str],
+    profile: str,
+    address: str | None,
+    stage: str | None,
+) -> list[Row]:
+    """Return a row per training stage and precision: the largest micro-batch that fits."""
+    from raypipe.study.largest_batch import fit_stage, fitting  # with all that a sweep needs
+
+    with ExitStack() as stack:
+        launcher, nodes = cluster.place(stack, address)
+        configuration = resolve(document, overrides, profile, nodes)
+        check_gpus(configuration, nodes, [s for s in configuration.stages() if s.training])
+        makers = fitting(configuration, stage, nodes)
+        folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
+        run_dir, name = RunDirectory.at(folder), configuration.experiment.name
+        display = stack.enter_context(Display())
+        announce(display, configuration, nodes)
+        if launcher is None:
+            display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
+            launcher = cluster.start(stack, configuration.source().modules)
+        trackers = stack.enter_context(Trackers((), run_dir, "fit", name, {}))
+        session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
+        return [row for maker in makers for row in fit_stage(maker, session)]
 
 
 def announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
     """Print the profile and the hardware that selected it, and enabled fault injection."""
     gpus = [gpu.name for node in nodes for gpu in node.gpus]
-    if gpus:
-        hardware = f"{len(gpus)} GPU(s): {gpus[0]}"
-    else:
-        note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
-        hardware = f"no GPU ({note})"
+    note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
+    hardware = f"{len(gpus)} GPU(s): {gpus[0]}" if gpus else f"no GPU ({note})"
     display.say(f"profile {configuration.profile}: {hardware}")
-    for node in nodes:
-        for problem in node.gpu_problems:
-            display.say(f"WARNING: {node.hostname}: not used: {problem}")
+    warnings = [f"{n.hostname}: not used: {problem}" for n in nodes for problem in n.gpu_problems]
     if files := import_path.shadowing():
-        display.say(
-            f"WARNING: {', '.join(files)}: has the name of a module of Python or of a package that "
+        warnings.append(
+            f"{', '.join(files)}: has the name of a module of Python or of a package that "
             "raypipe needs, which every import gets instead; rename it"
         )
     if value := os.environ.get(faults.VARIABLE):
-        display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")
+        warnings.append(f"fault injection is enabled ({faults.VARIABLE}={value})")
+    for warning in warnings:
+        display.say(f"WARNING: {warning}")
 
 
-def _run_directory(
-    location: str | os.PathLike[str] | None, configuration: Configuration
-) -> RunDirectory:
+def _run_directory(location: str | os.PathLike[str] | None, work: Work) -> RunDirectory:
     if in_job():
         cluster.shared_location(location or os.environ.get(RUNS))
     if location is None:
-        return RunDirectory.new(runs_location(), configuration.experiment.name)
+        return RunDirectory.new(runs_location(), work.name)
     run_dir = RunDirectory.at(os.fspath(location))
     run_dir.check_new()
     return run_dir
 
 
-def _is_shown(work: Work, ledger: Ledger, stages: Sequence[Stage]) -> bool:
+def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage]) -> bool:
     """Whether the tables and the report exist, written after the last unit was stored.
 
     A stage that failed in units that are not asked for any more is not shown as it is, nor is a
     damaged table, or one that now declares otherwise which values are better.
     """
-    run_dir = work.run_dir
     rows = (ledger.get("stages", stage.key) for stage in stages)
     if any(row is not None and row["status"] != "succeeded" for row in rows):
         return False
@@ -272,13 +272,12 @@ def _is_shown(work: Work, ledger: Ledger, stages: Sequence[Stage]) -> bool:
         return False
 
 
-def _record(work: Work, ledger: Ledger, code: ExperimentCode) -> str:
+def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: ExperimentCode) -> str:
     """Record what this command runs; return the run's name in every row.
 
     The name is made once for a run directory.
     """
-    run_dir, configuration = work.run_dir, work.configuration
-    text = dump_yaml(without_secrets(configuration.resolved()))
+    text = dump_yaml(without_secrets(work.configuration.resolved()))
     run_dir.write(run_dir.config, text.encode())
     entry = f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}"
     ledger.put("runs", {_SHOWN: {"all": False}, entry: {"text": text}})
@@ -304,14 +303,12 @@ def _record_environment(ledger: Ledger, launcher: Launcher, command: str, comman
     ledger.put("environment", {f"{command_id}/{r['hostname']}": {**about, **r} for r in rows})
 
 
-def _say_graph(display: Display, work: Work, note: str, *, local: bool) -> None:
-    if work.graph.text:
-        display.say(work.graph.text)
-    if note:
-        display.say(note)
+def _say_graph(display: Display, work: Work, *, local: bool) -> None:
+    for text in filter(None, (work.graph.text, work.note)):
+        display.say(text)
     if local:
         display.say("local: one process without Ray, one task at a time; a crash ends the command")
-        if left_out := left_out_locally(work.configuration, work.graph):
+        if left_out := work.left_out_locally():
             display.say(f"local: not followed: {'; '.join(left_out)}")
 
 
@@ -326,23 +323,69 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return str(error)
 
 
-def _report(
-    work: Work, ledger: Ledger, command: str, status: StatusWriter, display: Display
-) -> None:
+def _report(work: Work, session: Session, command: str, status: StatusWriter) -> None:
     """Write the report, and say what came out: the result, what is not finite, lost comparisons."""
-    experiment: Experiment = work.configuration.experiment
-    if ledger.rows("stages"):
+    experiment, say = work.configuration.experiment, session.display.say
+    if session.ledger.rows("stages"):
         from raypipe.report.page import build  # matplotlib is slow to import
 
         own = of_report(experiment)
-        build(work.run_dir, work.name, experiment.report, command, None, own)
-    ledger.put("runs", {_SHOWN: {"all": True}})
-    results = results_of(work.run_dir)
+        build(session.run_dir, work.name, experiment.report, command, None, own)
+    session.ledger.put("runs", {_SHOWN: {"all": True}})
+    results = results_of(session.run_dir)
     status.key_result = results.key_result
     if results.key_result is not None:
-        display.say(f"result: {results.key_result.text}")
+        say(f"result: {results.key_result.text}")
+        if len(results.bests[0].ranking) > 1:
+            say(_leading(results.bests[0]))
     lost = results.beaten
     for warning in (*results.not_finite, *lost[:_MOST_WARNINGS]):
-        display.say(f"WARNING: {warning}")
+        say(f"WARNING: {warning}")
     if len(lost) > _MOST_WARNINGS:
-        display.say(f"WARNING: {len(lost) - _MOST_WARNINGS} more are in the report")
+        say(f"WARNING: {len(lost) - _MOST_WARNINGS} more are in the report")
+
+
+def _leading(best: Headline) -> str:
+    """Return the best points by a number as a table."""
+    rows: list[Row] = [
+        {"point": each.label, best.column.name: each.mean, "runs": each.runs}
+        for each in best.ranking[:_MOST_POINTS]
+    ]
+    for row in rows if all(each.runs == 1 for each in best.ranking) else ():
+        del row["runs"]
+    return view(rows, terminal_width(), whole=True)
+
+
+def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
+    """Return the best points of a sweep as a table, and how many more there are."""
+    sign = -1 if mode == "max" else 1
+    numbers = [(finite_or_none(row.get(metric)), row) for row in medians(rows)]
+    numbers.sort(key=lambda pair: math.inf if pair[0] is None else sign * pair[0])
+    lines = [
+        {"point": shown(row.get("point") or {}), metric: number, "status": row["status"]}
+        for number, row in numbers[:_MOST_POINTS]
+    ]
+    text = view(lines, terminal_width(), whole=True)
+    more = len(numbers) - len(lines)
+    return f"{text}\n... and {more} more in the table trials" if more else text
+
+
+def print_recommendation(
+    file: str | os.PathLike[str] | None, configuration: Configuration, ledger: Ledger
+) -> None:
+    """Print the sweep's recommendation; write it as a configuration to a file, if one is given."""
+    settings = configuration.settings.sweep
+    row = ledger.get("recommendations", settings.stage)
+    if row is None:
+        print("nothing is recommended; the table trials has the outcome of each point", flush=True)
+        return
+    rows = [each for each in ledger.rows("trials") if each.get("trained_stage") == settings.stage]
+    print(points_table(rows, row["metric"], row["mode"]), flush=True)
+    print(snippet(row["settings"], row["reason"]), flush=True)
+    if file is not None:
+        chosen = {**row["settings"], f"{settings.stage}.from_sweep": False, SWEEP: None}
+        text = snippet(configuration.with_values(chosen, "the sweep").resolved(), row["reason"])
+        try:
+            Path(file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--write {file}: cannot be written: {error}") from error

@@ -1,4 +1,4 @@
-"""Summary of a run directory: ``raypipe ls`` has a line of it, ``raypipe show`` about ten.
+"""Summary of a run directory, and its views: ``raypipe ls``, ``raypipe show``, ``raypipe watch``.
 
 What became of the newest command is read from its status, without the ledger.
 """
@@ -6,30 +6,36 @@ What became of the newest command is read from its status, without the ledger.
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs as arrow_fs
+from rich.console import Console
+from rich.text import Text
 
-from raypipe.commands.declarations import results_of
-from raypipe.commands.logs import has_recovered
-from raypipe.commands.results import newest_environment
 from raypipe.commands.table_view import cell, terminal_width, view, wrapped
 from raypipe.errors import ConfigError
-from raypipe.graph.progress import rough
+from raypipe.graph.progress import clock_text, rough
+from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import bytes_text
-from raypipe.redaction import printable
+from raypipe.redaction import printable, without_credentials
 from raypipe.store import run_status, tables
-from raypipe.store.ledger import REPLACED, Ledger
+from raypipe.store.ledger import REPLACED, Ledger, Row
 from raypipe.store.lock import is_held
 from raypipe.store.run_directory import BASE, RunDirectory, is_run, variant_name
 from raypipe.store.run_status import RunStatus
+from raypipe.study.tables import TABLES as STUDIES
+
+if TYPE_CHECKING:
+    from raypipe.report.run_results import RunResults
 
 KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
 #: folders below the given one in which runs are looked for, one inside the other
@@ -42,6 +48,14 @@ _MOST_MEASURES, _MOST_POINTS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
 _COPIED = ("run", "command", "continue", "follow", "report")
 _VERSIONS = ("raypipe", "torch", "ray")
 
+#: seconds between looks at a run that is followed: at a disk, and at an object store
+_PERIOD_S, _REMOTE_PERIOD_S = 1.0, 5.0
+#: seconds between plain lines of its progress
+_PLAIN_PERIOD_S = 10.0
+#: failing looks, one after the other, that are taken for a pause of the store
+_PATIENCE = 5
+#: lines that it printed before the watching began, and running stages, at most
+_MOST_EARLIER, _MOST_RUNNING = 10, 20
 
 #: the status of a run without one, or with a damaged one
 _NEVER = "1970-01-01T00:00:00+00:00"
@@ -86,10 +100,58 @@ class Summary:
         started_at = self.details.started_at
         return "" if started_at == _NEVER else f"{rough(_since(started_at))} ago"
 
+    @cached_property
+    def environment(self) -> list[Row]:
+        """The rows of the table ``environment`` of the newest command, one per node."""
+        rows: list[Row] = tables.read_arrow(self.run, "environment").to_pylist()
+        newest = max(rows, key=lambda row: str(row["started_at"]), default={})
+        return [row for row in rows if row["command_id"] == newest["command_id"]]
 
-def _since(time: str) -> float:
-    """Return the seconds since a time."""
-    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+    @cached_property
+    def results(self) -> RunResults:
+        """The results; those of a run that goes on are not all yet."""
+        return results_of(self.run)
+
+
+def opened(location: str) -> RunDirectory:
+    """Return the run directory at a location. Raises ConfigError if there is none."""
+    run = RunDirectory.at(location)
+    run.check()
+    reason = "it has no status.json and no ledger/"
+    if run.is_file:
+        reason = "it is a file"
+    elif not run.exists(run.path()):
+        reason = "it does not exist"
+    elif is_run(run.list(run.path())):
+        return run
+    raise ConfigError(
+        f"{run.shown}: is not a run directory: {reason}; `raypipe ls` lists run directories"
+    )
+
+
+def results_of(run: RunDirectory) -> RunResults:
+    """Read the results of a run, without the code of its experiment and the logged steps.
+
+    Raises:
+        ConfigError: a table or the configuration is damaged.
+
+    """
+    # with matplotlib, slow to import
+    from raypipe.report.run_results import Declarations, RunResults
+
+    configuration = ""
+    with suppress(FileNotFoundError):
+        configuration = run.read(run.config).decode(errors="replace")
+    core = tables.by_name((*CORE, *STUDIES))
+    known = {table.name: table for table in tables.declarations(run)}
+    left_out = {name for name, table in core.items() if table.partitioned}
+    found = {name: tables.read_table(run, name) for name in known if name not in left_out}
+    own = Declarations(
+        tables=[table for name, table in known.items() if name not in core],
+        step_metrics=known["trials"].columns if "trials" in known else (),
+        core=frozenset(core),
+    )
+    return RunResults(found, configuration=configuration, declared=own, directory=run)
 
 
 def summary(run: RunDirectory) -> Summary:
@@ -113,6 +175,19 @@ def summary(run: RunDirectory) -> Summary:
     return Summary(run, known)
 
 
+def has_recovered(ledger: Ledger, failure: Row) -> bool:
+    """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
+    unit, stage = failure["unit"], failure["stage"]
+    variant = failure.get("variant", BASE)
+    row = ledger.get("units", variant_name(unit, variant))
+    if row is None and not unit.startswith(f"{stage}/"):
+        row = ledger.get("stages", variant_name(stage, variant))
+    return row is not None and row["status"] == "succeeded"
+
+
+# ls
+
+
 def runs(location: str) -> list[Summary]:
     """Return the runs in a folder and those below, the newest first.
 
@@ -121,18 +196,34 @@ def runs(location: str) -> list[Summary]:
 
     """
     root = RunDirectory.at(location)
+    path, found, level = root.path(), list[Summary](), [root]
     try:
-        if not root.exists(root.path()) and not root.list(root.path()):
-            raise ConfigError(f"{root.shown}: does not exist; `raypipe ls DIR` looks in DIR")
-        if root.is_file:
-            raise ConfigError(f"{root.shown}: is a file; `raypipe ls DIR` looks in a folder")
+        problem = "is a file; `raypipe ls DIR` looks in a folder" if root.is_file else ""
+        if not root.exists(path) and not root.list(path):
+            problem = "does not exist; `raypipe ls DIR` looks in DIR"
         with ThreadPoolExecutor(_THREADS) as threads:
-            found = [each for each in threads.map(_summary, _below(root, threads)) if each]
+            for _ in range(0 if problem else _DEPTH + 1):
+                looks = list(threads.map(_look, level))
+                found += [each for each, _ in looks if each is not None]
+                level = [folder for _, below in looks for folder in below]
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{root.shown}: cannot be read: {error}") from error
+        problem = f"cannot be read: {error}"
+    if problem:
+        raise ConfigError(f"{root.shown}: {problem}")
     return sorted(found, key=lambda each: _since(each.details.started_at))
+
+
+def _look(folder: RunDirectory) -> tuple[Summary | None, list[RunDirectory]]:
+    """Return the summary of a run directory; of another folder those in it."""
+    try:
+        infos = folder.infos(folder.path())
+        if is_run({info.base_name for info in infos}):
+            return summary(folder), []
+    except OSError:  # removed meanwhile, or another user's
+        return None, []
+    names = sorted(i.base_name for i in infos if i.type == arrow_fs.FileType.Directory)
+    usable = (name for name in names if not name.startswith(".") and name.isprintable())
+    return None, [folder.inside(name) for name in usable]
 
 
 def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
@@ -143,18 +234,17 @@ def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
     rows = []
     for each in found:
         path = each.run.shown
-        if base.is_local and path.startswith(base.path()):
+        if base.is_local:
             rest = path.removeprefix(base.path()).lstrip("/")
             path = "/".join(filter(None, (location.rstrip("/"), rest)))
         counted = f"{each.details.ended}/{each.details.stages}" if each.details.stages else ""
-        progress = f"({each.progress})" if each.progress else ""
         row = {
             "run": path,
             "experiment": each.details.experiment,
             "status": each.status,
             "started": each.ago,
             "took": "" if each.duration_s is None else rough(each.duration_s),
-            "stages": " ".join(filter(None, (counted, progress))),
+            "stages": " ".join(filter(None, (counted, each.progress and f"({each.progress})"))),
             "result": each.result,
         }
         rows.append(row)
@@ -165,6 +255,9 @@ def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
     return view(rows, width, whole=True, first=first, kept=3, how="them with --json")
 
 
+# show
+
+
 def show_text(run: RunDirectory) -> str:
     """Return the lines on a run.
 
@@ -173,7 +266,7 @@ def show_text(run: RunDirectory) -> str:
 
     """
     try:
-        lines = [(name, printable(text)) for name, text in _lines(run, summary(run))]
+        lines = [(name, printable(text)) for name, text in _lines(summary(run))]
     except OSError as error:
         raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
     widest, width = max(len(name) for name, _ in lines), terminal_width()
@@ -186,42 +279,9 @@ def show_text(run: RunDirectory) -> str:
     return "\n".join(shown)
 
 
-def _below(root: RunDirectory, threads: ThreadPoolExecutor) -> list[RunDirectory]:
-    """Return the run directories in a folder and those below; nothing inside of them counts."""
-    found: list[RunDirectory] = []
-    level = [root]
-    for _ in range(_DEPTH + 1):
-        below: list[RunDirectory] = []
-        for folder, (is_found, names) in zip(level, threads.map(_listed, level), strict=True):
-            if is_found:
-                found.append(folder)
-            else:
-                below += [folder.inside(name) for name in names]
-        level = below
-    return found
-
-
-def _listed(folder: RunDirectory) -> tuple[bool, list[str]]:
-    """Return whether a folder is a run directory, and the names of its folders."""
-    try:
-        infos = folder.infos(folder.path())
-    except OSError:  # another user's
-        return False, []
-    folders = [i.base_name for i in infos if i.type == arrow_fs.FileType.Directory]
-    usable = (n for n in folders if not n.startswith(".") and n.isprintable())
-    return is_run({info.base_name for info in infos}), sorted(usable)
-
-
-def _summary(run: RunDirectory) -> Summary | None:
-    with suppress(OSError):  # removed meanwhile, or another user's
-        return summary(run)
-    return None
-
-
-def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
-    ledger, known = Ledger(run, writable=False), found.details
-    environment = newest_environment(run)
-    command = known.command
+def _lines(found: Summary) -> Iterator[tuple[str, str]]:
+    run, known, environment = found.run, found.details, found.environment
+    ledger, command = Ledger(run, writable=False), known.command
     yield "run", run.shown
     stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
     message = cell(first_line(known.message))
@@ -241,7 +301,7 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
         yield "ledger", f"was damaged and repaired; ledger/{replaced[-1]} has the damaged lines"
     if rows := tables.read_arrow(run, "stages").to_pylist():
         yield "stages", _stages(rows)
-    yield from (("result", text) for text in results(run))
+    yield from (("result", text) for text in _results(found.results))
     failed = ledger.rows("failures")
     failures = [row for row in failed if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
@@ -249,24 +309,25 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
         then = f" ({row['outcome']})" if row.get("outcome") else ""
         yield "failure", cell(f"{row.get('unit')}: {row.get('kind')}{then}: {last}")
     if len(failures) > _MOST_FAILURES:
-        all_of_them = shlex.join(["raypipe", "results", run.shown, "failures"])
-        yield "", f"all {len(failures)}: {all_of_them}"
+        yield "", f"all {len(failures)}: {_command('results', run, 'failures')}"
     if later := len(failed) - len(failures):
-        logs = shlex.join(["raypipe", "logs", run.shown])
         attempts = "attempt" if later == 1 else "attempts"
-        yield "recovered", f"{later} failed {attempts} of units that succeeded later: {logs}"
+        text = f"{later} failed {attempts} of units that succeeded later"
+        yield "recovered", f"{text}: {_command('logs', run)}"
     if found.status == "running":
-        yield "follow", shlex.join(["raypipe", "watch", run.shown])
+        yield "follow", _command("watch", run)
     elif found.status != "succeeded" and command:
         yield "continue", command
-    page = f"{run.report}/index.html"
-    if run.exists(page):
+    if run.exists(page := f"{run.report}/index.html"):
         yield "report", page if run.is_local else f"{run.shown}/report/index.html"
 
 
-def results(run: RunDirectory) -> Iterator[str]:
+def _command(verb: str, run: RunDirectory, *words: str) -> str:
+    return shlex.join(["raypipe", verb, run.shown, *words])
+
+
+def _results(found: RunResults) -> Iterator[str]:
     """Yield a line for each of the best results with the next ones, and for what is not finite."""
-    found = results_of(run)
     for best in found.bests[:_MOST_MEASURES]:
         after = best.ranking[best.ties :][: max(0, _MOST_POINTS - best.ties)]
         parts = [_value(best.mean, best.text)]
@@ -308,16 +369,109 @@ def _time(found: Summary) -> str:
     return f"started {at} ({found.ago}), {verb} {rough(found.duration_s)}{of}"
 
 
-def _stages(rows: Sequence[Mapping[str, Any]]) -> str:
+def _stages(rows: Sequence[Row]) -> str:
     """Return the stages: those that did not succeed, then the longest."""
-    ranked = sorted(
-        rows, key=lambda row: (row.get("status") == "succeeded", -(row.get("duration_s") or 0.0))
-    )
+    done = "succeeded"
+    ranked = sorted(rows, key=lambda row: (row["status"] == done, -(row["duration_s"] or 0.0)))
     parts = []
     for row in ranked[:_MOST_STAGES]:
-        name = variant_name(cell(row.get("stage")), str(row.get("variant") or BASE))
-        status = "" if row.get("status") == "succeeded" else f"{row.get('status')} "
-        parts.append(f"{name} {status}{rough(row.get('duration_s') or 0.0)}")
-    rest = Counter(str(row.get("status")) for row in ranked[_MOST_STAGES:])
-    parts += [f"and {count} more {status}" for status, count in rest.items()]
-    return ", ".join(parts)
+        status = "" if row["status"] == done else f" {row['status']}"
+        name = variant_name(cell(row["stage"]), str(row["variant"]))
+        parts.append(f"{name}{status} {rough(row['duration_s'] or 0.0)}")
+    rest = Counter(str(row["status"]) for row in ranked[_MOST_STAGES:])
+    return ", ".join([*parts, *(f"and {count} more {status}" for status, count in rest.items())])
+
+
+def _since(time: str) -> float:
+    """Return the seconds since a time."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+
+
+# watch
+
+
+def watch(run: RunDirectory, console: Console | None = None, period_s: float | None = None) -> int:
+    """Follow a run until its command ends; return the exit status of that: 0, 1 or 130.
+
+    On a terminal the last line is live, below the lines that the run prints; else there is a line
+    every ten seconds. A run that has ended is shown once.
+
+    Raises:
+        ConfigError: the run directory cannot be read.
+
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    if period_s is None:
+        period_s = _PERIOD_S if run.is_local else _REMOTE_PERIOD_S
+    begun: str | None = None  # the command whose lines are printed
+    last, was_running = 0, False
+    printed_at, printed = float("-inf"), ""
+    # without a terminal nothing is live
+    with console.status("", spinner="line") if console.is_terminal else nullcontext() as live:
+        for found in _looks(run, period_s):
+            # the next command of a run begins with the lock, and then writes its status
+            if found.status != "running" and not was_running and is_held(run):
+                continue
+            if begun != found.details.started_at:
+                begun, last = found.details.started_at, 0
+            for line in _new_lines(found.details.messages, last):
+                console.print(without_credentials(line), markup=False, soft_wrap=True)
+            last = max([last, *(number for number, _ in found.details.messages)])
+            if found.status != "running":
+                console.print(_ending(found), markup=False, soft_wrap=True)
+                return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
+            was_running, text = True, _progress(found)
+            if live is not None:
+                live.update(Text(text))
+            elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
+                printed_at, printed = time.monotonic(), text
+                console.print(text, markup=False, soft_wrap=True)
+    raise AssertionError
+
+
+def _looks(run: RunDirectory, period_s: float) -> Iterator[Summary]:
+    """Yield the summary again and again. Raises ConfigError."""
+    failures = 0
+    while True:
+        try:
+            yield summary(run)
+            failures = 0
+        except OSError as error:
+            failures += 1
+            if failures > _PATIENCE:
+                raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
+        time.sleep(period_s)
+
+
+def _new_lines(messages: Sequence[tuple[int, str]], last: int) -> list[str]:
+    """Return the lines after number ``last``, and how many of them are no longer there."""
+    new = [(number, text) for number, text in messages if number > last]
+    if last == 0:
+        new = new[-_MOST_EARLIER:]
+    elif new and new[0][0] > last + 1:
+        return [f"({new[0][0] - last - 1} lines left out)", *(text for _, text in new)]
+    return [text for _, text in new]
+
+
+def _ending(found: Summary) -> str:
+    known = found.details
+    message = without_credentials(first_line(known.message))
+    why = f" ({message})" if message else ""
+    took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
+    stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
+    parts = filter(None, (f"{found.status}{why}{took}", stages, found.result))
+    return f"{', '.join(parts)}: {found.run.shown}"
+
+
+def _progress(found: Summary) -> str:
+    """Return how far a run is, and its running stages, on a line."""
+    known = found.details
+    parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
+    if found.duration_s is not None:
+        parts.append(f"{clock_text(found.duration_s)} elapsed")
+    stages = []
+    for row in known.running[:_MOST_RUNNING]:
+        count = f"{row.get('done')}/{row['total']}" if row.get("total") else ""
+        words = (str(row.get("stage")), count, str(row.get("note") or ""))
+        stages.append(" ".join(filter(None, words)))
+    return "; ".join([", ".join([*parts, *filter(None, (known.left, known.use))]), *stages])

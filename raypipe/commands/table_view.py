@@ -6,14 +6,11 @@ narrow. A single row becomes a line per column. Without a terminal every column 
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from io import StringIO
 from textwrap import fill
 from typing import Any
@@ -33,24 +30,8 @@ _HIDDEN = (RUN_ID.name, COMMAND_ID.name)
 #: characters between columns, and of a cell above which its column needs to be asked for
 _GAP, _LONGEST = 2, 240
 
-
-@dataclass(frozen=True)
-class _TextColumn:
-    """A column as it is shown; a number is at the right."""
-
-    name: str
-    cells: Sequence[str]
-    is_number: bool
-
-    @cached_property
-    def widest(self) -> int:
-        return max(map(cell_len, (self.name, *self.cells)))
-
-    @cached_property
-    def least(self) -> int:
-        """The width in which every word is whole."""
-        words = (word for text in self.cells for word in text.split())
-        return max(map(cell_len, (self.name, *words)))
+Cells = Mapping[str, Sequence[str]]
+Sizes = Mapping[str, int]
 
 
 def terminal_width() -> int | None:
@@ -84,31 +65,44 @@ def view(
         rows = pa.Table.from_pylist(list(rows))
     if not len(rows):
         return f"(no rows; columns: {', '.join(rows.column_names)})"
-    hidden = [] if whole else [name for name in _HIDDEN if name in rows.column_names]
-    rows = rows.drop_columns(hidden)
-    columns = [_column(rows, name) for name in rows.column_names]
-    same: dict[str, str] = {}
     if not whole:
-        columns, same = _without_constant(columns, len(rows))
-    if len(rows) == 1 and width is not None and _total(columns) > width:
-        widest = max(cell_len(column.name) for column in columns)
-        text = [f"{column.name:{widest}}  {column.cells[0]}" for column in columns]
-        shown, left_out = columns, list[_TextColumn]()
+        rows = rows.drop_columns([name for name in _HIDDEN if name in rows.column_names])
+    cells = {name: [cell(value) for value in rows[name].to_pylist()] for name in rows.column_names}
+    same = {
+        name: texts[0]
+        for name, texts in cells.items()
+        if not whole and len({*texts}) == 1
+        if len(rows) > 1 or not texts[0] or (name == VARIANT.name and texts[0] == BASE)
+    }
+    names = [name for name in cells if name not in same] or [*cells][:1]
+    widest = {name: max(map(cell_len, (name, *cells[name]))) for name in names}
+    shown = names
+    if width is None:
+        lines = _plain(names, cells, widest, rows.schema)
+    elif len(rows) == 1 and _total(widest.values()) > width:
+        longest = max(map(cell_len, names))
+        lines = [f"{name:{longest}}  {cells[name][0]}" for name in names]
     else:
-        first = first or [*rows.column_names[:1], *better(rows.schema)]
-        shown, left_out = _fitting(columns, width, first, kept, whole=whole)
-        text = [_plain(shown)] if width is None else [_rich(shown, width)]
-    notes = []
-    if values := [f"{name}={value}" for name, value in same.items() if value and value != BASE]:
-        notes.append(f"the same in all rows: {', '.join(values)}")
-    if empty := [name for name, value in same.items() if not value]:
-        notes.append(f"empty: {', '.join(empty)}")
-    if left_out:
-        names = ", ".join(column.name for column in left_out)
-        notes.append(f"too wide: {names}")
-        notes.append(f"see {how}")
-    notes = [wrapped(note, width) for note in notes]
-    return "\n".join([*text, *([""] if notes else []), *notes])
+        first = [*(first or [*rows.column_names[:1], *better(rows.schema)])]
+        ranked = sorted(names, key=lambda name: [*first, name].index(name))
+        least = {name: max(map(cell_len, (name, *" ".join(cells[name]).split()))) for name in names}
+        shown = []
+        for place, name in enumerate(ranked):
+            fits = _total(least[each] for each in (*shown, name)) <= width
+            if place < kept or (fits and (whole or widest[name] <= _LONGEST)):
+                shown.append(name)
+        shown.sort(key=names.index)
+        lines = _wrapping(shown, cells, widest, least, rows.schema, width)
+    others = {name: text for name, text in same.items() if name not in names}
+    left_out = [name for name in names if name not in shown]
+    notes = {
+        "the same in all rows": [f"{k}={v}" for k, v in others.items() if v and v != BASE],
+        "empty": [name for name, text in others.items() if not text],
+        "too wide": left_out,
+    }
+    texts = [f"{title}: {', '.join(named)}" for title, named in notes.items() if named]
+    texts += [f"see {how}"] * bool(left_out)
+    return "\n".join([*lines, *[""] * bool(texts), *(wrapped(text, width) for text in texts)])
 
 
 def wrapped(text: str, width: int | None, hanging: str = "  ") -> str:
@@ -127,85 +121,46 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) else str(value)
+        return f"{value:.6g}"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    text = without_credentials(str(value))
-    return printable(" ".join(text.split()))
+    return printable(" ".join(without_credentials(str(value)).split()))
 
 
-def _column(rows: pa.Table, name: str) -> _TextColumn:
-    kind = rows.schema.field(name).type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return _TextColumn(name, [cell(value) for value in rows[name].to_pylist()], is_number)
+def _total(sizes: Iterable[int]) -> int:
+    """Return the characters of a line with columns of these sizes."""
+    return sum(size + _GAP for size in sizes) - _GAP
 
 
-def _without_constant(
-    columns: Sequence[_TextColumn], rows: int
-) -> tuple[list[_TextColumn], dict[str, str]]:
-    """Return the columns that say something of a row, and the values of the others."""
-    constant: dict[str, str] = {}
-    for column in columns:
-        values = set(column.cells)
-        is_base = column.name == VARIANT.name and values == {BASE}
-        if values == {""} or is_base or (rows > 1 and len(values) == 1):
-            constant[column.name] = column.cells[0]
-    varying = [column for column in columns if column.name not in constant] or [*columns[:1]]
-    return varying, {k: v for k, v in constant.items() if k not in {c.name for c in varying}}
+def _is_number(schema: pa.Schema, name: str) -> bool:
+    kind = schema.field(name).type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _total(columns: Sequence[_TextColumn], *, least: bool = False) -> int:
-    widths = (column.least if least else column.widest for column in columns)
-    return sum(widths) + _GAP * (len(columns) - 1)
-
-
-def _fitting(
-    columns: Sequence[_TextColumn],
-    width: int | None,
-    first: Sequence[str],
-    kept: int,
-    *,
-    whole: bool,
-) -> tuple[list[_TextColumn], list[_TextColumn]]:
-    """Return the columns that fit, those that matter most before the others, and the rest."""
-    if width is None:
-        return list(columns), []
-    ranks = {name: place for place, name in enumerate(first)}
-    ranked = sorted(columns, key=lambda column: ranks.get(column.name, len(first)))
-    chosen: list[_TextColumn] = []
-    for place, column in enumerate(ranked):
-        is_kept = place < kept
-        is_long = not whole and column.widest > _LONGEST
-        if is_kept or (not is_long and _total([*chosen, column], least=True) <= width):
-            chosen.append(column)
-    names = {column.name for column in chosen}
-    return [c for c in columns if c.name in names], [c for c in columns if c.name not in names]
-
-
-def _plain(columns: Sequence[_TextColumn]) -> str:
+def _plain(names: Sequence[str], cells: Cells, widest: Sizes, schema: pa.Schema) -> list[str]:
+    """Return a line per row, however long; rich would need a second for a thousand rows."""
     parts = []
-    for column in columns:
-        texts = (column.name, *column.cells)
-        spaces = (" " * (column.widest - cell_len(text)) for text in texts)
-        pairs = zip(texts, spaces, strict=True)
-        parts.append([s + t if column.is_number else t + s for t, s in pairs])
-    return "\n".join((" " * _GAP).join(line).rstrip() for line in zip(*parts, strict=True))
+    for name in names:
+        padded = [(text, " " * (widest[name] - cell_len(text))) for text in (name, *cells[name])]
+        is_number = _is_number(schema, name)
+        parts.append([space + text if is_number else text + space for text, space in padded])
+    return [(" " * _GAP).join(line).rstrip() for line in zip(*parts, strict=True)]
 
 
-def _rich(columns: Sequence[_TextColumn], width: int) -> str:
-    """Return columns in which texts wrap between words; the widest columns become narrower."""
-    widths = [column.widest for column in columns]
-    for _ in range(_total(columns) - width):
-        room = [size - column.least for size, column in zip(widths, columns, strict=True)]
-        if max(room) > 0:
-            widths[room.index(max(room))] -= 1
+def _wrapping(
+    names: Sequence[str], cells: Cells, widest: Sizes, least: Sizes, schema: pa.Schema, width: int
+) -> list[str]:
+    """Return rows whose texts wrap between words; the columns with the most room are narrowed."""
+    sizes = {name: widest[name] for name in names}
+    for _ in range(_total(sizes.values()) - width):
+        name = max(names, key=lambda each: sizes[each] - least[each])
+        sizes[name] = max(least[name], sizes[name] - 1)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
-    for column, size in zip(columns, widths, strict=True):
-        justify: JustifyMethod = "right" if column.is_number else "left"
-        table.add_column(Text(column.name), width=size, justify=justify, overflow="fold")
-    for row in zip(*(column.cells for column in columns), strict=True):
+    for name in names:
+        justify: JustifyMethod = "right" if _is_number(schema, name) else "left"
+        table.add_column(Text(name), width=sizes[name], justify=justify, overflow="fold")
+    for row in zip(*(cells[name] for name in names), strict=True):
         table.add_row(*map(Text, row))
     output = StringIO()
-    console = Console(file=output, width=max(width, _total(columns, least=True)), color_system=None)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+    Console(file=output, width=_total(sizes.values()), color_system=None).print(table)
+    return [line.rstrip() for line in output.getvalue().splitlines()]

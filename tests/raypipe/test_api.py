@@ -39,18 +39,6 @@ def half(x, noise=0.0):
     return {"loss": x / 2 + noise}
 
 
-def test_importing_the_package_loads_neither_torch_nor_ray():
-    code = "import sys, raypipe; assert not {'torch', 'ray', 'pandas'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
-
-
-def test_every_public_name_exists():
-    for name in rp.__all__:
-        assert getattr(rp, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'maap'"):
-        rp.maap  # noqa: B018
-
-
 def test_map_returns_a_run_whose_table_has_every_call(inline):
     run = rp.map(half, {"x": range(3), "noise": np.array([0.0, 0.5])}, cpus=0.5, minimize="loss")
     frame = run.table("calls")
@@ -64,6 +52,10 @@ def test_map_returns_a_run_whose_table_has_every_call(inline):
     assert again == run
     assert "succeeded" in repr(again)
     assert Path(run.report()).is_file()
+    with pytest.raises(rp.ConfigError, match="did you mean calls"):
+        run.table("cals")
+    with pytest.raises(AttributeError, match="no attribute 'maap'"):
+        rp.maap  # noqa: B018
 
 
 def test_a_failed_call_is_an_exception_with_the_run(inline):
@@ -100,12 +92,6 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command(inline, call, prob
     with pytest.raises(rp.ConfigError, match=problem):
         call()
     assert not (inline / "runs").exists()
-
-
-def test_a_table_that_does_not_exist_names_the_nearest(inline):
-    run = rp.map(half, {"x": 1})
-    with pytest.raises(rp.ConfigError, match="did you mean calls"):
-        run.table("cals")
 
 
 PROGRAM = """

@@ -24,11 +24,10 @@ import raypipe as rp
 from raypipe.api import results
 from raypipe.commands.logs import listing
 from raypipe.commands.report import command_of
-from raypipe.commands.results import existing, opened
+from raypipe.commands.results import existing
 from raypipe.commands.summary import listing as listed
-from raypipe.commands.summary import runs
+from raypipe.commands.summary import opened, runs, watch
 from raypipe.commands.table_view import cell, view
-from raypipe.commands.watch import watch
 from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import is_held, writing
@@ -220,7 +219,8 @@ def test_runs_are_listed_shown_and_compared(work, capsys):
     assert raypipe("run", "toy.yaml") == 0
     assert raypipe("run", "toy.yaml", "squares.numbers=[2,7]", "squares.power=3") == 1
     Path("runs/notes").mkdir()
-    capsys.readouterr()
+    five = "point      value\nsquares/1      1\nsquares/2      4\nsquares/3      9\n"
+    assert f"result: value 1 (squares/1)\n{five}" in capsys.readouterr().out
     assert raypipe("ls") == 0
     head, failed, done = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "status", "started", "took", "stages", "result"]

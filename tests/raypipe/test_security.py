@@ -20,7 +20,7 @@ import raypipe as rp
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.files import read_arrays
 from experiments.common.corpora.load import load_corpus
-from raypipe.commands import fit as fit_command
+from raypipe.commands import run as commands
 from raypipe.config.levels import hidden_override
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import (
@@ -298,10 +298,10 @@ def test_no_secret_of_a_failed_unit_is_on_the_terminal(
     def failing(*given: object) -> None:
         raise UnitError("fit/8", "error", why)
 
-    monkeypatch.setattr(fit_command, "fit", failing)
+    monkeypatch.setattr(commands, "fit", failing)
     assert raypipe("fit", "toy.yaml") == 1
     row = {"stage": "fit", "failed": True, "note": why}
-    monkeypatch.setattr(fit_command, "fit", lambda *given: [row])
+    monkeypatch.setattr(commands, "fit", lambda *given: [row])
     assert raypipe("fit", "toy.yaml") == 1
     told = capsys.readouterr()
     assert told.err == "raypipe: fit/8: error: no answer from https://***@host\n"

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raypipe.commands import configuration as config
-from raypipe.commands.selection import check_size, check_training, selected
+from raypipe.commands.plan import work_of
 from raypipe.config.settings import Settings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
@@ -235,7 +235,7 @@ def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str)
     def check(*overrides: str) -> None:
         node = Hardware("one", 2, 2**34)
         configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", [node])
-        check_size(configuration, selected(configuration, (), [node]), node)
+        work_of(configuration, (), [node]).check_size()
 
     check()
     check("fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0")
@@ -251,7 +251,7 @@ def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> 
 
     def check(*overrides: str) -> None:
         configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
-        check_training(configuration, selected(configuration, (), nodes), nodes)
+        work_of(configuration, (), nodes).check_training()
 
     check("fit.scaling.workers=2")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")

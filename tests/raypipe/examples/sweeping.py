@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from raypipe.commands import configuration as config
-from raypipe.commands.declarations import declared
+from raypipe.commands.configuration import declared
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display

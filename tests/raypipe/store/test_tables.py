@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments.pabbo_lda.experiment import EXPERIMENT
-from raypipe.commands.declarations import declared
+from raypipe.commands.configuration import declared
 from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory

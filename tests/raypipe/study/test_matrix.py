@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.selection import matrix_or_sweep, selected
+from raypipe.commands.plan import work_of
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
@@ -181,16 +181,15 @@ def quick(*overrides: str) -> Configuration:
 
 
 def test_a_matrix_leaves_the_sweep_out_and_a_sweep_alone_the_matrix():
-    configuration, message = matrix_or_sweep(quick(), ())
-    names = {stage.name for stage in selected(configuration, (), [HERE]).stages}
+    work = work_of(quick(), (), [HERE])
+    names = {stage.name for stage in work.graph.stages}
     assert "sweep" not in names
     assert "lda" in names
-    assert "`raypipe sweep` runs it" in message
-    configuration, message = matrix_or_sweep(quick(), ["sweep"])
-    graph = selected(configuration, ["sweep"], [HERE])
-    assert (configuration.settings.matrix, graph.text, message) == (None, "", "")
-    assert "sweep" in {stage.name for stage in graph.stages}
-    assert matrix_or_sweep(quick("sweep=null"), ())[1] == ""
+    assert "`raypipe sweep` runs it" in work.note
+    work = work_of(quick(), ["sweep"], [HERE])
+    assert (work.configuration.settings.matrix, work.graph.text, work.note) == (None, "", "")
+    assert "sweep" in {stage.name for stage in work.graph.stages}
+    assert work_of(quick("sweep=null"), (), [HERE]).note == ""
     taking = quick("train_small.from_sweep=true")
     with pytest.raises(ConfigError, match=r"train_small\.from_sweep: .* run `raypipe sweep` first"):
-        matrix_or_sweep(taking, ())
+        work_of(taking, (), [HERE])

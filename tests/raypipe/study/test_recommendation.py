@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.commands.recommendation import points_table
+from raypipe.commands.run import points_table
 from raypipe.config.yaml_text import load_yaml
 from raypipe.study.recommendation import Recommendation, peak_bytes, recommend, snippet
 
@@ -161,13 +161,13 @@ def test_the_terminal_shows_the_points_as_a_table() -> None:
     rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
     rows += [trial("c", 99.0)]
     assert points_table(rows, "samples_per_s", "max").split("\n") == [
-        "micro_batch  precision  samples_per_s  status",
-        "8            bf16                  99  succeeded",
-        "2            bf16             50.1235  succeeded",
-        "4            bf16                      out_of_memory",
+        "point                         samples_per_s  status",
+        "micro_batch=8 precision=bf16             99  succeeded",
+        "micro_batch=2 precision=bf16        50.1235  succeeded",
+        "micro_batch=4 precision=bf16                 out_of_memory",
     ]
     many = [trial(f"{n}", float(n), micro=n) for n in range(1, 21)]
-    assert points_table(many, "samples_per_s", "min").endswith("and 8 more in the table trials")
+    assert points_table(many, "samples_per_s", "min").endswith("and 15 more in the table trials")
 
 
 @given(st.lists(st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(), max_size=3))

@@ -13,7 +13,7 @@ import pytest
 from ray.tune.search import create_searcher
 
 from raypipe.commands import configuration as config
-from raypipe.commands.selection import matrix_or_sweep
+from raypipe.commands.plan import work_of
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage
@@ -275,7 +275,7 @@ def test_an_axis_of_another_kind_takes_the_place_of_a_lower_levels():
 def test_a_run_says_that_a_training_does_not_use_its_sweep() -> None:
     def message(*overrides: str, only: tuple[str, ...] = ()) -> str:
         found = config.resolve(config.parse(YAML, "c.yaml"), overrides, "auto", [HERE])
-        return matrix_or_sweep(found, only)[1]
+        return work_of(found, only, [HERE]).note
 
     expected = "train: does not use what the sweep recommends (train.from_sweep = false"
     assert message().startswith(expected)
