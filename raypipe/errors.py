@@ -134,7 +134,7 @@ def trace_of(error: BaseException) -> Trace:
             frame = f"{last.filename}:{last.lineno} in {last.name}"
         if own:
             each.stack[:] = each.stack[own[0] :]
-    if not frame and shown.stack and _package(shown.stack[-1].filename) != "raypipe":
+    if not frame and shown.stack and package_of(shown.stack[-1].filename) != "raypipe":
         last = shown.stack[-1]
         frame = f"{last.filename}:{last.lineno} in {last.name}"
     return Trace(shortened("".join(shown.format()).rstrip(), _LONGEST_TRACE), frame)
@@ -161,13 +161,13 @@ def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackE
 
 def _own_frames(stack: traceback.StackSummary) -> list[int]:
     """Return the positions of the frames of the user's code."""
-    packages = [_package(frame.filename) for frame in stack]
+    packages = [package_of(frame.filename) for frame in stack]
     users = None in packages
     called = next((each for each in packages if each not in _MACHINERY), None)
     return [n for n, each in enumerate(packages) if each == (None if users else called)]
 
 
-def _package(file: str) -> str | None:
+def package_of(file: str) -> str | None:
     """Return the installed package that a file belongs to; None for the user's own code."""
     parts = Path(file).parts
     for place in _INSTALLED:

@@ -1,7 +1,8 @@
 """End of process trees: what a task or a script started ends with it, also if its worker is killed.
 
-A process that is killed cannot clean up, so a worker starts this file as a program, which watches
-it (:func:`watch`). It imports nothing of raypipe, so that it starts in a few milliseconds.
+A process that is killed cannot clean up, so a worker starts this file as a program: one that
+watches the worker (:func:`watch`), or one that runs a script (:func:`supervise`). It imports
+nothing of raypipe, so that it starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,44 +25,51 @@ _POLL_S = 0.02
 _LOOK_S = 0.5
 #: seconds after its deadline in which a worker ends by itself
 _LATE_S = 2.0
+#: seconds in which processes that a script left may end by themselves
+_LEFT_S = 1.0
 #: programs that end with the processes that use them, and then remove what these left in memory
 _CLEANERS = ("resource_tracker", "torch_shm_manager")
-_SUBREAPER = 36
+#: options of Linux's prctl: the signal at the end of the parent, and the adoption of orphans
+_END_WITH_PARENT, _SUBREAPER = 1, 36
 
 
-def start(script: int | None = None, grace_s: float = 0.0) -> subprocess.Popen[bytes]:
-    """Start a guard of this process; see :func:`watch`, which reads its standard input."""
-    words = [] if script is None else [str(script), str(grace_s)]
-    nothing = subprocess.DEVNULL
+def start(
+    *words: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    output: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start this file as a program, which has a standard input.
+
+    Without words it is a guard of this process, see :func:`watch`. Else it supervises a program:
+    the seconds between SIGTERM and SIGKILL, and the program's arguments.
+    """
     return subprocess.Popen(
-        [sys.executable, "-I", __file__, str(os.getpid()), *words],
+        [sys.executable, "-I", __file__, *map(str, words or [os.getpid()])],
         bufsize=0,
+        cwd=cwd,
+        env=env,
         stdin=subprocess.PIPE,
-        stdout=nothing,
-        stderr=nothing,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
 
 
-def watch(pid: int, script: int | None = None, grace_s: float = 0.0) -> None:
+def watch(pid: int) -> None:
     """Wait for the end of a worker, then end all processes that it started.
-
-    With a ``script``, its processes alone: by SIGTERM to the script, and after ``grace_s`` by
-    SIGKILL.
 
     A line of the standard input is the deadline of the worker's call on the monotonic clock
     (``inf``: none). The worker ends itself at its deadline (:mod:`raypipe.launch.task`), else by
     SIGKILL. A process that a worker forked has the worker's connections, so without a guard nobody
     notices the end of the worker.
     """
-    if script is None and os.fork():  # not a process of the worker, which its end would end
+    if os.fork():  # not a process of the worker, which its end would end
         os._exit(0)
     worker, tree = psutil.Process(pid), dict[int, psutil.Process]()
-    with suppress(psutil.Error):
-        tree |= {} if script is None else {script: psutil.Process(script)}
     deadline, listening = float("inf"), True
     while _is_alive(worker):
-        add_started([pid] if script is None else [], tree)
+        add_started([pid], tree)
         left = deadline - time.monotonic()
         if left < -_LATE_S:
             _signal([worker], signal.SIGKILL)
@@ -72,40 +80,58 @@ def watch(pid: int, script: int | None = None, grace_s: float = 0.0) -> None:
             lines = os.read(0, 65536).split()
             listening = bool(lines)
             deadline = float(lines[-1]) if lines else deadline
-    if script in tree:
-        _signal([tree[script]], signal.SIGTERM)
-        await_end(tree, grace_s)
     end_all(tree)
 
 
-def await_end(
-    tree: dict[int, psutil.Process],
-    seconds: float,
-    pids: Iterable[int] = (),
-    others: Container[int] = (),
-) -> None:
-    """Wait until the processes of a tree have ended, or some seconds; see :func:`add_started`."""
-    end = time.monotonic() + seconds
-    add_started(pids, tree, others)
-    while tree and time.monotonic() < end:
-        time.sleep(_POLL_S)
-        add_started(pids, tree, others)
+def supervise(grace_s: float, argv: Sequence[str]) -> None:
+    """Run a program, and end as it does once none of the processes that it started is left.
 
-
-def add_started(
-    pids: Iterable[int], tree: dict[int, psutil.Process], others: Container[int] = ()
-) -> None:
-    """Add what processes, and those of the tree, have started; remove from it those that ended.
-
-    ``others`` are not part of the tree, with what they start.
+    The end of the standard input, or of the parent, ends the program: by SIGTERM, and after
+    ``grace_s`` by SIGKILL.
     """
+    parent, end_at = os.getppid(), float("inf")
+    adopt_orphans()
+    try:
+        program = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(_END_WITH_PARENT, signal.SIGKILL),
+        )
+    except OSError as error:
+        sys.exit(f"{argv[0]}: cannot be started: {error.strerror}")
+    while program.poll() is None:
+        if end_at < float("inf"):
+            time.sleep(_POLL_S)
+        elif select.select([0], [], [], _POLL_S)[0] or os.getppid() != parent:
+            program.terminate()
+            end_at = time.monotonic() + grace_s
+        if time.monotonic() > end_at:
+            program.kill()
+    tree = dict[int, psutil.Process]()
+    if end_at == float("inf"):
+        end_at = time.monotonic() + _LEFT_S
+    add_started([os.getpid()], tree)
+    while tree and time.monotonic() < end_at:
+        time.sleep(_POLL_S)
+        add_started([os.getpid()], tree)
+    end_all(tree, [os.getpid()])
+    if program.returncode < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-program.returncode, signal.SIG_DFL)
+        os.kill(os.getpid(), -program.returncode)
+    sys.exit(program.returncode)
+
+
+def add_started(pids: Iterable[int], tree: dict[int, psutil.Process]) -> None:
+    """Add what processes, and those of the tree, have started; remove from it those that ended."""
     for pid, process in list(tree.items()):
         if not _is_alive(process):
             del tree[pid]
     waiting = [*pids, *tree]
     while waiting:
         for child in _children(waiting.pop()):
-            if child in tree or child in others or child == os.getpid():  # it may adopt its guard
+            if child in tree or child == os.getpid():  # it may adopt its guard
                 continue
             with suppress(psutil.Error):
                 process = psutil.Process(child)
@@ -114,12 +140,10 @@ def add_started(
                     waiting.append(child)
 
 
-def end_all(
-    tree: dict[int, psutil.Process], pids: Iterable[int] = (), others: Container[int] = ()
-) -> None:
+def end_all(tree: dict[int, psutil.Process], pids: Iterable[int] = ()) -> None:
     """End the processes of a tree by SIGKILL; see :func:`add_started`."""
     for _ in range(int(_LATE_S / _POLL_S)):
-        add_started(pids, tree, others)
+        add_started(pids, tree)
         alive = [process for process in tree.values() if not _cleans_up(process)]
         if not alive:
             return
@@ -129,8 +153,12 @@ def end_all(
 
 def adopt_orphans(adopt: bool = True) -> None:
     """Become the parent of processes whose parent ends below this one, or not (Linux only)."""
+    _prctl(_SUBREAPER, int(adopt))
+
+
+def _prctl(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, int(adopt), 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _children(pid: int) -> list[int]:
@@ -163,4 +191,8 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), *map(int, sys.argv[2:3]), *map(float, sys.argv[3:]))
+    first, *program = sys.argv[1:]
+    if program:
+        supervise(float(first), program)
+    else:
+        watch(int(first))

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
+from raypipe.errors import package_of
 from raypipe.graph.source import SourceCode, source_of
 
 #: types whose text is their value
 _PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
 #: modules of a user that have no file
-_NO_FILES = ("__main__", "__mp_main__")
-#: modules of Python whose objects are values; the state of others, such as loggers, is not one
-_VALUES = frozenset(
+_NO_FILES = (None, "__main__", "__mp_main__")
+#: modules whose objects have a state that is not a value: what was drawn or read before
+_STATES = ("random", "_random", "itertools", "io", "_io")
+#: entries of a class that say nothing of its behavior
+_NOT_CODE = frozenset(
     {
-        *("__main__", "builtins", "collections", "datetime", "decimal", "enum", "fractions"),
-        *("functools", "operator", "pathlib", "re", "types", "uuid", "zoneinfo"),
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
+        *("__firstlineno__", "__static_attributes__"),
     }
 )
-#: entries of a class that say nothing of its behavior
-_NOT_CODE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
 
 
 class CodeHash:
@@ -38,12 +37,11 @@ class CodeHash:
     packages count by their names.
     """
 
-    def __init__(self, *values: Any) -> None:
+    def __init__(self, value: Any) -> None:
         self._hash = hashlib.sha256()
         self._seen: dict[int, Any] = {}
         self._modules: set[str] = set()
-        for value in values:
-            self._add(value)
+        self._add(value)
         self.digest = self._hash.hexdigest()[:16]
 
     def source(self) -> SourceCode:
@@ -78,45 +76,46 @@ class CodeHash:
             return (kind.__name__, *value)
         if isinstance(value, dict):
             return (kind.__name__, *value.keys(), *value.values())
-        if isinstance(value, AbstractSet):
+        if isinstance(value, Set):
             return ("set", *sorted(CodeHash(each).digest for each in value))
         if isinstance(value, ModuleType):
             self._is_users(value.__name__)
             return "module", value.__name__
         if isinstance(value, CodeType):
             return "code", value.co_code, value.co_names, value.co_varnames, *value.co_consts
-        if isinstance(value, type):
-            name = value.__module__, value.__qualname__
-            if not self._is_users(value.__module__):
-                return "class", name
-            own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
-            return "class", name, value.__bases__, own
-        if inspect.isfunction(function := inspect.unwrap(value)):  # also of lru_cache
+        function = inspect.unwrap(value) if callable(value) else value  # also of lru_cache
+        if isinstance(value, type) or inspect.isfunction(function):
+            name = kind.__name__, function.__module__, function.__qualname__
             if not self._is_users(function.__module__):
-                return "function", function.__module__, function.__qualname__
+                return name
+            if isinstance(value, type):
+                own = {k: v for k, v in sorted(vars(value).items()) if k not in _NOT_CODE}
+                return *name, value.__bases__, own
             used = dict(sorted(variables(function).items()))
             code = function.__code__, function.__defaults__, function.__kwdefaults__
             return "function", *code, used
         if isinstance(value, property | classmethod | staticmethod):
             functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
             return (kind.__name__, *functions)
-        is_standard = kind.__module__.partition(".")[0] in sys.stdlib_module_names - _VALUES
-        if is_standard or kind.__module__.startswith("numpy.random"):
-            return "object", kind
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:  # it cannot be pickled
-            return "object", kind
-        if isinstance(reduced, str):  # the name of a global object
+        module, reduced = kind.__module__, None
+        if module.partition(".")[0] not in _STATES and not module.startswith("numpy.random"):
+            with suppress(Exception):  # it cannot be pickled
+                reduced = value.__reduce_ex__(4)
+        if reduced is None or isinstance(reduced, str):  # the name of a global object
             return "object", kind, getattr(value, "__module__", None), reduced
         return "object", kind, *(list(x) if isinstance(x, Iterator) else x for x in reduced)
 
     def _is_users(self, module: str | None) -> bool:
         """Whether a module is the user's, which is noted if there is a file of it."""
-        if module is not None and module not in _NO_FILES:
-            if _is_installed(module.partition(".")[0]):
-                return False
-            self._modules.add(module)
+        if module in _NO_FILES or module is None:
+            return True
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if (
+            module.partition(".")[0] in sys.stdlib_module_names
+            or package_of(file or "") is not None
+        ):
+            return False
+        self._modules.add(module)
         return True
 
 
@@ -138,13 +137,3 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _is_installed(package: str) -> bool:
-    if package == "raypipe" or package in sys.stdlib_module_names:
-        return True
-    origin = ""
-    with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(package)
-        origin = (spec and spec.origin) or ""
-    return "site-packages" in origin or "dist-packages" in origin or origin == "frozen"

@@ -196,7 +196,7 @@ def _name_of(arguments: Mapping[str, Any]) -> str:
 
 
 def _run(function: Callable[..., Any], context: StageContext) -> None:
-    settings = context.settings
+    settings, numbers = context.settings, _numbers(context.settings)
     options = PoolOptions(
         settings.cpus, settings.gpus, settings.time_limit_s, attempts=settings.attempts
     )
@@ -208,53 +208,42 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         context.device = next(
             (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
         )
-    numbers = _numbers(settings)
     with context.pool(options) as pool:
         shared = pool.share(function)
         tasks = (
             (key, call, key, _RESERVED, numbers, shared, unit.literals["arguments"])
             for key, unit in todo.items()
         )
-        sound = bool(done)  # whether a call returned what is named
         for batch in context.outcomes(pool, tasks):
             problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
-            sound = sound or not all(problems.values())
-            for place, result in enumerate(batch):
-                if sound and (problem := problems.get(result.key)):
-                    batch[place] = replace(result, error=problem, kind="invalid_value")
-                    context.fail(
-                        Failure(result.key, result.attempt, "invalid_value", problem, "gave up")
-                    )
-                _track(context, todo[result.key], batch[place])
-            rows = {r.key: _row(todo[r.key], r) for r in batch if r.error is None}
-            failures += [result for result in batch if result.error is not None]
+            # if not even the first calls have it, they are stored: probably the name is wrong
+            wrong = next(iter(problems), "") if not done and all(problems.values()) else ""
+            rows = dict[str, Row]()
+            for result in batch:
+                unit, problem = todo[result.key], problems.get(result.key)
+                if problem and not wrong:
+                    result = replace(result, error=problem, kind="invalid_value")
+                    about = Failure(unit.key, result.attempt, "invalid_value", problem, "gave up")
+                    context.fail(about)
+                status = "succeeded" if result.error is None else "failed"
+                given = unit.literals["arguments"]
+                values = {**(result.value or {}), "duration_s": result.duration_s}
+                name = context.run_dir.trial_id(unit.key)
+                context.session.trackers.call(name, status, given, values)
+                if result.error is None:
+                    values = {**without_secrets(result.value), "duration_s": result.duration_s}
+                    written = {"worker": result.worker, "attempt": result.attempt}
+                    named = {"call": unit.key.partition("/")[2], **given}
+                    rows[result.key] = {**named, **values, **written}
+                else:
+                    failures.append(result)
             done += len(rows)
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
-            for key in () if sound else problems:  # of all calls, probably: they are stored
-                raise UnitError(key, "invalid_value", problems[key])
+            if wrong:
+                raise UnitError(wrong, "invalid_value", problems[wrong])
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]
         more = f" ({len(failures)} of {total} calls failed)" if len(failures) > 1 else ""
-        kind = first.kind or "error"
         message = f"{brief(first.error or '', 700)}{more}"
-        raise UnitError(first.key, kind, message, trace=first.trace)
-
-
-def _track(context: StageContext, unit: Unit, result: TaskResult) -> None:
-    """Log a call that ended for good as a run of the trackers."""
-    status = "succeeded" if result.error is None else "failed"
-    returned = {**(result.value or {}), "duration_s": result.duration_s}
-    name = context.run_dir.trial_id(unit.key)
-    context.session.trackers.call(name, status, unit.literals["arguments"], returned)
-
-
-def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:
-    return {
-        "call": unit.key.partition("/")[2],
-        **unit.literals["arguments"],
-        **without_secrets(result.value),
-        "duration_s": result.duration_s,
-        "worker": result.worker,
-        "attempt": result.attempt,
-    }
+        raise UnitError(first.key, first.kind or "error", message, trace=first.trace)

@@ -148,24 +148,18 @@ def check_signature(
                 f"{where}: the argument {name!r} has the name of a column that raypipe writes; "
                 "rename it in the function"
             )
-    accepted, problem = keywords(function), ""
-    unknown = [name for name in names if accepted is not None and name not in accepted]
-    parameters = _signature(function).parameters.values()
-    if any(each.kind is each.POSITIONAL_ONLY and each.default is each.empty for each in parameters):
-        problem = "arguments are given by name, so remove the `/` from its signature"
-    elif unknown:
-        hint = did_you_mean(unknown[0], accepted or ())
-        problem = f"the function has no argument {unknown[0]!r}{hint}"
+    signature, accepted = _signature(function), keywords(function)
     try:
-        if not problem:
-            _signature(function).bind(**dict.fromkeys(names))
+        signature.bind(**dict.fromkeys(names))
     except TypeError as error:
-        problem = str(error)
-    if problem:
+        problem, unknown = str(error), [each for each in names if each not in signature.parameters]
+        if unknown and accepted is not None:
+            hint = did_you_mean(unknown[0], accepted)
+            problem = f"the function has no argument {unknown[0]!r}{hint}"
         raise ConfigError(
             f"{where}: {problem} (its arguments: {', '.join(accepted or ()) or 'none'}; give each "
             "as NAME=VALUE or NAME=[VALUE,...])"
-        )
+        ) from None
 
 
 def override_of(text: str, function: Callable[..., Any], settings: Container[str]) -> str:

@@ -12,24 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from raypipe.config.axes import dotted
 from raypipe.config.settings import Level, Operational
 from raypipe.config.validation import did_you_mean, dig
 from raypipe.training import batching
 from raypipe.training.batching import BatchPlan
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
+SIZES = batching.KEYS
+#: settings of ``training`` that raypipe's own loop alone has
+_OWN_LOOP = ("init_from", "weights", "monitor", "keep_checkpoints", "keep_state", "recompute")
 #: settings of ``training`` that are placeholders under their own name
-TRAINING = (
-    *("precision", "steps", "epochs", "seed", "learning_rate", "optimizer", "weight_decay"),
-    *("weight_decay_on", "warmup_steps", "schedule", "decay_steps", "min_lr_ratio", "clip_norm"),
-    *("compile",),
-    *("gradient_checkpointing", "log_every", "eval_every", "eval_batch", "checkpoint_every"),
-)
+TRAINING = tuple(key for key in TrainingSettings.model_fields if key not in {*SIZES, *_OWN_LOOP})
 #: whether the arithmetic is this one, for scripts with a flag each (``--bf16 true``)
 PRECISIONS = ("tf32", "bf16", "fp16")
-SIZES = batching.KEYS
 RESUME = "resume"
 #: names that a parameter cannot have
 PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
@@ -41,27 +39,9 @@ OWN = frozenset(
 #: names of environment variables with values
 VARIABLE = re.compile(r"\bRAYPIPE_\w+")
 
-#: settings that only raypipe's own training loop has, with what to do instead
-_REFUSED = {
-    "training.init_from": "pass the path of the weights as a parameter",
-    "training.betas": "pass them as a parameter",
-    "training.weights": "pass it as a parameter",
-    "training.monitor": "let the script choose its best model",
-    "training.keep_checkpoints": "let the script delete old checkpoints",
-    "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
-    "loader.prefetch": "pass it as a parameter",
-    "loader.pin_memory": "pass it as a parameter",
-    "memory_trial": "a script does not know its longest samples",
-}
-
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-#: parts of a shell's command without a placeholder, which is NUL here, that end where they seem to
-_EXPANSION = r"\$(?:\w+|[?@*!])|\$\{\w+\}|\$\((?:(?!\bcase\b)[^()'\"`\\#\0$<])*\)"
-_CLOSED = re.compile(
-    rf"\\[^\0]|'[^'\0]*'|{_EXPANSION}|\"(?:{_EXPANSION}|\\[^\0]|[^\"\\`$\0])*\"", re.DOTALL
-)
-#: what may put a placeholder behind it where a shell changes its value, or runs it
-_UNSAFE = re.compile(r"['\"`\\$#]|<<|\(\(|\[\[|\b(?:eval|trap)\b[^;&|\n]*\0")
+#: what looks like a placeholder in a shell's command, and is not ${HOME}
+_IN_SHELL = re.compile(r"(?<!\$)\{([\w.]+)\}")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "fish"}
 _CODE_OPTION = re.compile(r"-\w*c")
 
@@ -78,8 +58,8 @@ class ScriptStageSettings(TrainStageSettings):
     It runs in the current directory.
     """
     shell: bool = False
-    """Whether a shell (`sh -c`) runs the command. Values of placeholders arrive as they are and
-    need no quotes. Without it, the command is split into arguments.
+    """Whether a shell (`sh -c`) runs the command, which then has environment variables, such as
+    `"$RAYPIPE_MICRO_BATCH"`, in place of placeholders.
     """
     metrics: str | None = Field(None, min_length=1)
     """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
@@ -121,40 +101,8 @@ class ScriptStageSettings(TrainStageSettings):
         del length
         return "what a script does with its length is not known"
 
-    @model_validator(mode="after")
-    def _only_what_a_script_can_honor(self) -> ScriptStageSettings:
-        for key, advice in _REFUSED.items():
-            section, _, name = key.rpartition(".")
-            owner = getattr(self, section) if section else self
-            if getattr(owner, name) not in (None, type(owner).model_fields[name].default):
-                raise ValueError(f"{key}: does not apply to a script; {advice}")
-        if "shorten" in self.on_oom:
-            raise ValueError("on_oom: shorten does not apply to a script")
-        return self
 
-
-def placeholders(text: str) -> list[str]:
-    """Return the names of the placeholders of a text. Raises ValueError for a stray brace."""
-    names = []
-    for part in _PART.finditer(text):
-        if part[0] in "{}":
-            raise ValueError(f"{text!r}: a single brace; write {{{{ and }}}} for braces")
-        if part[1] is not None:
-            names.append(part[1].strip())
-    return names
-
-
-def check_names(text: str, known: Collection[str], key: str) -> None:
-    """Raise ValueError if a text has an unknown placeholder."""
-    for name in placeholders(text):
-        if name not in known:
-            raise ValueError(
-                f"{key}: {{{name}}}: unknown placeholder{did_you_mean(name, sorted(known))} "
-                f"(allowed: {', '.join(sorted(known))}; {{{{ and }}}} are braces)"
-            )
-
-
-def flat(parameters: Mapping[str, Any], prefix: str = "parameters.") -> dict[str, Any]:
+def flat(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters by dotted name.
 
     Raises:
@@ -162,24 +110,19 @@ def flat(parameters: Mapping[str, Any], prefix: str = "parameters.") -> dict[str
 
     """
     values: dict[str, Any] = {}
-    for key, value in parameters.items():
-        name, inner = f"{prefix}{key}", {key: value}
-        several = value if isinstance(value, list | tuple) else [value]
-        if isinstance(value, Mapping):
-            inner = {f"{key}.{below}": each for below, each in flat(value, f"{name}.").items()}
-        elif any(each is None or isinstance(each, Mapping | list | tuple) for each in several):
-            raise ValueError(
-                f"{name} = {json.dumps(value)}: must be a number, text, true or false, or a list "
-                "of them"
-            )
+    for key, value in dotted(parameters, lambda _: False):
+        name, several = f"parameters.{key}", value if isinstance(value, list | tuple) else [value]
+        problem = ""
+        if any(each is None or isinstance(each, Mapping | list | tuple) for each in several):
+            problem = "must be a number, text, true or false, or a list of them"
         elif "\0" in (text := text_of(value)) or text != text.encode(errors="ignore").decode():
-            raise ValueError(
-                f"{name} = {json.dumps(value)}: no program can receive this text; leave out NUL "
-                "and characters that are not Unicode"
-            )
-        if twice := values.keys() & inner.keys():
-            raise ValueError(f"{prefix}{min(twice)}: is given twice; give it once")
-        values |= inner
+            problem = "no program can receive this text; leave out NUL and characters that are not "
+            problem += "Unicode"
+        elif key in values:
+            problem = "is given twice; give it once"
+        if problem:
+            raise ValueError(f"{name} = {json.dumps(value)}: {problem}")
+        values[key] = value
     return values
 
 
@@ -207,30 +150,19 @@ def arguments(
 ) -> list[str]:
     """Return the arguments that start the script; a value is never split or interpreted.
 
-    An argument that is a list's placeholder becomes an argument per element. In a command for a
-    shell, values are quoted.
+    An argument that is a list's placeholder becomes an argument per element.
     """
-    resume = settings.resume if resumes else ""
     if settings.shell:
-
-        def quoted(part: re.Match[str]) -> str:
-            name = part[1] and part[1].strip()
-            if name == RESUME:
-                return _PART.sub(quoted, resume)
-            if name is None:
-                return part[0][0]
-            beside = part.string[: part.start()][-1:] + part.string[part.end() :][:1]
-            value = values[name]  # a list within a word is one text
-            texts = [text_of(value)] if beside.strip() else _texts(value)
-            return " ".join("'" + text.replace("'", "'\"'\"'") + "'" for text in texts)
-
-        return ["/bin/sh", "-c", _PART.sub(quoted, settings.command)]
+        return ["/bin/sh", "-c", settings.command]
     given: list[str] = []
     for template in shlex.split(settings.command):
-        for part in shlex.split(resume) if template == "{resume}" else [template]:
+        resume = shlex.split(settings.resume) if resumes else []
+        for part in resume if template == "{resume}" else [template]:
             value = values.get(part[1:-1]) if part.startswith("{") else None
-            is_list = isinstance(value, list | tuple) and part.endswith("}")
-            given += _texts(value) if is_list else [filled(part, values)]
+            if isinstance(value, list | tuple) and part.endswith("}"):
+                given += map(text_of, value)
+            else:
+                given.append(filled(part, values))
     return given
 
 
@@ -258,11 +190,7 @@ def text_of(value: Any) -> str:
     """Return a value as the script receives it."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return ",".join(_texts(value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _texts(value: Any) -> list[str]:
-    return [text_of(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    return ",".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
@@ -272,46 +200,66 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     )
 
 
-def check_form(settings: ScriptStageSettings, key: str) -> None:
-    """Raise ValueError if the command cannot be split, or places ``{resume}`` in an argument.
+def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: str) -> set[str]:
+    """Return the names of the placeholders in the texts that are used.
 
-    Also if a shell would read the value of a placeholder as code.
+    Raises:
+        ValueError: a text cannot be split, has an unknown placeholder, or one whose value a shell
+            would read as code, or ``{resume}`` within an argument.
+
     """
-    for name in ("command", "resume"):
-        try:
-            parts = shlex.split(getattr(settings, name))
-        except ValueError as error:
-            raise ValueError(f"{key}.{name}: {error}; quotes must be in pairs") from error
-        if name == "command" and not parts:
-            raise ValueError(f"{key}.command: is empty")
-        for part in parts if not settings.shell and name == "command" else ():
-            if RESUME in placeholders(part) and part != "{resume}":
-                raise ValueError(
-                    f"{key}.command: {part}: {{resume}} stands for whole arguments "
-                    f"({key}.resume = {settings.resume!r}); leave a space around it"
-                )
-    for text in shell_code(settings):
-        names, clear = placeholders(text), settings.shell
-        bare = _PART.sub(lambda part: part[0][0] if part[1] is None else "\0", text)
-        if clear and names:
-            clear = _UNSAFE.search(_CLOSED.sub("x", bare)) is None
-        elif names:  # of `sh -c {code}`, where the value itself is the code
-            clear = bare == "\0"
-        if names and not clear:
-            advice = "write placeholders outside of quotes, substitutions and comments"
-            if not settings.shell:
-                advice = "give the command without this shell, and shell: true"
-            where = "resume" if text == settings.resume else "command"
+    names = set[str]()
+    for name in _IN_SHELL.findall(settings.command) if settings.shell else ():
+        if name in {*known, RESUME}:
             raise ValueError(
-                f"{key}.{where}: {{{names[0]}}}: a shell could change or run its value in this "
-                f'command; {advice}, or "${variable(names[0])}" within double quotes'
+                f"{stage}.command: {{{name}}}: a shell has variables in place of placeholders; "
+                f'write "${variable(name)}" in double quotes'
             )
+    for key in ("metrics",) if settings.shell else ("command", "resume", "metrics"):
+        text, where = getattr(settings, key) or "", f"{stage}.{key}"
+        allowed = {*known, RESUME} if key == "command" else {*known}
+        of_text = _names(text, where, allowed)
+        if key == "command" or (key == RESUME and RESUME in names):
+            names |= {*of_text}
+        try:
+            parts = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}; quotes must be in pairs") from error
+        if key == "command" and not parts:
+            raise ValueError(f"{where}: is empty")
+        for part in parts:
+            if RESUME in _names(part, where, allowed) and part != "{resume}":
+                advice = f"({stage}.resume = {settings.resume!r}); leave a space around it"
+                raise ValueError(f"{where}: {part}: {{resume}} stands for whole arguments {advice}")
+    for code in shell_code(settings):
+        inside = [] if settings.shell else _names(code, f"{stage}.command", {*known, RESUME})
+        if inside and code.strip("{} ") != inside[0]:  # of `sh -c {code}` the value is the code
+            raise ValueError(
+                f"{stage}.command: {{{inside[0]}}}: a shell would read its value as code; write "
+                f'"${variable(inside[0])}" in double quotes'
+            )
+    return names
+
+
+def _names(text: str, where: str, known: Collection[str]) -> list[str]:
+    """Return the names of a text's placeholders. Raises ValueError for others than the known."""
+    parts = list(_PART.finditer(text))
+    names = [part[1].strip() for part in parts if part[1] is not None]
+    if any(part[0] in "{}" for part in parts):
+        raise ValueError(f"{where}: {text!r}: a single brace; write {{{{ and }}}} for braces")
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"{where}: {{{name}}}: unknown placeholder{did_you_mean(name, sorted(known))} "
+                f"(allowed: {', '.join(sorted(known))}; {{{{ and }}}} are braces)"
+            )
+    return names
 
 
 def shell_code(settings: ScriptStageSettings) -> list[str]:
     """Return the texts of a command that a shell reads: all of it, or that of ``sh -c "..."``."""
     if settings.shell:
-        return [settings.command, settings.resume]
+        return [settings.command]
     parts = shlex.split(settings.command)
     return [
         code
@@ -333,7 +281,7 @@ def script_of(command: str, directory: Path) -> str | None:
             for file in (path.with_suffix(".py"), path / "__main__.py"):
                 if (directory / file).is_file():
                     return file.as_posix()
-        elif Path(part).suffix in (".py", ".sh") and not placeholders(part) and part[0] != "-":
+        elif Path(part).suffix in (".py", ".sh") and "{" not in part and part[0] != "-":
             return part
     program = directory / parts[0]
     if program.is_file() and program.resolve().is_relative_to(directory.resolve()):

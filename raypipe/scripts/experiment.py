@@ -23,7 +23,7 @@ from raypipe.scripts.command import ScriptStageSettings
 from raypipe.store.tables import Column
 from raypipe.training.batching import BatchPlan, resolve
 from raypipe.training.job import ExternalTask
-from raypipe.training.settings import TrainingSettings
+from raypipe.training.settings import LoaderSettings, TrainingSettings
 from raypipe.training.tables import TRIALS
 
 if TYPE_CHECKING:
@@ -116,47 +116,45 @@ def script_stage(
     if settings.scaling.workers == "auto":
         settings = settings.changed("scaling", workers=1)
     own = command.flat(parameters or {})
-    values = _values(name, settings, own)
-    command.check_form(settings, name)
-    for key in ("command", "resume", "metrics"):
-        known = values - ({command.RESUME} if key != "command" else set())
-        command.check_names(getattr(settings, key) or "", known, f"{name}.{key}")
+    _check_parameters(own, settings.training, name)
+    settled = command.setting_values(settings, BatchPlan(1, 1, 1, 1), settings.training.steps)
+    values = {*settled, *command.RESERVED, *own} - {command.RESUME}
+    used = command.placeholders(settings, values, name)
     hashes = _hashes(_files(name, settings, directory), directory, f"{name}.files")
-    used = _used(settings, values, hashes, directory)
+    used |= _named(settings, values, [directory / file for file in hashes])
+    flags = used & {*command.PRECISIONS}
+    used |= {"precision"} if flags and settings.training.precision in {*flags, "fp32"} else set()
     given = {k: v for k in command.SIZES if (v := getattr(settings.training, k)) is not None}
     if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
         given["micro_batch"] = 1  # by default the sizes of other trainings, if it takes any
     plan = resolve([given], settings.scaling.worker_count)
-    unused = _check_used(name, settings, own, used, plan)
+    _check_used(name, settings, own, used, plan)
+    unused = {*TrainingSettings.model_fields, "strategy"} - (used - own.keys())
+    unused -= {*command.SIZES} if "micro_batch" in used else set()
     sizes = {key: None if key in unused else getattr(plan, key) for key in command.SIZES}
     settings = settings.changed("training", **sizes)
-    task = ScriptTask(str(directory), hashes, own, used, unused)
+    hidden = frozenset(unused & {column.name for column in TRIALS.columns})
+    task = ScriptTask(str(directory), hashes, own, frozenset(used), hidden)
     literals = {**(literals or {}), "files": hashes}
     stage = train_stage(name, settings, lambda *_: task, needs, reads, literals)
     shown = settings.command
     return replace(stage, workload=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
 
 
-def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) -> set[str]:
-    """Return the names of all values. Raises ValueError if a parameter has a taken name."""
-    training = settings.training
-    settled = {*command.setting_values(settings, BatchPlan(1, 1, 1, 1), training.steps)}
-    settled |= command.RESERVED
-    named = dict.fromkeys(command.OWN, "raypipe itself")
-    named |= {command.variable(each): each for each in settled}
-    for parameter in own:
-        default = getattr(TrainingSettings(), parameter, None)
-        variable = command.variable(parameter)
-        problem = ""
-        if parameter in command.RESERVED:
+def _check_parameters(own: Iterable[str], training: TrainingSettings, stage: str) -> None:
+    """Raise ValueError if a parameter has the name or the variable of another value."""
+    holders = dict.fromkeys(command.OWN, "raypipe itself")
+    holders |= {command.variable(name): name for name in (*command.TRAINING, *command.RESERVED)}
+    for name in own:
+        variable, default = command.variable(name), TrainingSettings.model_fields.get(name)
+        other = holders.setdefault(variable, name)
+        problem = f"its environment variable {variable} is that of {other}" if other != name else ""
+        if name in command.RESERVED:
             problem = "the name is taken by raypipe's placeholders"
-        elif parameter in command.TRAINING and getattr(training, parameter) != default:
-            problem = f"the name is taken by {name}.training"
-        elif (other := named.setdefault(variable, parameter)) != parameter:
-            problem = f"its environment variable {variable} is that of {other}"
+        elif default is not None and getattr(training, name) != default.default:
+            problem = f"the name is taken by {stage}.training"
         if problem:
-            raise ValueError(f"parameters.{parameter}: {problem}; give it another name")
-    return settled | set(own)
+            raise ValueError(f"parameters.{name}: {problem}; give it another name")
 
 
 def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:
@@ -197,47 +195,39 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:_LETTERS]
 
 
-def _used(
-    settings: ScriptStageSettings,
-    values: set[str],
-    files: Iterable[str],
-    directory: Path,
-) -> frozenset[str]:
-    """Return the values that reach the script: by a placeholder, or by a variable that it names."""
-    used = set(command.placeholders(settings.command))
-    if command.RESUME in used:
-        used |= set(command.placeholders(settings.resume))
+def _named(settings: ScriptStageSettings, values: Iterable[str], files: Iterable[Path]) -> set[str]:
+    """Return the values whose environment variable the script names, or a shell that starts it."""
     texts = command.shell_code(settings)
     for file in files:
-        with (directory / file).open("rb") as stream:
+        with file.open("rb") as stream:
             texts.append(stream.read(_MOST_SEARCHED).decode(errors="ignore"))
     named = {name for text in texts for name in command.VARIABLE.findall(text)}
-    used |= {value for value in values if command.variable(value) in named}
-    flags = used & set(command.PRECISIONS)
-    if settings.training.precision in flags or (flags and settings.training.precision == "fp32"):
-        used |= {"precision"}
-    return frozenset(used)
+    return {value for value in values if command.variable(value) in named}
 
 
 def _check_used(
     name: str,
     settings: ScriptStageSettings,
     own: Mapping[str, Any],
-    used: frozenset[str],
+    used: set[str],
     plan: BatchPlan,
-) -> frozenset[str]:
-    """Return the settings that do not reach the script.
-
-    Raises:
-        ValueError: one of them was given, so that it would have no effect.
-
-    """
+) -> None:
+    """Raise ValueError if a value was given that does not reach the script, and has no effect."""
     training, scaling = settings.training, settings.scaling
     given = [(f"parameters.{each}", each, value) for each, value in own.items()]
-    for key in command.TRAINING:
-        value, default = getattr(training, key), TrainingSettings.model_fields[key].default
-        if key not in own and value != default and key not in _FREE:
-            given.append((f"{name}.training.{key}", key, value))
+    given += [
+        (f"{name}.training.{key}", key, value)
+        for key, field in TrainingSettings.model_fields.items()
+        if (value := getattr(training, key)) not in (None, field.default)
+        and key not in {*command.SIZES, *_FREE}
+    ]
+    given += [
+        (f"{name}.loader.{key}", "loader", value)
+        for key, field in LoaderSettings.model_fields.items()
+        if (value := getattr(settings.loader, key)) != field.default
+    ]
+    if settings.memory_trial:
+        given.append((f"{name}.memory_trial", "memory_trial", settings.memory_trial))
     if scaling.worker_count > 1:
         given.append((f"{name}.scaling.workers", "workers", scaling.workers))
     if scaling.strategy != "ddp":
@@ -255,15 +245,15 @@ def _check_used(
     sizes = {key: getattr(training, key) or 1 for key in command.SIZES}
     given += [(f"{name}.training.{key}", key, size) for key, size in sizes.items() if size > 1]
     for key, placeholder, value in given:
-        if not reaches.get(placeholder, placeholder in used):
-            near = did_you_mean(placeholder, sorted(used - set(own)))
-            raise ValueError(
-                f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
-                f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
-            )
-    names = {*command.TRAINING, "strategy", *(() if micro else command.SIZES)}
-    names &= {column.name for column in TRIALS.columns}
-    return frozenset(each for each in names if each not in used or each in own)
+        if reaches.get(placeholder, placeholder in used):
+            continue
+        if placeholder not in {*own, *command.TRAINING, *command.RESERVED}:
+            raise ValueError(f"{key} = {value!r}: does not apply to a script; remove it")
+        near = did_you_mean(placeholder, sorted(used - set(own)))
+        raise ValueError(
+            f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
+            f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
+        )
 
 
 class ScriptExperiment(Settings):

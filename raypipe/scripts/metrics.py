@@ -13,8 +13,7 @@ import json
 import math
 import re
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,17 +32,16 @@ Record = dict[str, Any]
 _SHARE = 0.1
 _POLL_S = 0.05
 _SHOWN = 80
-#: lines that cannot be read that are named
-_MOST_NOTES = 3
-_SEPARATORS = ",;\t|"
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+_SEPARATORS = ",;\t"
 #: a number in a form that is not read: 1.234,5 or 1 000 or "0,5" in a comma-separated file
 _FORMATTED = re.compile(
     r"[+-]?(?=[\d.]*[^\d.])\d+(?:[., '_\u00a0\u202f]\d+)*(?:[eE][+-]?\d+)?\s*%?"
 )
-_STEPS = ("step", "global_step")
-#: names of scripts and frameworks by column; the first one that a record has counts
+#: a number as Python prints it within a dict: nan, np.float64(0.5), tensor(0.5, device='cuda:0')
+_PRINTED = re.compile(r": (?:[\w.]+\()?(-?(?:nan|inf|[\d.][\d.e+-]*))(?:(?:, [^()]*)?\))?(?=[,}])")
+#: names of scripts and frameworks by column; the first one that a script writes counts
 _NAMES: Mapping[str, Sequence[str]] = {
+    "step": ("step", "global_step"),
     "loss": ("loss", "train_loss", "train_loss_step", "loss_step", "training_loss"),
     "lr": ("lr", "learning_rate"),
     "samples_per_s": ("samples_per_s", "samples_per_second"),
@@ -51,17 +49,12 @@ _NAMES: Mapping[str, Sequence[str]] = {
     "epoch": ("epoch",),
 }
 _EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)", re.IGNORECASE)
-_RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
 _COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
-_RANKS = {name: rank for rank, name in enumerate(_COLUMNS)}
-#: the summary of Hugging Face's Trainer, whose train_loss is a mean over the training
-_SUMMARY = "train_runtime"
 #: columns of the tables that are not a script's to fill
-_TAKEN = {
-    "step",
+_TAKEN = (
     *(column.name for column in STEPS.columns if column.type == "text"),
     *("run_id", "variant", "command_id"),
-}
+)
 #: consecutive rows whose loss is not finite, after which a training is ended
 _OVERFLOWS = 3
 _NO_STEPS = (
@@ -71,13 +64,13 @@ _NO_STEPS = (
 
 
 class Reading(NamedTuple):
-    """All records of a file, and remarks on lines that could not be read.
+    """All records of a file, and remarks by what they are about.
 
     ``restarted``: it does not continue what was read before. ``problem``: why it cannot be read on.
     """
 
     records: list[Record]
-    notes: list[str] = []  # noqa: RUF012 - of a tuple, which nobody changes
+    notes: dict[str, str] = {}  # noqa: RUF012 - of a tuple, which nobody changes
     problem: str = ""
     restarted: bool = False
 
@@ -92,8 +85,8 @@ class MetricsFile:
 
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, pattern
-        self._state: tuple[Path, int, int, int] | None = None
-        self._text, self._next_look = "", 0.0
+        self._text: str | None = None
+        self._next_look = 0.0
 
     def files(self) -> list[Path]:
         """Return the files of the pattern, the newest last."""
@@ -120,17 +113,15 @@ class MetricsFile:
     def _read(self, *, last: bool) -> Reading | None:
         try:
             path = self.files()[-1]
-            stat = path.stat()
-            state = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if state == self._state and not last:
-                return None
             text = path.read_bytes().decode("utf-8-sig", errors="replace")
         except (IndexError, OSError):
             return None
         if path.suffix != ".json" and not last:
             text = text[: text.rfind("\n") + 1]
-        restarted = not text.startswith(self._text)
-        self._state, self._text = state, text
+        if text == self._text and not last:
+            return None
+        restarted = not text.startswith(self._text or "")
+        self._text = text
         return reading_of(text, path.suffix, last=last)._replace(restarted=restarted)
 
 
@@ -141,153 +132,19 @@ def reading_of(text: str, suffix: str, *, last: bool) -> Reading:
     """
     if suffix == ".json":
         return Reading(_document(text))
-    records: list[Record] = []
-    notes: list[str] = []
-    named = set[str]()
+    records, notes = list[Record](), dict[str, str]()
     try:
         for line, record in _table(text, last=last) if suffix == ".csv" else _lines(text, notes):
             records.append(record)
             for name, value in record.items():
-                if name in named or not isinstance(value, str) or _number(value) is not None:
-                    continue
-                if _FORMATTED.fullmatch(value.strip()):
-                    named.add(name)
-                    notes.append(
-                        f"line {line}: {name} = {value[:_SHOWN]}: is not read as a number; "
-                        "write it with a decimal point and without other signs"
-                    )
+                is_text = isinstance(value, str) and _number(value) is None
+                if is_text and _FORMATTED.fullmatch(value.strip()):
+                    problem = "is not read as a number; write it with a decimal point and without "
+                    problem += "other signs"
+                    notes.setdefault(name, f"line {line}: {name} = {value[:_SHOWN]}: {problem}")
     except ValueError as error:
         return Reading(records, notes, str(error))
     return Reading(records, notes)
-
-
-def _lines(text: str, notes: list[str]) -> Iterator[tuple[int, Record]]:
-    """Yield the records of lines, JSON or Python dicts; note the first broken ones."""
-    broken = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.lstrip().startswith("{"):
-            continue
-        if (record := _record_of(line.strip())) is not None:
-            yield number, record
-            continue
-        broken += 1
-        if broken <= _MOST_NOTES:
-            more = " (further ones are not named)" * (broken == _MOST_NOTES)
-            shown = line.strip()[:_SHOWN]
-            notes.append(f"line {number}: begins like a record and cannot be read: {shown}{more}")
-
-
-def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
-    """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
-    names: list[str] = []
-    signs = set[str]()
-    rows = csv.reader(())
-    try:
-        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        for row in rows:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            if _is_header(cells, names):
-                names = cells
-            else:
-                yield rows.line_num, _record(cells, names, separator, signs)
-    except (ValueError, csv.Error) as error:
-        is_open = str(error) == "unexpected end of data"  # within quotes
-        if last or not is_open:
-            problem = "a quote is not closed" if is_open else error
-            raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
-
-
-def _separator_of(header: str) -> str:
-    """Return the separator that gives most columns. Raises ValueError if several do."""
-    counts = {sign: len(next(csv.reader([header], delimiter=sign))) for sign in _SEPARATORS}
-    best = [sign for sign, count in counts.items() if count == max(counts.values())]
-    if len(best) > 1 and max(counts.values()) > 1:
-        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
-    return best[0]
-
-
-def _is_header(cells: list[str], names: list[str]) -> bool:
-    """Whether a row is a header: the first one, or one that has names and no numbers.
-
-    Raises:
-        ValueError: it is neither a header nor a row of values.
-
-    """
-    count = sum(_number(cell) is not None or _has_comma(cell) for cell in cells)
-    if names and (count or not all(cells[1:])):
-        return False
-    if not names and count == len(cells):
-        raise ValueError(f"{', '.join(cells)}: must be the names of the columns")
-    if names and not set(cells) & (set(names) - {""}):
-        raise ValueError(
-            f"{', '.join(cells)}: neither numbers nor names of the header "
-            f"({', '.join(names)}); cells are separated by a comma, semicolon or tab"
-        )
-    if twice := {name for name in cells if name and cells.count(name) > 1}:
-        raise ValueError(f"the header names {min(twice)} twice; give each column its name")
-    return True
-
-
-def _record(cells: list[str], names: list[str], separator: str, signs: set[str]) -> Record:
-    """Return the record of a row; ``signs`` receives the decimal signs of the file.
-
-    Raises:
-        ValueError: the row does not fit its header, or the file has both decimal signs.
-
-    """
-    if len(cells) != len(names):
-        raise ValueError(
-            f"{len(cells)} cells for the {len(names)} names of the header "
-            f"({', '.join(names)}); write a new header when columns change, and separate "
-            "cells by a comma, semicolon or tab"
-        )
-    record = dict(zip(names, cells, strict=True))
-    for name, cell in record.items():
-        if _has_comma(cell) and separator != ",":  # else quoted: thousands, a list, or decimals
-            signs.add(",")
-            record[name] = cell.replace(",", ".")
-        elif "." in cell and _number(cell) is not None:
-            signs.add(".")
-        if len(signs) > 1:
-            raise ValueError(f"{cell}: the file has decimal points and decimal commas; use points")
-    return record
-
-
-def _has_comma(cell: str) -> bool:
-    return _DECIMAL_COMMA.fullmatch(cell) is not None
-
-
-def _record_of(text: str) -> Record | None:
-    """Return the record of a JSON object, or of a dict as Python prints it; else None."""
-    record: Any = None
-    with warnings.catch_warnings(), suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            record = _plain(ast.parse(text, mode="eval").body)
-    return record if isinstance(record, dict) else None
-
-
-def _plain(node: ast.expr | None) -> Any:
-    """Return the value of a literal; None for anything that is not a number, a text or a dict.
-
-    Numbers may be nan, or scalars of numpy and torch: ``tensor(0.5, device='cuda:0')``.
-    """
-    match node:
-        case ast.Dict():
-            return {str(_plain(k)): _plain(v) for k, v in zip(node.keys, node.values, strict=True)}
-        case ast.Call(args=[first, *_]):
-            return _plain(first)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _plain(operand)
-            return -value if isinstance(value, int | float) else None
-        case ast.Name(id=name):
-            return {"nan": math.nan, "inf": math.inf}.get(name.lower())
-    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _document(text: str) -> list[Record]:
@@ -300,6 +157,69 @@ def _document(text: str) -> list[Record]:
         history = content.get("log_history")
         content = history if isinstance(history, list) else [content]
     return [record for record in content if isinstance(record, dict)]
+
+
+def _lines(text: str, notes: dict[str, str]) -> Iterator[tuple[int, Record]]:
+    """Yield the records of lines, JSON or Python dicts; note the first broken one."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.lstrip().startswith("{"):
+            continue
+        record: Any = None
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = ast.literal_eval(_PRINTED.sub(r": '\1'", line.strip()))
+        if isinstance(record, dict):
+            yield number, {str(name): value for name, value in record.items()}
+        else:
+            shown = line.strip()[:_SHOWN]
+            problem = f"line {number}: begins like a record and cannot be read: {shown}"
+            notes.setdefault("", f"{problem} (further ones are not named)")
+
+
+def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
+    """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
+    first, names = text.lstrip("\r\n").partition("\n")[0], list[str]()
+    separator = max(_SEPARATORS, key=first.count)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if _is_header(cells, names):
+                names = cells
+            elif any(cells):
+                yield rows.line_num, dict(zip(names, cells, strict=True))
+    except (ValueError, csv.Error) as error:
+        is_open = str(error) == "unexpected end of data"  # within quotes
+        if last or not is_open:
+            problem = "a quote is not closed" if is_open else str(error)
+            raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
+
+
+def _is_header(cells: list[str], names: list[str]) -> bool:
+    """Whether a row is a header: the first one, or one that has names and no numbers.
+
+    Raises:
+        ValueError: it is neither a header nor a row of values that fits the header ``names``.
+
+    """
+    count, problem = sum(_number(cell) is not None for cell in cells), ""
+    is_header = any(cells) and (not names or (not count and all(cells[1:])))
+    if is_header and count == len(cells):
+        problem = f"{', '.join(cells)}: must be the names of the columns"
+    elif is_header and names and not {*cells} & ({*names} - {""}):
+        problem = f"{', '.join(cells)}: neither numbers nor names of the header "
+        problem += f"({', '.join(names)}); cells are separated by a comma, semicolon or tab"
+    elif is_header and (twice := {name for name in cells if name and cells.count(name) > 1}):
+        problem = f"the header names {min(twice)} twice; give each column its name"
+    elif any(cells) and not is_header and len(cells) != len(names):
+        problem = f"{len(cells)} cells for the {len(names)} names of the header "
+        problem += f"({', '.join(names)}); write a new header when columns change, and separate "
+        problem += "cells by a comma, semicolon or tab"
+    if problem:
+        raise ValueError(problem)
+    return is_header
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -326,6 +246,49 @@ def _number(value: Any) -> float | None:
         return None
 
 
+def columns_of(
+    names: Iterable[str], own: Mapping[str, str], notes: dict[str, str]
+) -> dict[str, str]:
+    """Return the column of each name that a script writes; note one that is not as expected.
+
+    Args:
+        names: the names, in the order in which they came.
+        own: columns that the configuration gives to names.
+        notes: receives the remarks.
+
+    """
+
+    def usual(name: str) -> str:
+        if name.startswith("lr_"):  # Lightning's LearningRateMonitor: lr-AdamW
+            return "lr"
+        lower = name if name[0].islower() else name.lower()
+        evaluated = _EVALUATION.sub("eval_", lower, count=1) if _EVALUATION.match(name) else name
+        return _COLUMNS.get(name.lower(), evaluated)
+
+    def order(name: str) -> tuple[bool, int, bool]:
+        known, clean = list(_COLUMNS), _clean(name)
+        rank = known.index(clean.lower()) if clean.lower() in known else -1
+        return clean not in own, rank, usual(clean) != clean
+
+    holders, columns = dict.fromkeys(_TAKEN, "values of raypipe"), dict[str, str]()
+    for name in sorted(names, key=order):
+        clean = _clean(name)
+        wanted = own.get(clean, usual(clean))
+        column = clean if wanted in holders else wanted
+        while column in holders:
+            column = f"metric_{column}"
+        if column not in (wanted, clean):
+            where = f"{name} is in the column {column}, as {wanted} has {holders[wanted]}"
+            notes[name] = f"{where}; say which is which in columns"
+        holders[column], columns[name] = name, column
+    return columns
+
+
+def _clean(name: str) -> str:
+    """Return a name as a column: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", name).strip("_") or "value"
+
+
 class _Arrival(NamedTuple):
     """Time at which records came, the last step by then, and the samples if known."""
 
@@ -333,12 +296,11 @@ class _Arrival(NamedTuple):
     step: int
     samples: float | None
 
-
-def _rate(first: _Arrival, last: _Arrival) -> float | None:
-    """Return the samples per second between two arrivals."""
-    if first.samples is None or last.samples is None or last.at <= first.at:
-        return None
-    return (last.samples - first.samples) / (last.at - first.at)
+    def rate(self, first: _Arrival) -> float | None:
+        """Return the samples per second since an earlier arrival."""
+        if first.samples is None or self.samples is None or self.at <= first.at:
+            return None
+        return (self.samples - first.samples) / (self.at - first.at)
 
 
 class ScriptHistory:
@@ -362,22 +324,16 @@ class ScriptHistory:
         self.rows: dict[int, Row] = {}
         #: what the script wrote without a step, such as a final accuracy
         self.summary: dict[str, float] = {}
-        #: rows before those of the file that is read
+        #: rows before those of the file that is read, and its records from an earlier attempt
         self._earlier: dict[int, Row] = {}
-        #: records of the file from an earlier attempt, and those with a step that were timed
-        self._old, self._timed = 0, 0
+        self._old = 0
         self._first: _Arrival | None = None
         self._last: _Arrival | None = None
-        #: speed by step: the script's own, and that between the arrivals
+        #: by step: the script's own speed, that between the arrivals, and the losses of this
+        #: attempt as the script wrote them
         self._rates: dict[int, float] = {}
         self._speeds: dict[int, float | None] = {}
-        #: losses of this attempt by step, as the script wrote them
         self._losses: dict[int, float] = {}
-        # of the file that is read: the steps of records that have only an epoch, whether others
-        # have a step, the script's name of each column, and remarks, one per kind
-        self._epochs: dict[float, int] = {}
-        self._counts_steps = False
-        self._sources: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._said: set[str] = set()
 
@@ -386,9 +342,6 @@ class ScriptHistory:
         for row in tables.read_rows(self._job.run_dir, "steps", self._job.trial_id):
             self.rows[row["step"]] = {k: v for k, v in row.items() if v is not None}
         self._earlier = self.rows
-        names = {name for row in self.rows.values() for name in row}
-        own = {name: name for name in names if _evaluation(name) in names - {name}}
-        self._own = own | self._own
 
     def add(self, reading: Reading, at: float | None) -> list[Row]:
         """Take the records of a file and return the rows that are new or differ.
@@ -405,81 +358,83 @@ class ScriptHistory:
 
         """
         if reading.restarted:
-            self._earlier, self._old, self._timed = self.rows, 0, 0
+            self._earlier, self._old = self.rows, 0
         if at is None:
             self._old = len(reading.records)
-        self._counts_steps = any("epoch" not in row for row in self._earlier.values())
-        self._epochs, self._sources = {}, {}
-        self._notes = {note: note for note in reading.notes}
-        rows: dict[int, Row] = {}
-        losses: dict[int, float] = {}
-        summary: dict[str, float] = {}
+        self._notes, written = dict(reading.notes), [numbers(each) for each in reading.records]
+        columns = columns_of(dict.fromkeys(k for r in written for k in r), self._own, self._notes)
+        records = [{columns[name]: value for name, value in r.items()} for r in written]
+        for record in records:
+            for name in {"step", "epoch"} & record.keys():
+                if not math.isfinite(record[name]):
+                    del record[name]
+        rows, losses, summary = dict[int, Row](), dict[int, float](), dict[str, float]()
         arrived: list[tuple[int, float | None]] = []
-        for place, record in enumerate(reading.records):
-            values = self._columns(numbers(record))
-            number = self._step_of(values, rows)
-            if number is None:
+        counts_steps = any("step" in record for record in records)
+        counts_steps = counts_steps or any("epoch" not in row for row in self._earlier.values())
+        steps = self._counted(records) if counts_steps else self._numbered(records)
+        for place, (values, step) in enumerate(zip(records, steps, strict=True)):
+            values.pop("step", None)
+            if step is None:
                 if any(summary.get(name, value) != value for name, value in values.items()):
-                    self._notes.setdefault("steps", _NO_STEPS)
+                    self._notes["steps"] = _NO_STEPS
                 summary |= values
                 continue
             samples = values.pop("samples", None)
-            if samples is None and self._counts_steps and self._effective_batch is not None:
-                samples = float(number * self._effective_batch)
-            arrived.append((number, samples))
-            if (loss := values.get("loss")) is not None and place >= self._old:
-                if losses.setdefault(number, loss) != loss:
-                    self._notes.setdefault(
-                        "losses",
-                        f"several losses of step {number}: the last one counts; write one record "
-                        "per step, and only in one process",
-                    )
-                losses[number] = loss
+            if samples is None and counts_steps and self._effective_batch is not None:
+                samples = float(step * self._effective_batch)
+            if place >= self._old:
+                arrived.append((step, samples))
+                if (loss := values.get("loss")) is not None:
+                    if losses.setdefault(step, loss) != loss:
+                        advice = "write one record per step, and only in one process"
+                        text = f"several losses of step {step}: the last one counts; {advice}"
+                        self._notes.setdefault("losses", text)
+                    losses[step] = loss
             if (rate := finite_or_none(values.get("samples_per_s"))) is not None:
-                self._rates[number] = rate
-            row = rows.setdefault(number, {"trial_id": self._job.trial_id, "step": number})
+                self._rates[step] = rate
+            row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
             row |= {name: finite_or_none(value) for name, value in values.items()}
         self.summary |= summary
-        self._time(arrived[self._timed :], at)
-        self._timed = len(arrived)
-        for number in rows.keys() & self._speeds.keys():
-            rows[number].setdefault("samples_per_s", self._speeds[number])
+        self._time(arrived, at)
+        for step in rows.keys() & self._speeds.keys():
+            rows[step].setdefault("samples_per_s", self._speeds[step])
         first, before = min(rows, default=math.inf), self.rows
         self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
         self._losses = {n: loss for n, loss in self._losses.items() if n < first} | losses
-        self._check_losses(_OVERFLOWS)
-        return [row for number, row in sorted(rows.items()) if row != before.get(number)]
+        self.check_losses(_OVERFLOWS)
+        return [row for step, row in sorted(rows.items()) if row != before.get(step)]
 
-    def _step_of(self, values: dict[str, float], rows: Mapping[int, Row]) -> int | None:
-        """Remove and return the step of a record; None if it has neither step nor epoch.
-
-        Without a step it is the epoch, if all are whole: from 1 if the first one is 0 and has a
-        loss, since an evaluation before the training has none. Else such records are numbered;
-        beside records with steps, they are of the last one.
-        """
-        step, epoch = (finite_or_none(values.get(name)) for name in ("step", "epoch"))
-        values.pop("step", None)
-        if step is not None:
-            if step != int(step) or abs(step) >= 2**63:
-                message = (
-                    f"metrics: step = {step:g}: must be a whole number; write the number of steps, "
-                    "and anything else by another name"
-                )
+    def _counted(self, records: Iterable[Mapping[str, float]]) -> Iterator[int | None]:
+        """Yield the step of each record, of one with only an epoch the last one; None without."""
+        last = max(self._earlier, default=0)
+        for record in records:
+            step = finite_or_none(record.get("step"))
+            if step is not None and (step != int(step) or abs(step) >= 2**63):
+                message = f"metrics: step = {step:g}: must be a whole number; write the number of "
+                message += "steps, and anything else by another name"
                 raise UnitError(self._job.trial_id, "error", message)
-            self._counts_steps = True
-            return int(step)
-        if epoch is None or self._counts_steps:
-            return None if epoch is None else max(rows or self._earlier)
-        if not rows:
-            earlier = {n: row.get("epoch") for n, row in self._earlier.items()}
-            self._epochs = {e: n for n, e in earlier.items() if e is not None and e < epoch}
-        if epoch not in self._epochs:
-            number = 1 + max(self._epochs.values(), default=0)
-            if all(each == int(each) for each in (*self._epochs, epoch)):
-                shifts = (n - int(e) for e, n in self._epochs.items())
-                number = int(epoch) + next(shifts, int(epoch == 0 and "loss" in values))
-            self._epochs[epoch] = number
-        return self._epochs[epoch]
+            last = last if step is None else int(step)
+            yield None if step is None and "epoch" not in record else last
+
+    def _numbered(self, records: Sequence[Mapping[str, float]]) -> Iterator[int | None]:
+        """Yield the step of each record by its epoch; None without.
+
+        It is the epoch if all are whole: from 1 if the first one is 0 and has a loss, since an
+        evaluation before the training has none. Others are numbered.
+        """
+        epochs = dict.fromkeys(each["epoch"] for each in records if "epoch" in each)
+        first = next(iter(epochs), 0.0)
+        steps = {row["epoch"]: n for n, row in self._earlier.items() if row["epoch"] < first}
+        is_whole = all(epoch.is_integer() for epoch in (*steps, *epochs))
+        begins = next((record for record in records if "epoch" in record), {})
+        for epoch in epochs:
+            number = 1 + max(steps.values(), default=0)
+            if is_whole:
+                shifts = (n - int(e) for e, n in steps.items())
+                number = int(epoch) + next(shifts, int(first == 0 and "loss" in begins))
+            steps[epoch] = number
+        yield from (steps[each["epoch"]] if "epoch" in each else None for each in records)
 
     def _time(self, arrived: Sequence[tuple[int, float | None]], at: float | None) -> None:
         """Record when steps came, each with its samples if known, and the speed since those before.
@@ -487,15 +442,14 @@ class ScriptHistory:
         ``at`` is None if the time is unknown.
         """
         last = self._last
-        step = max((number for number, _ in arrived), default=None)
-        if at is None or step is None or (last is not None and step <= last.step):
+        arrived = [each for each in arrived if last is None or each[0] > last.step]
+        if at is None or not arrived:
             return
         samples = next((count for _, count in reversed(arrived) if count is not None), None)
-        self._last = _Arrival(at, step, samples)
+        self._last = _Arrival(at, max(step for step, _ in arrived), samples)
         self._first = self._first or self._last
         if last is not None:
-            rate = _rate(last, self._last)
-            self._speeds |= {number: rate for number, _ in arrived if number > last.step}
+            self._speeds |= dict.fromkeys([step for step, _ in arrived], self._last.rate(last))
 
     def notes(self) -> list[str]:
         """Return the remarks since the last call: on lines, and on what is stored otherwise."""
@@ -503,11 +457,8 @@ class ScriptHistory:
         self._said.update(notes)
         return notes
 
-    def finish(self) -> None:
-        """Raise FloatingPointError if the last loss is not finite."""
-        self._check_losses(1)
-
-    def _check_losses(self, number: int) -> None:
+    def check_losses(self, number: int = 1) -> None:
+        """Raise FloatingPointError if the last losses, so many, are not finite."""
         last = sorted(self._losses.items())[-number:]
         if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
             step, loss = last[-1]
@@ -535,8 +486,8 @@ class ScriptHistory:
         for _, row in sorted(self.rows.items()):
             values |= row
         values |= {name: finite_or_none(value) for name, value in self.summary.items()}
-        taken = {column.name for column in TRIALS.columns if not column.name.startswith("eval_")}
-        last = {k: v for k, v in values.items() if k not in taken | {"step", "loss", "lr"}}
+        taken = {"step", "loss", "lr", *(column.name for column in TRIALS.columns)}
+        last = {name: value for name, value in values.items() if name not in taken}
         return {**last, "steps": self.last_step, "loss_final": values.get("loss")}
 
     def speed(self, seconds: float | None) -> dict[str, float | None]:
@@ -551,58 +502,10 @@ class ScriptHistory:
         step_s, first, last = None, self._first, self._last
         if first is not None and last is not None and first is not last:
             step_s = (last.at - first.at) / (last.step - first.step)
-            rate = rate or _rate(first, last)
+            rate = rate or last.rate(first)
         elif first is not None:
             rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
             if seconds is not None:
                 step_s = seconds / first.step if first.step else None
                 rate = rate or (first.samples or 0.0) / seconds or None
         return {"samples_per_s": rate, "step_time_s": step_s}
-
-    def _columns(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return values by column; ``step`` only where the script counts steps."""
-        rest = dict(values)
-        plain = {_clean(name).lower(): name for name in rest}
-        steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
-        steps += [plain[name] for name in _STEPS if name in plain]
-        columns = {"step": rest.pop(steps[0])} if steps else {}
-        for name in sorted(rest, key=_precedence):
-            is_mean = _SUMMARY in values and name == "train_loss"
-            columns[self._column(name, is_mean=is_mean)] = rest[name]
-        return columns
-
-    def _column(self, name: str, *, is_mean: bool) -> str:
-        """Return the column of a script's name: the usual one, if no other name has it."""
-        own = _clean(name)
-        usual = "lr" if _RATE.fullmatch(own) else _COLUMNS.get(own.lower()) or _evaluation(own)
-        wanted = own if is_mean else self._own.get(own, usual)
-        for column in (wanted, own, f"metric_{own}"):
-            if column not in _TAKEN and self._sources.setdefault(column, name) == name:
-                if column not in (wanted, own):
-                    holder = self._sources.get(wanted, "values of raypipe")
-                    self._notes.setdefault(
-                        name,
-                        f"{name} is in the column {column}, as {wanted} has {holder}; say which is "
-                        "which in columns",
-                    )
-                return column
-        return f"metric_metric_{own}"
-
-
-def _evaluation(name: str) -> str:
-    """Return the column of a held-out metric: ``eval_loss`` of ``val_loss`` and ``Val_Loss``."""
-    if _EVALUATION.match(name) is None:
-        return name
-    is_lower = name[0].islower()
-    return _EVALUATION.sub("eval_", name if is_lower else name.lower(), count=1)
-
-
-def _precedence(name: str) -> tuple[int, bool]:
-    """Order the names of a record: of those of one column, its own name comes first."""
-    own = _clean(name)
-    return _RANKS.get(own.lower(), -1), _evaluation(own) != own
-
-
-def _clean(name: str) -> str:
-    """Return a name as a column: letters, digits and underscores."""
-    return re.sub(r"\W+", "_", name).strip("_") or "value"

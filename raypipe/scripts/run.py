@@ -1,28 +1,35 @@
-"""Run of a script: one attempt, from its folders to the columns of ``trials``."""
+"""Run of a script: one attempt, from its folders and its process to the columns of ``trials``."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from pyarrow import fs as arrow_fs
 
-from raypipe.errors import UnitError
+from raypipe import process_tree
+from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
 from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.metrics import MetricsFile, ScriptHistory
-from raypipe.scripts.process import ScriptProcess, failure_of, oom_kills
 from raypipe.store.run_directory import make_folder
 from raypipe.training import telemetry
 from raypipe.training.ending import Ending
+from raypipe.training.failure_kinds import failure_kind
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.telemetry import Program, Telemetry
 
@@ -35,6 +42,21 @@ _STDOUT = "stdout"
 #: name of the folder of checkpoints: this, and digits of the job's identity
 _PREFIX, _DIGITS = "identity-", 12
 _CPU = torch.device("cpu")
+
+#: last lines of the standard error that are kept, and those of them in the message of a failure
+_MOST_LINES, _MOST_SHOWN = 200, 30
+#: characters of a line, and those of them in a message
+_LONGEST_LINE, _LONGEST_SHOWN = 1_000_000, 2000
+#: seconds for the rest of the output once all processes have ended
+_END_S = 15.0
+# of frameworks other than torch, which `training/failure_kinds.py` does not see as exceptions
+_GPU_SIGNS = ("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory")
+_TRACEBACK = "Traceback (most recent call last)"
+#: torchrun's report of a process that a signal ended
+_KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
+#: exit statuses of a shell whose program a signal ended
+_BY_SIGNAL = {128 + number for number in (4, 6, 7, 8, 9, 11, 15)}
 
 
 class Places:
@@ -106,6 +128,81 @@ class Places:
             arrow_fs.copy_files(str(here), remote, destination_filesystem=self._run.fs)
 
 
+class ScriptProcess:
+    """Context manager of a running script; at its end no process of the script is left.
+
+    Args:
+        argv: the program and its arguments.
+        directory: its working directory.
+        environment: its environment variables, all of them.
+        log: receives the standard output and the standard error.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        on_line: receives each line of the standard output.
+
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        log: Path,
+        grace_s: float,
+        on_line: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._errors: deque[str] = deque(maxlen=_MOST_LINES)
+        self._file = log.open("ab", buffering=0)
+        self._program = process_tree.start(
+            grace_s, *argv, cwd=directory, env=environment, output=subprocess.PIPE
+        )
+        copies = (self._program.stdout, on_line), (self._program.stderr, self._keep_error)
+        self._threads = [
+            threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
+            for stream, keep in copies
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.pid, self.poll = self._program.pid, self._program.poll
+
+    def __enter__(self) -> ScriptProcess:
+        """Return the running script."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the script if it runs, and wait until none of its processes is left."""
+        self.end()
+        self.errors()
+        self._file.close()
+
+    def end(self) -> None:
+        """Ask the script to end: SIGTERM, after the grace period SIGKILL."""
+        if self._program.stdin is not None:
+            self._program.stdin.close()
+
+    def errors(self) -> list[str]:
+        """Return the last lines of the standard error of the script, once it has ended."""
+        self._program.wait()
+        for thread in self._threads:
+            thread.join(_END_S)
+        return list(self._errors)
+
+    def _keep_error(self, line: str) -> None:
+        self._errors.append(line[:_LONGEST_SHOWN])
+
+
+def _copy(stream: IO[bytes], log: BinaryIO, keep: Callable[[str], None]) -> None:
+    """Copy an output to the log without credentials, and pass on its lines.
+
+    Another output of the same script is written into the same log. What a progress bar has
+    written over is not passed on.
+    """
+    with TextIOWrapper(cast("BinaryIO", stream), "utf-8", "replace", newline="") as text:
+        while line := text.readline(_LONGEST_LINE):
+            log.write(without_credentials(line).encode())
+            if not line.endswith("\r"):
+                keep(line.rstrip("\r\n"))
+
+
 class ScriptRun:
     """One attempt of a script.
 
@@ -131,21 +228,21 @@ class ScriptRun:
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
         """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
-        kills, job, history = oom_kills(), self._job, self._history
+        kills, job, history = _oom_kills(), self._job, self._history
         try:
             with Places(job) as places:
                 status, seconds, errors = self._attempt(directory, places, ending)
         finally:
             if not job.measured or history.rows:
                 history.store()
+        outcome = self._outcome(seconds)
         if ending.wanted:
-            return {**self._outcome(seconds), "ended_at": history.last_step}
+            return {**outcome, "ended_at": history.last_step}
         if status:
             size = job.plan.micro_batch if self._splits else 1
-            killed = oom_kills() > kills
+            killed = _oom_kills() > kills
             raise failure_of(job.trial_id, status, errors, size, killed_by_kernel=killed)
-        history.finish()
-        outcome = self._outcome(seconds)
+        history.check_losses()
         if job.measured and outcome["samples_per_s"] is None:
             message = (
                 "its speed is not known, since its records came at once, or have no number of "
@@ -307,3 +404,77 @@ class ScriptRun:
     def _store_samples(self) -> None:
         for sampler in self._samplers:
             sampler.store(self._job.run_dir, self._job.run_id)
+
+
+def failure_of(
+    unit: str, status: int, errors: Sequence[str], micro_batch: int, killed_by_kernel: bool
+) -> UnitError:
+    """Return the failure of a script that ended with a status other than 0.
+
+    Args:
+        unit: the unit's key.
+        status: the exit status; negative: the signal that ended it.
+        errors: the last lines of its standard error.
+        micro_batch: the samples that did not fit if it ran out of memory; 1 if a smaller number
+            could not be passed on.
+        killed_by_kernel: whether the kernel ended processes for lack of memory meanwhile.
+
+    """
+    text, cause = "\n".join(errors), _cause(errors)
+    shown = "\n".join(line for line in errors[-_MOST_SHOWN:] if line.strip())
+    number, how = _signal_of(status, text), f"exit status {status}"
+    if number is not None:
+        known = number in set(signal.Signals)
+        how = f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
+    message = f"{how}: {cause}" if cause else how
+    message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
+    kind = _kind(text, cause)
+    if kind == "error" and number is not None:
+        kind = "worker_died"
+        if number == signal.SIGKILL and killed_by_kernel:
+            kind = "host_out_of_memory"
+            message = f"the kernel ended it for lack of memory ({how})\n{shown}"
+    limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
+    return UnitError(unit, kind, message, limit)
+
+
+def _kind(text: str, cause: str) -> FailureKind:
+    name = cause.partition(":")[0].rpartition(".")[2]
+    if name in ("MemoryError", "ArrayMemoryError", "_ArrayMemoryError"):
+        return "host_out_of_memory"
+    if name == "FloatingPointError":
+        return "invalid_value"
+    if name == "OutOfMemoryError" or any(sign in text for sign in _GPU_SIGNS):
+        return "out_of_memory"
+    return failure_kind(RuntimeError(text))
+
+
+def _signal_of(status: int, text: str) -> int | None:
+    """Return the signal that ended the script, or one of its processes under torchrun."""
+    if status < 0 or status in _BY_SIGNAL:
+        return -status if status < 0 else status - 128
+    found = _KILLED.search(text)
+    return int(found[1]) if found is not None else None
+
+
+def _cause(errors: Sequence[str]) -> str:
+    """Return the exception of the last Python traceback, else the last line."""
+    starts = [number for number, line in enumerate(errors) if _TRACEBACK in line]
+    for line in errors[starts[-1] + 1 :] if starts else ():
+        if line and not line[0].isspace() and _EXCEPTION.fullmatch(line):
+            return line.strip()
+    return next((line.strip() for line in reversed(errors) if line.strip()), "")
+
+
+def _oom_kills() -> int:
+    """Return how many processes the kernel has ended for lack of memory, of this control group.
+
+    If the group does not tell, of the machine; 0 if it does not either.
+    """
+    with suppress(OSError):
+        group = re.search(r"^0::(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+        own = Path(f"/sys/fs/cgroup{group[1] if group else ''}/memory.events")
+        text = (own if own.exists() else Path("/proc/vmstat")).read_text()
+        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
+            return int(found[1])
+    return 0

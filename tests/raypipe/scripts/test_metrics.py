@@ -91,8 +91,8 @@ def test_a_log_at_each_look(tmp_path: Path, case: dict[str, Any]) -> None:
         assert list(rows.rows) == look.get("steps", list(rows.rows))
     if "finish" in case:
         with pytest.raises(FloatingPointError, match=case["finish"]):
-            rows.finish()
+            rows.check_losses()
     else:
-        rows.finish()
+        rows.check_losses()
     assert rows.last_values().items() >= case.get("last", {}).items()
     assert rows.speed(50.0).items() >= case.get("speed", {}).items()

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from raypipe.errors import UnitError
-from raypipe.scripts.process import ScriptProcess, failure_of
+from raypipe.scripts.run import ScriptProcess, failure_of
 
 #: a child and a grandchild in a session of its own, which ignore SIGTERM, as their parent may
 STUBBORN = """
@@ -85,7 +85,7 @@ def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     code = (
         "import os, sys, time; from pathlib import Path\n"
-        "from raypipe.scripts.process import ScriptProcess\n"
+        "from raypipe.scripts.run import ScriptProcess\n"
         "argv = [sys.executable, 'stubborn.py', 'ignore']\n"
         f"with ScriptProcess(argv, Path({str(tmp_path)!r}), os.environ, Path('log'), 0.2):\n"
         "    time.sleep(600)\n"
