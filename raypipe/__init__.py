@@ -16,72 +16,72 @@ from importlib.metadata import PackageNotFoundError, version  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
+    from raypipe import stats
     from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, replay, run, sweep
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.graph.context import StageContext
     from raypipe.graph.experiment import Experiment, Stage, Unit
-    from raypipe.graph.launcher import PoolOptions
+    from raypipe.graph.identity import fingerprint
+    from raypipe.graph.launcher import PoolOptions, TaskPool, TaskResult
     from raypipe.graph.training_stage import hardware_stage, train_stage
     from raypipe.graph.unit_logs import Failure
+    from raypipe.report import formatting, parts, plots
     from raypipe.scripts.command import ScriptStageSettings
     from raypipe.scripts.experiment import script_stage
+    from raypipe.store import artifacts
+    from raypipe.store.cache import Cache
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table
-    from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import Loss, TrainTask
+    from raypipe.training import keyed_random, precision, weights
+    from raypipe.training.schedule import Phase
+    from raypipe.training.settings import TrainingSettings, TrainStageSettings
+    from raypipe.training.task import Loss, StepContext, TrainTask
 
-__all__ = [
-    "Best",
-    "Column",
-    "ConfigError",
-    "Experiment",
-    "Failure",
-    "Loss",
-    "Operational",
-    "PoolOptions",
-    "Run",
-    "RunDirectory",
-    "RunFailedError",
-    "ScriptStageSettings",
-    "Settings",
-    "Stage",
-    "StageContext",
-    "Table",
-    "TrainStageSettings",
-    "TrainTask",
-    "Unit",
-    "UnitError",
-    "__version__",
-    "fit",
-    "hardware_stage",
-    "map",
-    "open",
-    "plan",
-    "replay",
-    "run",
-    "script_stage",
-    "sweep",
-    "train_stage",
-]
+#: the commands, and what they return
+__all__ = ["Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "replay", "run", "sweep"]
+#: experiments
+__all__ += ["Experiment", "Operational", "RunDirectory", "Settings", "Stage", "StageContext"]
+__all__ += ["ScriptStageSettings", "Unit", "hardware_stage", "script_stage", "train_stage"]
+__all__ += ["ConfigError", "Failure", "PoolOptions", "TaskPool", "TaskResult", "UnitError"]
+__all__ += ["Cache", "Column", "Table", "artifacts", "fingerprint", "stats"]
+#: trainings
+__all__ += ["Loss", "Phase", "StepContext", "TrainStageSettings", "TrainTask", "TrainingSettings"]
+__all__ += ["keyed_random", "precision", "weights"]
+#: sections of the report
+__all__ += ["formatting", "parts", "plots"]
 
+#: the module of each name; a public module is its own
 _MODULES = {
-    "raypipe.api": (
-        *("Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "replay", "run", "sweep"),
-    ),
-    "raypipe.config.settings": ("Operational", "Settings"),
-    "raypipe.errors": ("ConfigError", "UnitError"),
-    "raypipe.graph.context": ("StageContext",),
-    "raypipe.graph.experiment": ("Experiment", "Stage", "Unit"),
-    "raypipe.graph.launcher": ("PoolOptions",),
-    "raypipe.graph.training_stage": ("hardware_stage", "train_stage"),
-    "raypipe.graph.unit_logs": ("Failure",),
-    "raypipe.scripts.command": ("ScriptStageSettings",),
-    "raypipe.scripts.experiment": ("script_stage",),
-    "raypipe.store.run_directory": ("RunDirectory",),
-    "raypipe.store.tables": ("Column", "Table"),
-    "raypipe.training.settings": ("TrainStageSettings",),
-    "raypipe.training.task": ("Loss", "TrainTask"),
+    name: module
+    for module, names in {
+        "raypipe.api": "Best Run RunFailedError fit map open plan replay run sweep",
+        "raypipe.config.settings": "Operational Settings",
+        "raypipe.errors": "ConfigError UnitError",
+        "raypipe.graph.context": "StageContext",
+        "raypipe.graph.experiment": "Experiment Stage Unit",
+        "raypipe.graph.identity": "fingerprint",
+        "raypipe.graph.launcher": "PoolOptions TaskPool TaskResult",
+        "raypipe.graph.training_stage": "hardware_stage train_stage",
+        "raypipe.graph.unit_logs": "Failure",
+        "raypipe.report.formatting": "formatting",
+        "raypipe.report.parts": "parts",
+        "raypipe.report.plots": "plots",
+        "raypipe.scripts.command": "ScriptStageSettings",
+        "raypipe.scripts.experiment": "script_stage",
+        "raypipe.stats": "stats",
+        "raypipe.store.artifacts": "artifacts",
+        "raypipe.store.cache": "Cache",
+        "raypipe.store.run_directory": "RunDirectory",
+        "raypipe.store.tables": "Column Table",
+        "raypipe.training.keyed_random": "keyed_random",
+        "raypipe.training.precision": "precision",
+        "raypipe.training.schedule": "Phase",
+        "raypipe.training.settings": "TrainStageSettings TrainingSettings",
+        "raypipe.training.task": "Loss StepContext TrainTask",
+        "raypipe.training.weights": "weights",
+    }.items()
+    for name in names.split()
 }
 
 try:
@@ -92,7 +92,7 @@ except PackageNotFoundError:  # a source tree on sys.path that was never install
 
 def __getattr__(name: str) -> Any:
     """Import a name of the public API. Raises AttributeError if there is none."""
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
+    module = import_module(_MODULES[name])
+    return module if module.__name__.endswith(f".{name}") else getattr(module, name)

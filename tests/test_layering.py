@@ -141,7 +141,23 @@ def test_every_name_of_the_public_api_can_be_imported() -> None:
     import raypipe
 
     assert all(getattr(raypipe, name) is not None for name in raypipe.__all__)
-    assert {name for names in raypipe._MODULES.values() for name in names} < set(raypipe.__all__)
+    assert set(raypipe._MODULES) == set(raypipe.__all__)
+    assert len(raypipe.__all__) <= 45
+
+
+def test_experiments_import_public_names_alone() -> None:
+    import raypipe
+
+    deeper = []
+    for file in sorted((PROJECT / "experiments").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+                deeper += [f"{file}: {name}" for name in names if name.startswith("raypipe")]
+            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("raypipe"):
+                public = set(raypipe.__all__) if node.module == "raypipe" else set()
+                deeper += [f"{file}: {a.name}" for a in node.names if a.name not in public]
+    assert deeper == []
 
 
 def test_a_class_name_exists_once() -> None:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.corpora.corpus import CorpusError
-from raypipe.graph.context import StageContext
-from raypipe.graph.launcher import PoolOptions
+from raypipe import PoolOptions, StageContext
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -8,13 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from raypipe.graph.context import StageContext
-from raypipe.hardware import Precision
-from raypipe.report.formatting import number
-from raypipe.store.ledger import Row
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training import precision
-from raypipe.training.weights import read_weights
+from raypipe import RunDirectory, StageContext, formatting, precision, weights
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -24,7 +18,7 @@ def task_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def task_arithmetic(arithmetic: Precision) -> AbstractContextManager[object]:
+def task_arithmetic(arithmetic: precision.Precision) -> AbstractContextManager[object]:
     """Return the context of a task's forward passes in the arithmetic of a training."""
     precision.configure(arithmetic)
     return precision.autocast(arithmetic, task_device())
@@ -37,13 +31,13 @@ def load_trained(network: M, run_dir: RunDirectory, stage: str = "train") -> M:
         ConfigError: the weights are missing or damaged.
 
     """
-    network.load_state_dict(read_weights(run_dir, run_dir.model(stage))[0])
+    network.load_state_dict(weights.read_weights(run_dir, run_dir.model(stage))[0])
     return network.eval()
 
 
 def measure_rows(
     context: StageContext, held_out: Mapping[str, int], measures: Mapping[str, Mapping[str, float]]
-) -> dict[str, Row]:
+) -> dict[str, dict[str, Any]]:
     """Show the measures of each method; return them as rows of the table ``measures``.
 
     Args:
@@ -75,6 +69,7 @@ def gain_sentence(
     judged = "more than chance" if low * high > 0 else "it may be chance"
     side = "above" if (gain > 0) == (better == "higher") else "below"
     return (
-        f"Over the {data}, {metric} is {number(abs(gain))} {side} that of {baseline} "
-        f"(95 % interval of the gain {number(low)} to {number(high)}): {judged}."
+        f"Over the {data}, {metric} is {formatting.number(abs(gain))} {side} that of {baseline} "
+        f"(95 % interval of the gain {formatting.number(low)} to "
+        f"{formatting.number(high)}): {judged}."
     )

@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
+from raypipe import ConfigError, RunDirectory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

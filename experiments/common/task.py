@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from torch.utils.data import Dataset
 
-from raypipe.training.task import TrainTask
+from raypipe import TrainTask
 
 
 class DatasetTask(TrainTask):

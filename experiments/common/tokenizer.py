@@ -8,9 +8,7 @@ from functools import lru_cache
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
-from raypipe.store.run_directory import RunDirectory
+from raypipe import ConfigError, RunDirectory, StageContext
 
 #: the 256 bytes and one special token
 FEWEST_TOKENS = 257

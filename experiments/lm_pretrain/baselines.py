@@ -16,8 +16,7 @@ from experiments.common.evaluation import measure_rows
 from experiments.lm_pretrain.shards import TokenFolder, run_folder, tokens_between
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import validation_tokens
-from raypipe.graph.context import StageContext
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext
 
 #: highest order
 ORDER = 7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +22,7 @@ from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
 from experiments.lm_pretrain.tables import MIXTURE, MODEL, MODELS, NGRAMS, SLIDING
 from experiments.lm_pretrain.training import PackedTokens, model_of, validation_tokens
-from raypipe.graph.context import StageContext
-from raypipe.hardware import Precision
-from raypipe.stats import half_width
-from raypipe.store.ledger import Row
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, precision, stats
 
 #: weights of the model that the choice is among
 WEIGHTS = tuple(number / 50 for number in range(51))
@@ -77,7 +73,7 @@ def mixed(model: Costs, ngrams: Costs, weight: float) -> Costs:
     return costs
 
 
-def gain_rows(losses: Losses, bits_per_nat: float) -> dict[str, Row]:
+def gain_rows(losses: Losses, bits_per_nat: float) -> dict[str, dict[str, Any]]:
     """Return by how much the model and the mixture are better than the n-grams, with intervals.
 
     The gain is the difference of the losses in bits per byte. Groups of tokens count as independent
@@ -93,14 +89,14 @@ def gain_rows(losses: Losses, bits_per_nat: float) -> dict[str, Row]:
     if losses.mixtures.shape[1]:
         costs[MIXTURE] = losses.mixtures[:, 0]
     total, groups = float(losses.tokens.sum()), len(losses.tokens)
-    rows: dict[str, Row] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for method, cost in costs.items():
         better = (losses.ngrams - cost) * bits_per_nat
         gain = float(better.sum()) / total
         half = math.nan
         if groups > 1:
             residuals = (better - gain * losses.tokens) * groups / total
-            half = float(half_width(residuals.std(ddof=1), groups))
+            half = float(stats.half_width(residuals.std(ddof=1), groups))
         rows[method] = {
             "method": method,
             "baseline": NGRAMS,
@@ -195,7 +191,7 @@ def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
 def block_losses(
     run_dir: RunDirectory,
     settings: LmSettings,
-    arithmetic: Precision,
+    arithmetic: precision.Precision,
     split: Split,
     part: range,
     weights: tuple[float, ...] = (),
@@ -231,7 +227,11 @@ def block_losses(
 
 
 def token_costs(
-    run_dir: RunDirectory, settings: LmSettings, arithmetic: Precision, split: Split, part: range
+    run_dir: RunDirectory,
+    settings: LmSettings,
+    arithmetic: precision.Precision,
+    split: Split,
+    part: range,
 ) -> tuple[Costs, Costs]:
     """Return the cross-entropy of each token of samples in nats, ``[samples, context]``.
 

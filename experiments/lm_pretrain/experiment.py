@@ -11,8 +11,7 @@ from experiments.lm_pretrain.settings import PretrainingSettings
 from experiments.lm_pretrain.shards import run_tokenize
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES, sections
 from experiments.lm_pretrain.training import build_random_task, build_task
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.training_stage import hardware_stage, train_stage
+from raypipe import Experiment, Stage, Unit, hardware_stage, train_stage
 
 
 def stages(settings: PretrainingSettings) -> list[Stage]:

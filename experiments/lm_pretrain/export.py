@@ -17,9 +17,7 @@ from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
 from experiments.lm_pretrain.training import model_of
-from raypipe.graph.context import StageContext
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import read_weights
+from raypipe import RunDirectory, StageContext, weights
 
 _LLAMA = ("rms", "rotary", "swiglu")
 _GPT2 = ("layer", "learned", "gelu")
@@ -58,7 +56,7 @@ def export(run_dir: RunDirectory, settings: LmSettings, folder: str) -> None:
 
     """
     check_exportable(settings)
-    state, _ = read_weights(run_dir, run_dir.model("train"))
+    state, _ = weights.read_weights(run_dir, run_dir.model("train"))
     tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
     about = {"bos_token": END, "eos_token": END, "model_max_length": settings.context}
     tokenizer = library_tokenizer(run_folder(run_dir).tokenizer())
@@ -139,7 +137,7 @@ def _parts(settings: LmSettings) -> tuple[str, str, str]:
 
 
 def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    weights = {"model.embed_tokens.weight": state["embedding.weight"]}
+    renamed_state = {"model.embed_tokens.weight": state["embedding.weight"]}
     for n in range(layers):
         ours, theirs = f"layers.{n}.", f"model.layers.{n}."
         queries, keys, values = state[f"{ours}attention.query_key_value.weight"].chunk(3)
@@ -155,13 +153,13 @@ def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
             "mlp.up_proj": up,
             "mlp.down_proj": state[f"{ours}feed_forward.down.weight"],
         }
-        weights |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
-    return weights | {"model.norm.weight": state["norm.weight"]} | _head(state)
+        renamed_state |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
+    return renamed_state | {"model.norm.weight": state["norm.weight"]} | _head(state)
 
 
 def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Return GPT-2's weights: its matrices are transposed, and its biases are zero here."""
-    weights = {
+    renamed_state = {
         "transformer.wte.weight": state["embedding.weight"],
         "transformer.wpe.weight": state["positions.weight"],
     }
@@ -176,9 +174,9 @@ def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
         matrices[f"{theirs}mlp.c_fc"] = state[f"{ours}feed_forward.up.weight"]
         matrices[f"{theirs}mlp.c_proj"] = state[f"{ours}feed_forward.down.weight"]
     for name, weight in {**norms, **matrices}.items():
-        weights[f"{name}.weight"] = weight.T if name in matrices else weight
-        weights[f"{name}.bias"] = weight.new_zeros(len(weight))
-    return weights | _head(state)
+        renamed_state[f"{name}.weight"] = weight.T if name in matrices else weight
+        renamed_state[f"{name}.bias"] = weight.new_zeros(len(weight))
+    return renamed_state | _head(state)
 
 
 def _head(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.config.settings import Settings
+from raypipe import Settings
 
 _INITIAL_STD = 0.02
 NORM_EPSILON = 1e-5

@@ -14,9 +14,7 @@ from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
-from raypipe.graph.context import StageContext
-from raypipe.hardware import Precision
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, precision
 
 
 def run_sample(context: StageContext) -> None:
@@ -30,7 +28,10 @@ def run_sample(context: StageContext) -> None:
 
 
 def continue_prompt(
-    run_dir: RunDirectory, model: LmSettings, settings: SampleSettings, arithmetic: Precision
+    run_dir: RunDirectory,
+    model: LmSettings,
+    settings: SampleSettings,
+    arithmetic: precision.Precision,
 ) -> str:
     """Return the model's continuation of the prompt; an empty prompt begins a document.
 

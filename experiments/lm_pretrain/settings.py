@@ -11,9 +11,7 @@ from experiments.common.tokenizer import FEWEST_TOKENS
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
-from raypipe.config.settings import Operational, Settings
-from raypipe.errors import ConfigError
-from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
+from raypipe import ConfigError, Operational, Settings, TrainingSettings, TrainStageSettings
 
 SIZES = {"tiny": tiny, "medium": medium, "large": large}
 
@@ -118,7 +116,6 @@ class PretrainingSettings(Settings):
             warmup_steps=4000,
             clip_norm=1.0,
         ),
-        loader=LoaderSettings(prefetch=4),
     )
     """Length, optimizer and resources of the training."""
     sample: SampleSettings = SampleSettings()

@@ -7,17 +7,20 @@ The index is written last: a folder without one is incomplete.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.blocks import SPLITS, Split, evenly_spread, map_blocks
+from experiments.common.packages import package_version
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.tokenizer import (
     Ids,
@@ -27,13 +30,7 @@ from experiments.lm_pretrain.tokenizer import (
     encode_chunk,
     make_tokenizer,
 )
-from raypipe import __version__
-from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
-from raypipe.graph.identity import fingerprint
-from raypipe.graph.source import source_of
-from raypipe.provenance import package_version
-from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe import Cache, ConfigError, RunDirectory, StageContext, fingerprint
 
 #: tokens per shard, except for the last one
 SHARD = 2**24
@@ -305,7 +302,9 @@ def _bytes(documents: Sequence[str]) -> int:
 def _cache_folder(context: StageContext) -> TokenFolder:
     """Return the folder of these tokens in the cache: by identity, code and libraries."""
     (unit,) = context.stage.units
-    code = [source_of(__name__).fingerprint, __version__, package_version("tokenizers")]
+    parts = (map_blocks, read_texts, make_tokenizer, _cache_folder)
+    code = [Path(inspect.getfile(part)).read_text() for part in parts]
+    code += [f"tokenizers {package_version('tokenizers')}"]
     key = fingerprint([unit.fingerprint, code])
-    place = RunDirectory.at(cache_directory() / "tokens" / key)
+    place = RunDirectory.at(Cache.directory() / "tokens" / key)
     return TokenFolder(place, place.path())

@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.common.evaluation import gain_sentence
-from raypipe.report.plots import rows
-from raypipe.report.sections import Section
-from raypipe.store.tables import Column, Table
+from raypipe import Column, Table, parts, plots
 
 #: rows of the table ``measures``: the model, in two ways, the n-grams, and both mixed
 MODEL, SLIDING = "language model", "sliding window"
@@ -96,9 +94,9 @@ SAMPLES = Table(
 TABLES = (MEASURES, GAINS, SAMPLES)
 
 
-def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[parts.Section]:
     """Return the model's gain over n-grams, with its interval, for the first screen."""
-    gains = rows(tables, "gains")
+    gains = plots.rows(tables, "gains")
     if gains is None:
         return []
     own = gains[gains["method"].isin(MODELS) & np.isfinite(gains["gain_low"].astype(float))]
@@ -108,4 +106,4 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     data = f"{int(row['tokens'])} held-out tokens"
     metric = "the language model's loss in bits per byte"
     sentence = gain_sentence(row, "gain", data, metric, str(row["baseline"]), "lower")
-    return [Section("Gain", [], certainty=[sentence])]
+    return [parts.Section("Gain", [], certainty=[sentence])]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.tokenizer import load_tokenizer, train_bpe
-from raypipe.errors import ConfigError
+from raypipe import ConfigError
 
 Kind = Literal["bpe", "characters", "bytes"]
 Ids = NDArray[np.uint32]

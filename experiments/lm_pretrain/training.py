@@ -20,11 +20,7 @@ from experiments.common.cross_entropy import linear_cross_entropy
 from experiments.common.task import DatasetTask
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import TokenFolder, run_folder, tokens_between
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.keyed_random import words
-from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, StepContext
+from raypipe import Loss, Phase, RunDirectory, StepContext, TrainingSettings, keyed_random
 
 _TRAINING, _HELD_OUT = 0, 1
 _MOST_VALIDATION = 2**18
@@ -100,7 +96,7 @@ class RandomTokens(Dataset[Tensor]):
         if not all(0 <= index < self.samples for index in indices):
             raise IndexError(f"sample {indices} of {self.samples}")
         stream = _HELD_OUT if self.held_out else _TRAINING
-        draws = words(self.seed, stream, torch.tensor(indices), self.context + 1)
+        draws = keyed_random.words(self.seed, stream, torch.tensor(indices), self.context + 1)
         return list((draws * self.vocabulary) >> 32)
 
 

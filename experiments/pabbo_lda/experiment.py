@@ -34,13 +34,18 @@ from experiments.pabbo_lda.settings import (
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
-from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.training_stage import hardware_stage, train_stage
-from raypipe.store.cache import Cache
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.weights import metadata_of, read_verified
+from raypipe import (
+    Cache,
+    ConfigError,
+    Experiment,
+    RunDirectory,
+    Stage,
+    StageContext,
+    Unit,
+    hardware_stage,
+    train_stage,
+    weights,
+)
 
 #: stages whose model an optimizer uses
 TRAINED_BY: dict[OptimizerName, str] = {
@@ -83,8 +88,8 @@ def _training_stage(
 ) -> Stage:
     """Return the training of a model, or the stage that takes the one that ships."""
     if settings.weights == "shipped":
-        weights = shipped_weights(name)
-        size = PabboModelSettings.model_validate_json(metadata_of(weights)["model"])
+        content = shipped_weights(name)
+        size = PabboModelSettings.model_validate_json(weights.metadata_of(content)["model"])
         if size != settings.pabbo.model:
             sizes = ", ".join(f"{key}: {value}" for key, value in size.model_dump().items())
             raise ConfigError(
@@ -94,7 +99,7 @@ def _training_stage(
         return Stage(
             name,
             partial(run_shipped, untrained=untrained_settings(name, settings)),
-            [Unit(name, {"weights": sha256(weights).hexdigest()})],
+            [Unit(name, {"weights": sha256(content).hexdigest()})],
             reads=(),
             workload="the model that ships, no training",
         )
@@ -103,7 +108,7 @@ def _training_stage(
 
 def untrained_settings(name: str, settings: PabboStageSettings | CurveStageSettings) -> list[str]:
     """Return the keys of the samples' distribution for which the shipped model was not trained."""
-    known = json.loads(metadata_of(shipped_weights(name))["trained_on"])
+    known = json.loads(weights.metadata_of(shipped_weights(name))["trained_on"])
     wanted = settings.pabbo.distribution.model_dump(mode="json")
     return [key for key in wanted if wanted[key] != known.get(key)]
 
@@ -137,11 +142,11 @@ def _evaluation_stage(
         )
     # the shipped model is measured too, unless the run uses it or trains for other functions
     shipped = trained.weights == "trained" and not untrained_settings(train, trained)
-    weights = {"shipped": sha256(shipped_weights(train)).hexdigest()} if shipped else {}
+    literals = {"shipped": sha256(shipped_weights(train)).hexdigest()} if shipped else {}
     return Stage(
         name,
         run_evaluation,
-        [Unit(name, weights)],
+        [Unit(name, literals)],
         needs=(train,),
         reads=(name, f"{train}.pabbo.functions"),
         workload=f"{searches} runs of {settings.steps} duels",
@@ -155,7 +160,7 @@ def run_evaluation(context: StageContext) -> None:
     (unit,) = context.stage.units
     settings = getattr(context.settings, name)
     functions = getattr(context.settings, train).pabbo.functions
-    models = {"pabbo": read_verified(context.run_dir, context.run_dir.model(train))}
+    models = {"pabbo": weights.read_verified(context.run_dir, context.run_dir.model(train))}
     if "shipped" in unit.literals:
         models["shipped"] = shipped_weights(train)
     searches = context.call(name, search, models, settings, functions, on_gpu=True)
@@ -220,8 +225,8 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
     def scorer(name: OptimizerName) -> PairScorer | None:
         if (train := TRAINED_BY.get(name)) is None:
             return None
-        weights = read_verified(context.run_dir, context.run_dir.model(train))
-        return model_scorer(restore_model(weights))
+        content = weights.read_verified(context.run_dir, context.run_dir.model(train))
+        return model_scorer(restore_model(content))
 
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"

@@ -11,24 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from raypipe.report.formatting import number, plus_minus
-from raypipe.report.plots import (
-    HEIGHT,
-    INK,
-    MUTED,
-    PAPER,
-    WIDTH,
-    Plot,
-    Stroke,
-    finite,
-    frame_y,
-    label_lines,
-    needs_log,
-    rows,
-    set_log,
-    strokes,
-    style,
-)
+from raypipe import formatting, plots
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -56,12 +39,12 @@ _POINTS = 2000
 _SIDE_BY_SIDE = 7
 
 
-def strokes_of(present: Sequence[str]) -> dict[str, Stroke]:
+def strokes_of(present: Sequence[str]) -> dict[str, plots.Stroke]:
     """Return the stroke of each optimizer, the same for every selection of optimizers."""
-    return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
+    return plots.strokes([*NAMES, *sorted(set(present) - set(NAMES))])
 
 
-def by_optimizer(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:
+def by_optimizer(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, plots.Stroke]]:
     """Return the optimizers of a table in the fixed order, each with its rows and its stroke."""
     groups = {str(name): group for name, group in table.groupby("optimizer", sort=True)}
     fixed = strokes_of(list(groups))
@@ -78,19 +61,19 @@ def runs_of(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def figures(tables: Tables) -> list[Plot]:
+def figures(tables: Tables) -> list[plots.Plot]:
     """Return all figures that the tables allow, by kind and then by corpus.
 
     A missing or empty table, or a corpus without a finite value, leaves its figures out.
     """
-    drawn: list[Plot] = []
-    with style():
-        if (history := rows(tables, "study_history")) is not None:
+    drawn: list[plots.Plot] = []
+    with plots.style():
+        if (history := plots.rows(tables, "study_history")) is not None:
             for draw in (_by_evaluation, _by_time):
                 drawn += [draw(name, table) for name, table in _known(history, "best_value")]
-        if (summary := rows(tables, "summary")) is not None:
+        if (summary := plots.rows(tables, "summary")) is not None:
             drawn += [_bars(name, table) for name, table in _known(summary, "mean")]
-        if (studies := rows(tables, "studies")) is not None:
+        if (studies := plots.rows(tables, "studies")) is not None:
             values = studies["best_perplexity"].astype(float)
             if "best_coherence" in studies:  # as an optimizer sees it: lower is better
                 values = values.fillna(-studies["best_coherence"].astype(float))
@@ -102,7 +85,7 @@ def figures(tables: Tables) -> list[Plot]:
 def _known(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each corpus with a finite value, in the table's order of corpora."""
     for name, group in table.groupby("dataset", sort=False):
-        if finite(group[column]).size:
+        if plots.finite(group[column]).size:
             yield str(name), group
 
 
@@ -124,10 +107,10 @@ def best_of(table: pd.DataFrame, at: str) -> pd.DataFrame:
 
 def _curves(table: pd.DataFrame, at: str) -> tuple[Figure, Axes, str]:
     """Draw the lowest value of one corpus over the column ``at``; the text is for the caption."""
-    figure = Figure(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(plots.WIDTH, plots.HEIGHT))
     axes = figure.add_axes((0.13, 0.155, 0.5, 0.76))  # room on the right for names and values
     last, start, most = float(table[at].max()), _start(table), 0
-    ends: list[tuple[float, str, Stroke]] = []
+    ends: list[tuple[float, str, plots.Stroke]] = []
     shown: list[float] = []  # values that the y axis must show: from the end of the start on
     for name, group, (color, line) in by_optimizer(table):
         best = best_of(group, at)
@@ -147,13 +130,13 @@ def _curves(table: pd.DataFrame, at: str) -> tuple[Figure, Axes, str]:
         beyond = best_of(group, "evaluation").loc[max(1, start) :]
         shown.extend(beyond.quantile([0.25, 0.75], axis=1).to_numpy().ravel())
         final = float(np.median(best.loc[last]))
-        text = number(final if abs(final) >= 1 else float(f"{final:.3g}"))  # has room
-        ends.append((final, f"{name_of(name)}  {text}", Stroke(color, line)))
+        text = formatting.number(final if abs(final) >= 1 else float(f"{final:.3g}"))  # has room
+        ends.append((final, f"{name_of(name)}  {text}", plots.Stroke(color, line)))
     axes.set_title("lowest value so far")
-    frame_y(axes, shown, ratio=3)
-    label_lines(axes, ends)
+    plots.frame_y(axes, shown, ratio=3)
+    plots.label_lines(axes, ends)
     note = f", median of {runs_of(most)} with the interquartile band." if most > 1 else "."
-    if float(finite(table["best_value"]).max()) > axes.get_ylim()[1]:
+    if float(plots.finite(table["best_value"]).max()) > axes.get_ylim()[1]:
         note += " The first, far higher values are cut off."
     if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
         note += " A study that has ended carries its best forward."
@@ -168,20 +151,22 @@ def _start(table: pd.DataFrame) -> int:
     return len(first[0]) if len(shared) == 1 and len(first[0]) > 1 else 0
 
 
-def _by_evaluation(dataset: str, table: pd.DataFrame) -> Plot:
+def _by_evaluation(dataset: str, table: pd.DataFrame) -> plots.Plot:
     """Draw the lowest value of one corpus by evaluation, with a shaded start."""
     last, start = int(table["evaluation"].max()), _start(table)
     figure, axes, note = _curves(table, "evaluation")
     if 0 < start < last:
-        axes.axvspan(1, start, color=MUTED, alpha=0.09, linewidth=0, label="_start")
+        axes.axvspan(1, start, color=plots.MUTED, alpha=0.09, linewidth=0, label="_start")
         note += f" The first {start} evaluations (shaded) are the start of all optimizers."
     axes.set_xlim(1, max(2, last))
     axes.set_xlabel("evaluation (distinct points)")
     caption = f"Lowest value found after each evaluation{note}"
-    return Plot(f"best_by_evaluation-{dataset}", dataset, caption, figure, "Best by evaluation")
+    return plots.Plot(
+        f"best_by_evaluation-{dataset}", dataset, caption, figure, "Best by evaluation"
+    )
 
 
-def _by_time(dataset: str, table: pd.DataFrame) -> Plot:
+def _by_time(dataset: str, table: pd.DataFrame) -> plots.Plot:
     """Draw the lowest value of one corpus by the summed CPU time of a study's evaluations."""
     longest = float(table["cpu_s"].max())
     units = {"h": 3600, "min": 60, "s": 1}
@@ -191,37 +176,38 @@ def _by_time(dataset: str, table: pd.DataFrame) -> Plot:
     axes.set_xlim(0, float(elapsed.max()) or 1)
     axes.set_xlabel(f"CPU time of LDA evaluations, {unit}")
     caption = f"Lowest value found by the summed CPU time of a study's evaluations{note}"
-    return Plot(f"best_by_time-{dataset}", dataset, caption, figure, "Best by time")
+    return plots.Plot(f"best_by_time-{dataset}", dataset, caption, figure, "Best by time")
 
 
-def _bars(dataset: str, table: pd.DataFrame) -> Plot:
+def _bars(dataset: str, table: pd.DataFrame) -> plots.Plot:
     """Draw mean and standard deviation of final values: bars from zero, or points on a log axis."""
     known = np.isfinite(table["mean"].astype(float))
     lost = ", ".join(name_of(name) for name in table.loc[~known, "optimizer"])
     table = table[known].sort_values("mean", ascending=False, kind="stable")
-    figure = Figure(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
+    figure = Figure(figsize=(plots.WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
     axes = figure.add_axes((0.24, bottom, 0.5, 0.93 - bottom))
     fixed = strokes_of(list(table["optimizer"]))
     colors = [fixed[name].color for name in table["optimizer"]]
     y, mean = np.arange(len(table)), table["mean"].to_numpy(float)
     std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)
-    logarithmic = needs_log(mean, 20)
+    logarithmic = plots.needs_log(mean, 20)
     # On a log axis, where a deviation can exceed the mean, its bar ends at the best run.
     below = np.minimum(std, mean - table["min"].to_numpy(float)) if logarithmic else std
     if logarithmic:
-        set_log(axes.xaxis, float(mean.min()), float(mean.max()))
+        plots.set_log(axes.xaxis, float(mean.min()), float(mean.max()))
         axes.scatter(mean, y, color=colors)
     else:
         axes.barh(y, mean, height=0.62, color=colors)
         # negative coherence is below zero
         ends = np.nanmin(mean - std) if np.nanmin(mean) < 0 else 0.0, np.nanmax(mean + std)
         axes.set_xlim(1.03 * float(ends[0]), 1.03 * max(0.0, float(ends[1])))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axes.errorbar(mean, y, xerr=np.where(std > 0, [below, std], np.nan), fmt="none", ecolor=INK,
-                  elinewidth=1.0, capsize=2.5)  # fmt: skip
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.number(value)))
+    bars = np.where(std > 0, [below, std], np.nan)
+    bar_style: dict[str, Any] = {"ecolor": plots.INK, "elinewidth": 1.0, "capsize": 2.5}
+    axes.errorbar(mean, y, xerr=bars, fmt="none", **bar_style)
     for place, m, s, n in zip(y, mean, std, table["runs"], strict=True):
-        text = plus_minus(m, s) if n > 1 else number(m)
+        text = formatting.plus_minus(m, s) if n > 1 else formatting.number(m)
         axes.text(1.03, float(place), text, transform=axes.get_yaxis_transform(), va="center")
     axes.set_ylim(-0.6, len(table) - 0.4)
     axes.set_yticks(y, [name_of(name) for name in table["optimizer"]])
@@ -234,16 +220,16 @@ def _bars(dataset: str, table: pd.DataFrame) -> Plot:
     if logarithmic:
         caption += " Logarithmic axis: points, not bars."
     caption += f" Left out for lack of a finite mean: {lost}." if lost else ""
-    return Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best value, mean")
+    return plots.Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best value, mean")
 
 
-def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
+def _boxes(dataset: str, table: pd.DataFrame) -> plots.Plot:
     """Draw quartiles over runs with every run as a point, best median on the left."""
-    values = {name: finite(group["value"]) for name, group, _ in by_optimizer(table)}
+    values = {name: plots.finite(group["value"]) for name, group, _ in by_optimizer(table)}
     groups = {name: known for name, known in values.items() if known.size}
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
     fixed, crowded = strokes_of(names), len(names) > _SIDE_BY_SIDE
-    figure = Figure(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(plots.WIDTH, plots.HEIGHT))
     bottom = 0.26 if crowded else 0.16
     axes = figure.add_axes((0.115, bottom, 0.865, 0.915 - bottom))
     for place, name in enumerate(names):
@@ -255,8 +241,10 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
                 line.set_color(color)
         # points side by side in the order of the runs, so that equal values stay visible
         beside = place + (np.linspace(-0.17, 0.17, known.size) if known.size > 1 else 0.0)
-        axes.scatter(np.broadcast_to(beside, known.shape), known, s=9 if known.size > 1 else 30,
-                     color=color, edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
+        marker: dict[str, Any] = {"edgecolor": plots.PAPER, "linewidth": 0.4, "zorder": 3}
+        size = 9 if known.size > 1 else 30
+        x = np.broadcast_to(beside, known.shape)
+        axes.scatter(x, known, s=size, color=color, label=name, **marker)
     texts = [name_of(name) for name in names]
     turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     if crowded:
@@ -264,7 +252,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     else:
         axes.set_xticks(range(len(names)), [text.replace(" ", "\n") for text in texts])
     axes.set_xlim(-0.6, len(names) - 0.4)
-    frame_y(axes, np.concatenate(list(groups.values())))
+    plots.frame_y(axes, np.concatenate(list(groups.values())))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title("final best value")
     lost = len(table) - sum(known.size for known in groups.values())
@@ -272,4 +260,6 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     caption += " whiskers reach the furthest run within 1.5 box lengths."
     caption += " The axis does not start at zero."
     caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
-    return Plot(f"final_boxes-{dataset}", dataset, caption, figure, "Final best value, every run")
+    return plots.Plot(
+        f"final_boxes-{dataset}", dataset, caption, figure, "Final best value, every run"
+    )

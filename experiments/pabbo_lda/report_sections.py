@@ -9,10 +9,7 @@ import pandas as pd
 
 from experiments.pabbo_lda.figures import Tables, figures, runs_of
 from experiments.pabbo_lda.study.comparison import NOISE
-from raypipe.report.formatting import heading, number, plus_minus, probability
-from raypipe.report.plots import rows
-from raypipe.report.sections import Fold, Heading, Part, Section, TableView
-from raypipe.stats import ALPHA, runs_needed
+from raypipe import formatting, parts, plots, stats
 
 _SUMMARY = (
     "optimizer", "mean ± std", "on unseen seeds", "median", "min", "max", "best_T_median",
@@ -26,18 +23,18 @@ _TESTS = ("rankings", "comparisons", "against_control")
 _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
 
 
-def sections(tables: Tables) -> list[Section]:
-    """Return results, figures and statistics; a section whose tables are missing has no parts."""
+def sections(tables: Tables) -> list[parts.Section]:
+    """Return results, figures and statistics; a section whose tables are missing has no content."""
     return [
-        Section(
+        parts.Section(
             "Results",
             _results(tables),
             covers=("summary",),
             findings=verdicts(tables),
             advice=_repetitions(tables),
         ),
-        Section("Figures", figures(tables), covers=_DRAWN),
-        Section("Statistics", _statistics(tables), covers=_TESTS, certainty=_tested(tables)),
+        parts.Section("Figures", figures(tables), covers=_DRAWN),
+        parts.Section("Statistics", _statistics(tables), covers=_TESTS, certainty=_tested(tables)),
     ]
 
 
@@ -50,7 +47,7 @@ def verdicts(tables: Tables) -> list[str]:
     for name in names:
         won.setdefault(winner(tables, name)[0] or "none", []).append(name)
     winners = ", ".join(f"{name} on {listed(where)}" for name, where in won.items())
-    shapes = rows(tables, "landscape")
+    shapes = plots.rows(tables, "landscape")
     optima = [] if shapes is None else [f"T = {row['best_T']:.0f} on {row['dataset']}"
               for row in shapes.dropna(subset="best_T").to_dict("records")]  # fmt: skip
     return [
@@ -69,8 +66,8 @@ def winner(tables: Tables, dataset: str) -> tuple[str, str]:
     beaten = sorted(name for name, effect in effects.items() if effect > 0)
     ahead = sorted(name for name, effect in effects.items() if effect < 0)
     rest = sorted(set(ranks.index) - {lead, *beaten})
-    by, runs = heading(measure), runs_of(int(pairs["n"].max()))
-    tests = f"p ≤ {ALPHA:g} in paired tests over {runs}, Holm's correction"
+    by, runs = formatting.heading(measure), runs_of(int(pairs["n"].max()))
+    tests = f"p ≤ {stats.ALPHA:g} in paired tests over {runs}, Holm's correction"
     if not rest:
         sentence = f"{lead} won: its {by} is lower than that of every other optimizer ({tests})."
         return lead, sentence
@@ -96,7 +93,7 @@ def _decisive(tables: Tables, dataset: str) -> tuple[str, pd.Series[float], pd.D
 
 def _decided(pairs: pd.DataFrame, lead: str) -> dict[str, float]:
     """Return the effects of the optimizers that the tests tell from ``lead``: > 0 is higher."""
-    decided = pairs[pairs["p_holm"].astype(float) <= ALPHA]
+    decided = pairs[pairs["p_holm"].astype(float) <= stats.ALPHA]
     first, second = decided[decided["second"] == lead], decided[decided["first"] == lead]
     return dict(zip(first["first"], first["effect_size"], strict=True)) | dict(
         zip(second["second"], -second["effect_size"], strict=True)
@@ -111,11 +108,11 @@ def _optimum(tables: Tables, dataset: str) -> str:
     row = shape.iloc[0]
     best, least, most = int(row["best_T"]), int(row["T_least"]), int(row["T_most"])
     place = "inside" if least < best < most else "at the end of"
-    text = f"The lowest mean, {number(row['best_mean'])}, is at T = {best}, {place} the range "
-    text += f"from {least} to {most}"
+    lowest = formatting.number(row["best_mean"])
+    text = f"The lowest mean, {lowest}, is at T = {best}, {place} the range from {least} to {most}"
     if (low := int(row["T_low"])) < (high := int(row["T_high"])):
         text += f"; T = {low} to {high} are within the noise of it"
-    return f"{text} (standard deviation over LDA seeds: {number(row['std'])})."
+    return f"{text} (standard deviation over LDA seeds: {formatting.number(row['std'])})."
 
 
 def _repetitions(tables: Tables) -> list[str]:
@@ -125,7 +122,7 @@ def _repetitions(tables: Tables) -> list[str]:
     """
     families = (_decisive(tables, name)[2] for name in _corpora(tables))
     short = [
-        (runs_needed(len(pairs)), int(pairs["n"].max()))
+        (stats.runs_needed(len(pairs)), int(pairs["n"].max()))
         for pairs in families
         if not pairs.empty and (pairs["equal"] < pairs["n"]).any()
     ]
@@ -139,30 +136,30 @@ def _repetitions(tables: Tables) -> list[str]:
     ]
 
 
-def _results(tables: Tables) -> list[Part]:
+def _results(tables: Tables) -> list[parts.Part]:
     """Return the final values of each data set, the lowest mean in bold."""
-    summary = rows(tables, "summary")
+    summary = plots.rows(tables, "summary")
     if summary is None:
         return []
     for name, mean, std in (("mean ± std", "mean", "std"),
                             ("on unseen seeds", "confirmed_mean", "confirmed_std")):  # fmt: skip
         if mean in summary and summary[mean].notna().any():
             pairs = zip(summary[mean].astype(float), summary[std].astype(float), strict=True)
-            summary = summary.assign(**{name: [plus_minus(*pair) for pair in pairs]})
+            summary = summary.assign(**{name: [formatting.plus_minus(*pair) for pair in pairs]})
     several = len(_corpora(tables)) > 1
-    parts: list[Part] = ["Lower is better. The lowest mean of each data set is in bold."]
+    content: list[parts.Part] = ["Lower is better. The lowest mean of each data set is in bold."]
     for dataset, group in summary.groupby("dataset", sort=False):
         group = group.sort_values("mean", kind="stable")
         means = group["mean"].to_numpy(float)
         best = np.isfinite(means) & np.isclose(means, means.min(), rtol=1e-9)
         texts = (winner(tables, str(dataset))[1], _optimum(tables, str(dataset)))
-        parts += [
-            Heading(str(dataset)),
+        content += [
+            parts.Heading(str(dataset)),
             *(f"{dataset}: {text}" for text in texts if several and text),
-            TableView(group, _SUMMARY, f"Results on {dataset}", list(best),
+            parts.TableView(group, _SUMMARY, f"Results on {dataset}", list(best),
                       caption=_lowest(tables, group[best])),
         ]  # fmt: skip
-    return parts
+    return content
 
 
 def _lowest(tables: Tables, best: pd.DataFrame) -> str:
@@ -184,44 +181,47 @@ def _lowest(tables: Tables, best: pd.DataFrame) -> str:
 
 def _tested(tables: Tables) -> list[str]:
     """Return how many pairs of optimizers the tests tell apart."""
-    pairs = rows(tables, "comparisons")
+    pairs = plots.rows(tables, "comparisons")
     if pairs is None or not (tested := pairs["p_holm"].astype(float).notna().sum()):
         return []
-    found = int((pairs["p_holm"].astype(float) <= ALPHA).sum())
+    found = int((pairs["p_holm"].astype(float) <= stats.ALPHA).sum())
     return [
         f"Of {tested} paired tests of two optimizers (all measures, Holm's correction), "
         f"{found or 'none'} {'finds' if found < 2 else 'find'} a difference."
     ]
 
 
-def _statistics(tables: Tables) -> list[Part]:
+def _statistics(tables: Tables) -> list[parts.Part]:
     """Return the tests of each data set and measure."""
-    ranks, *families = (rows(tables, name) for name in _TESTS)
-    parts: list[Part] = []
+    ranks, *families = (plots.rows(tables, name) for name in _TESTS)
+    content: list[parts.Part] = []
     for (dataset, measure), group in () if ranks is None else ranks.groupby(["dataset", "measure"]):
-        parts += [Heading(f"{dataset}: {heading(str(measure))}"), _ranking(group)]
+        content += [
+            parts.Heading(f"{dataset}: {formatting.heading(str(measure))}"),
+            _ranking(group),
+        ]
         for table in families:
             if table is not None:
                 own = (table["dataset"] == dataset) & (table["measure"] == measure)
-                parts += _pairs(table[own])
-    return parts
+                content += _pairs(table[own])
+    return content
 
 
-def _ranking(ranking: pd.DataFrame) -> TableView:
+def _ranking(ranking: pd.DataFrame) -> parts.TableView:
     """Return the average ranks with Friedman's test in words."""
     first = ranking.iloc[0]
     words = f"{str(first['conclusion']).capitalize()}."
     if np.isfinite(float(first["p_value"])):
-        words += f" Friedman χ² = {number(float(first['chi2']))}, "
-        words += f"p {probability(float(first['p_value']))}, "
-        words += f"Kendall's W = {number(float(first['kendalls_w']))}."
+        words += f" Friedman χ² = {formatting.number(float(first['chi2']))}, "
+        words += f"p {formatting.probability(float(first['p_value']))}, "
+        words += f"Kendall's W = {formatting.number(float(first['kendalls_w']))}."
     ranked = ranking.sort_values("average_rank", kind="stable")
-    return TableView(ranked, ["optimizer", "average_rank"], "Average ranks", caption=words)
+    return parts.TableView(ranked, ["optimizer", "average_rank"], "Average ranks", caption=words)
 
 
 def findings(pairs: pd.DataFrame) -> list[str]:
     """Return the conclusions of the pairwise tests of one data set and measure."""
-    significant = pairs["p_holm"].astype(float) <= ALPHA
+    significant = pairs["p_holm"].astype(float) <= stats.ALPHA
     texts = []
     for conclusion, group in pairs.groupby("conclusion", sort=False):
         text = str(conclusion)
@@ -234,7 +234,7 @@ def findings(pairs: pd.DataFrame) -> list[str]:
     return texts
 
 
-def _pairs(pairs: pd.DataFrame) -> list[Part]:
+def _pairs(pairs: pd.DataFrame) -> list[parts.Part]:
     """Return the conclusions of the pairwise tests, and all tests to open."""
     if pairs.empty:
         return []
@@ -243,20 +243,20 @@ def _pairs(pairs: pd.DataFrame) -> list[Part]:
     title = f"{family}: Wilcoxon signed-rank tests with Holm's correction"
     conclusions = pd.DataFrame({family: findings(pairs)})
     return [
-        TableView(conclusions, [family], family),
-        Fold(title, [TableView(pairs, _PAIRS, "Pairwise comparisons")]),
+        parts.TableView(conclusions, [family], family),
+        parts.Fold(title, [parts.TableView(pairs, _PAIRS, "Pairwise comparisons")]),
     ]
 
 
 def _corpora(tables: Tables) -> list[str]:
     """Return the names of the corpora with ranks."""
-    rankings = rows(tables, "rankings")
+    rankings = plots.rows(tables, "rankings")
     return [] if rankings is None else [str(name) for name in rankings["dataset"].unique()]
 
 
 def _of(tables: Tables, name: str, dataset: str) -> pd.DataFrame:
     """Return the rows of one corpus, none if there is no such table."""
-    table = rows(tables, name)
+    table = plots.rows(tables, name)
     if table is None:
         columns = ("measure", "optimizer", "average_rank", "equal", "n", "best_T", *_PAIRS)
         return pd.DataFrame(columns=columns)

@@ -19,9 +19,7 @@ from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import LARGE
 from experiments.pabbo_lda.pabbo.training import PabboSettings
 from experiments.pabbo_lda.space import Space
-from raypipe.config.settings import Level, Operational, Settings
-from raypipe.config.validation import dig
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe import Operational, Settings, TrainingSettings, TrainStageSettings
 
 #: number of seeds of scikit-learn and Optuna
 _SEEDS = 2**32
@@ -55,15 +53,15 @@ class CorporaSettings(Settings):
     """
 
     @classmethod
-    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+    def settle(cls, name: str, values: Any, levels: Sequence[Any]) -> None:
         """Leave out the options that lower levels give to another source."""
         if not isinstance(values, dict) or not isinstance(values.get("options"), dict):
             return
         own: set[str] = set()
         for number, level in enumerate(levels):
-            below = (dig(each.values, "source") for each in levels[number:])
+            below = (each.get("source") for each in levels[number:])
             if next(filter(None, below), None) == values.get("source"):
-                own.update(dig(level.values, "options") or ())
+                own.update(level.get("options") or ())
         others = [key for key in values["options"] if key not in own]
         values["options"] = {key: values["options"][key] for key in values["options"] if key in own}
         if others:

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.pabbo_lda.pabbo.evaluation import TOLERANCES
 from experiments.pabbo_lda.study.comparison import NOISE, TARGETS
-from raypipe.store.tables import Column, Table
+from raypipe import Column, Table
 
 
 def _columns(**declared: str) -> tuple[Column, ...]:

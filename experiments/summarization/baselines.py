@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +17,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from experiments.common.evaluation import measure_rows
 from experiments.summarization.tables import CENTRAL, LEAD, LEADS, ROUGE
 from experiments.summarization.tokenizer import read_documents
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_parquet, write_parquet
-from raypipe.store.ledger import Row
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, artifacts
 
 _TYPES = ("rouge1", "rouge2", "rougeL")
 CONFIDENCE = 0.95
@@ -41,7 +39,7 @@ def run_baselines(context: StageContext) -> None:
     scores = {method: score(written, references) for method, written in summaries.items()}
     context.ledger.put("measures", measured(context, summaries, scores))
     columns = {name: pa.array(values.tolist()) for name, values in scores.items()}
-    write_parquet(context.run_dir, _scores_path(context.run_dir), pa.table(columns))
+    artifacts.write_parquet(context.run_dir, _scores_path(context.run_dir), pa.table(columns))
 
 
 def _scores_path(run_dir: RunDirectory) -> str:
@@ -50,7 +48,7 @@ def _scores_path(run_dir: RunDirectory) -> str:
 
 def baseline_scores(run_dir: RunDirectory) -> dict[str, NDArray[np.float64]]:
     """Return the scores of the baselines on each held-out document ``[n, 3]``, by name."""
-    table = read_parquet(run_dir, _scores_path(run_dir))
+    table = artifacts.read_parquet(run_dir, _scores_path(run_dir))
     return {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
 
 
@@ -58,7 +56,7 @@ def measured(
     context: StageContext,
     summaries: Mapping[str, Sequence[str]],
     scores: Mapping[str, NDArray[np.float64]],
-) -> dict[str, Row]:
+) -> dict[str, dict[str, Any]]:
     """Return the rows of methods, with their gains over the lead sentence."""
     means = {
         method: dict(zip(ROUGE, scores[method].mean(0).tolist(), strict=True))

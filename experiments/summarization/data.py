@@ -16,7 +16,7 @@ from experiments.common.blocks import held_out, text_hashes, validation
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import docstring_records
 from experiments.common.corpora.files import check_known, checksum, is_text, read_rows
-from raypipe.graph.identity import fingerprint
+from raypipe import fingerprint
 
 SHARE_KEY = "data.held_out_share"
 _HELD_OUT, _VALIDATION = "data.held_out_files", "data.validation_files"

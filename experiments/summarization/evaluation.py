@@ -28,9 +28,7 @@ from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tables import MODEL, ROUGE
 from experiments.summarization.tokenizer import read_documents, tokenizer_of
 from experiments.summarization.training import pad_sources
-from raypipe.graph.context import StageContext
-from raypipe.hardware import Precision
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, precision
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -81,7 +79,7 @@ def summarize(
     run_dir: RunDirectory,
     model: SummarizationModelSettings,
     generation: GenerationSettings,
-    arithmetic: Precision,
+    arithmetic: precision.Precision,
     part: slice,
 ) -> list[str]:
     """Return the model's summaries of some held-out documents, on a GPU if the task has one."""

@@ -13,8 +13,7 @@ from experiments.summarization.settings import SummarizationSettings
 from experiments.summarization.tables import STEP_METRICS, TABLES, sections
 from experiments.summarization.tokenizer import run_tokenize
 from experiments.summarization.training import build_task
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.training_stage import hardware_stage, train_stage
+from raypipe import Experiment, Stage, Unit, hardware_stage, train_stage
 
 
 def stages(settings: SummarizationSettings) -> list[Stage]:

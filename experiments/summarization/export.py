@@ -14,8 +14,7 @@ from experiments.summarization.evaluation import load_model
 from experiments.summarization.model import END, PAD, SPECIAL_TOKENS, library_config
 from experiments.summarization.settings import SummarizationModelSettings
 from experiments.summarization.tokenizer import tokenizer_of
-from raypipe.graph.context import StageContext
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext
 
 
 def run_export(context: StageContext) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, PositiveInt
 
 from experiments.summarization.model import END, PAD, SPECIAL_TOKENS
-from raypipe.config.settings import Operational, Settings
+from raypipe import Operational, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

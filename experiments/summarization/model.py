@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, PositiveInt, model_validator
 
 from experiments.common.pretrained import require_libraries
-from raypipe.config.settings import Settings
+from raypipe import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

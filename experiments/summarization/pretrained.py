@@ -21,7 +21,7 @@ from experiments.summarization.model import (
     separate_output,
     store_shared_weights_once,
 )
-from raypipe.errors import ConfigError
+from raypipe import ConfigError
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration

@@ -11,10 +11,13 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from experiments.summarization.generation import GenerationSettings
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
 from experiments.summarization.tokenizer import FEWEST_TOKENS
-from raypipe.config.settings import Operational, Settings
-from raypipe.errors import ConfigError
-from raypipe.hardware import Precision
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe import (
+    ConfigError,
+    Operational,
+    Settings,
+    TrainingSettings,
+    TrainStageSettings,
+)
 
 SIZES = {"small": small, "t5_220m": t5_220m, "mt5_1_2b": mt5_1_2b}
 
@@ -103,9 +106,7 @@ class SummarizationModelSettings(T5Settings):
 class SummarizationTraining(TrainStageSettings):
     """Training of a T5, whose activations exceed 65,504, the largest number of fp16."""
 
-    unusable: ClassVar[Mapping[Precision, str]] = {
-        "fp16": "T5 and mT5 overflow in it; use bf16 or fp32"
-    }
+    unusable: ClassVar[Mapping[Any, str]] = {"fp16": "T5 and mT5 overflow in it; use bf16 or fp32"}
 
 
 class SummarizationSettings(Settings):

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from experiments.common.evaluation import gain_sentence
-from raypipe.report.plots import rows
-from raypipe.report.sections import Section
-from raypipe.store.tables import Column, Table
+from raypipe import Column, Table, parts, plots
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
@@ -102,13 +100,13 @@ SUMMARIES = Table(
 TABLES = (MEASURES, GAINS, SUMMARIES)
 
 
-def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[parts.Section]:
     """Return the gain over the strongest baseline, with its interval, for the first screen."""
-    compared = rows(tables, "gains")
+    compared = plots.rows(tables, "gains")
     if compared is None:
         return []
     row = min(compared.to_dict("records"), key=lambda row: float(row["rouge_2_gain"]))
     data, metric = f"{int(row['documents'])} held-out documents", "the summarizer's ROUGE-2"
     best = f"the {row['baseline']}, the best baseline"
     sentence = gain_sentence(row, "rouge_2_gain", data, metric, best, "higher")
-    return [Section("Gain", [], certainty=[sentence])]
+    return [parts.Section("Gain", [], certainty=[sentence])]

@@ -14,10 +14,7 @@ from experiments.common.blocks import PARTS, Block, Part, evenly_spread, map_blo
 from experiments.common.tokenizer import FEWEST_TOKENS as _FEWEST
 from experiments.common.tokenizer import load_tokenizer, read_tokenizer, store_tokenizer, train_bpe
 from experiments.summarization.data import load
-from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_arrow, write_arrow
-from raypipe.store.run_directory import RunDirectory
+from raypipe import ConfigError, RunDirectory, StageContext, artifacts
 
 #: special tokens of the BPE: padding, which also begins a summary, and the end of a text
 SPECIAL = ("<pad>", "</s>")
@@ -137,7 +134,7 @@ def read_documents(run_dir: RunDirectory) -> pa.Table:
     """Return a run's held-out documents. Raises ConfigError if they are missing or damaged."""
     path = documents_path(run_dir)
     try:
-        return read_arrow(run_dir, path)
+        return artifacts.read_arrow(run_dir, path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: a stage's result is missing or damaged ({error}); run the configuration in "
@@ -171,7 +168,7 @@ def run_tokenize(context: StageContext) -> None:
         blocks[block.split].append(encoded)
     for split, parts in blocks.items():
         pairs = pa.concat_tables(part.pairs for part in parts).combine_chunks()
-        write_arrow(run_dir, pairs_path(run_dir, split), pairs)
+        artifacts.write_arrow(run_dir, pairs_path(run_dir, split), pairs)
         sources = sum(part.cut_sources for part in parts)
         targets = sum(part.cut_targets for part in parts)
         context.say(
@@ -179,4 +176,4 @@ def run_tokenize(context: StageContext) -> None:
             f"tokens, and {len(pairs)} summaries, of which {targets} are cut at {lengths.target}"
         )
     documents = pa.concat_tables(part.documents for part in blocks["held_out"]).combine_chunks()
-    write_arrow(run_dir, documents_path(run_dir), documents)
+    artifacts.write_arrow(run_dir, documents_path(run_dir), documents)

@@ -27,10 +27,7 @@ from experiments.summarization.model import (
     next_token_states,
 )
 from experiments.summarization.tokenizer import END, pairs_path
-from raypipe.store.artifacts import read_arrow
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.keyed_random import words
-from raypipe.training.task import Loss, StepContext
+from raypipe import Loss, RunDirectory, StepContext, artifacts, keyed_random
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -79,7 +76,7 @@ class StoredPairs(Dataset[Pair]):
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table: pa.Table = read_arrow(self.run_dir, pairs_path(self.run_dir, self.split))
+        table: pa.Table = artifacts.read_arrow(self.run_dir, pairs_path(self.run_dir, self.split))
         # each column is one chunk; combine_chunks would copy it
         return {name: table.column(name).chunk(0) for name in table.column_names}
 
@@ -106,7 +103,7 @@ class RandomPairs(Dataset[Pair]):
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
         size = self.source_length + self.target_length
-        draws = words(0, 0, torch.tensor([index]), size)[0]
+        draws = keyed_random.words(0, 0, torch.tensor([index]), size)[0]
         ids = END + (draws * (self.vocabulary - END) >> 32)
         ids[self.source_length - 1] = ids[-1] = END
         return ids[: self.source_length], ids[self.source_length :]

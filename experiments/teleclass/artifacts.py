@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.teleclass.settings import StageSettings
-from raypipe.graph.context import StageContext
-from raypipe.graph.launcher import PoolOptions
-from raypipe.store.run_directory import RunDirectory
+from raypipe import PoolOptions, RunDirectory, StageContext
 
 
 def pseudo_labels_path(run_dir: RunDirectory) -> str:

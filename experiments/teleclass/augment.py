@@ -13,9 +13,7 @@ from experiments.teleclass.corpus import LabeledCorpus, read_annotations
 from experiments.teleclass.documents import Documents, read_documents
 from experiments.teleclass.generators import Assignment, load_generator
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_parquet
-from raypipe.store.ledger import Row
+from raypipe import StageContext, artifacts
 
 _EXAMPLES = 3
 
@@ -33,7 +31,7 @@ def run_augment(corpus: LabeledCorpus, context: StageContext) -> None:
     unit, ledger = context.stage.units[0].fingerprint, context.ledger
     stale = [key for key, row in ledger.items("generated") if row.get("unit") != unit]
     ledger.remove("generated", stale)  # an interrupted command wrote them with other settings
-    stored = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
+    stored = artifacts.read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
     labels = taxonomy.closure(label_matrix(stored.column("labels"), len(taxonomy))).tocsc()
     sizes = np.diff(labels.indptr)
     starved = np.flatnonzero(sizes < settings.starved_below).tolist()
@@ -158,7 +156,9 @@ def _write(generator: str, assignment: Assignment) -> list[str]:
     return [text for text in texts if text.strip()][: assignment.documents]
 
 
-def _rows(corpus: LabeledCorpus, context: StageContext, c: int, texts: list[str]) -> dict[str, Row]:
+def _rows(
+    corpus: LabeledCorpus, context: StageContext, c: int, texts: list[str]
+) -> dict[str, dict[str, Any]]:
     about = {"class_index": c, "class": corpus.taxonomy.ids[c], "name": corpus.taxonomy.names[c]}
     about["unit"] = context.stage.units[0].fingerprint
     return {

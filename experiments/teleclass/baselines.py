@@ -20,7 +20,7 @@ from experiments.teleclass.documents import Documents
 from experiments.teleclass.encoders import embeddings_of
 from experiments.teleclass.evaluation import Counts, count, record_measures
 from experiments.teleclass.refinement import similarities
-from raypipe.graph.context import StageContext
+from raypipe import StageContext
 
 _BLOCK = 4096
 #: training documents of the reference at most, drawn at random

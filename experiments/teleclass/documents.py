@@ -18,7 +18,7 @@ from scipy import sparse
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.files import is_text, read_rows
 from experiments.teleclass.taxonomy import Taxonomy, tab_rows, unknown_class
-from raypipe.graph.identity import fingerprint
+from raypipe import fingerprint
 
 _LISTS = pa.list_(pa.large_string())
 

@@ -20,8 +20,7 @@ from experiments.teleclass.encoders import (
     text_sets,
 )
 from experiments.teleclass.settings import EncodeSettings
-from raypipe.graph.context import StageContext
-from raypipe.store.cache import Cache
+from raypipe import Cache, StageContext
 
 
 class _TextBlock(NamedTuple):

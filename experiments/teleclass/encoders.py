@@ -26,12 +26,8 @@ from sklearn.preprocessing import normalize
 from experiments.common.pretrained import check_saved_model, model_fingerprint, require_libraries
 from experiments.teleclass.artifacts import vector_lists
 from experiments.teleclass.corpus import LabeledCorpus
-from experiments.teleclass.settings import EncodeSettings
-from raypipe.errors import ConfigError
-from raypipe.graph.identity import fingerprint
-from raypipe.hardware import Arithmetic
-from raypipe.store.artifacts import read_arrow, write_arrow
-from raypipe.store.run_directory import RunDirectory
+from experiments.teleclass.settings import Arithmetic, EncodeSettings
+from raypipe import ConfigError, RunDirectory, artifacts, fingerprint
 
 Vectors = NDArray[np.float32]
 
@@ -85,7 +81,7 @@ class SentenceEncoder:
         """Return vectors ``[n, d]`` of length 1; texts of similar length share a batch."""
         import torch
 
-        from raypipe.training import precision
+        from raypipe import precision
 
         model = _sentence_transformer(self.model, self.max_tokens)
         device = torch.device(model.device)
@@ -257,7 +253,7 @@ class Embeddings:
             OSError, ValueError: the block does not exist or is corrupt.
 
         """
-        table = read_arrow(self.run_dir, self._path(number))
+        table = artifacts.read_arrow(self.run_dir, self._path(number))
         chunks = table.column(0).chunks if table.column_names == [_COLUMN] else []
         if len(chunks) != 1 or not pa.types.is_fixed_size_list(chunks[0].type):
             raise ValueError(f"block of vectors is corrupt: it holds {table.schema}")
@@ -277,7 +273,7 @@ class Embeddings:
     def write(self, number: int, vectors: Vectors) -> None:
         """Store a block atomically."""
         table = pa.table({_COLUMN: vector_lists(vectors)})
-        write_arrow(self.run_dir, self._path(number), table)
+        artifacts.write_arrow(self.run_dir, self._path(number), table)
 
     def blocks(self) -> Iterator[tuple[int, Vectors]]:
         """Yield the first row and the vectors of each block."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.teleclass.taxonomy import Taxonomy
-from raypipe.graph.context import StageContext
+from raypipe import StageContext
 
 #: cells compared at a time when gold labels are ranked, which bounds the memory
 RANKED_CELLS = 2**22

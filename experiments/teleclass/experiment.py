@@ -20,11 +20,7 @@ from experiments.teleclass.settings import TeleclassSettings
 from experiments.teleclass.tables import STEP_METRICS, TABLES
 from experiments.teleclass.training import build_task
 from experiments.teleclass.training_set import make_tokenizer, run_hierarchy, run_tokenize
-from raypipe.errors import ConfigError
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.identity import fingerprint
-from raypipe.graph.training_stage import hardware_stage, train_stage
-from raypipe.hardware import supported_precisions
+from raypipe import ConfigError, Experiment, Stage, Unit, fingerprint, hardware_stage, train_stage
 
 #: keys of `train.classifier` that decide what the tokenize stage writes
 _TOKENS = tuple(
@@ -125,14 +121,13 @@ def _check(settings: TeleclassSettings) -> None:
     classifier = settings.train.classifier
     if classifier.pretrained is not None and Path(classifier.pretrained).is_dir():
         make_tokenizer((), classifier.pretrained, classifier.vocabulary, classifier.length)
-    allowed = supported_precisions(None)
     for name, section in (("encode", settings.encode), ("infer", settings.infer)):
         if name == "encode" and settings.encode.model is None:
             continue  # LSA has one precision
-        if section.gpus == 0 and section.precision not in allowed:
+        if section.gpus == 0 and section.precision == "tf32":
             raise ConfigError(
-                f"{name}.precision = {section.precision}: CPUs lack it, and {name}.gpus = 0 "
-                f"(allowed there: {', '.join(allowed)})"
+                f"{name}.precision = tf32: CPUs lack it, and {name}.gpus = 0 "
+                "(allowed there: fp32, bf16, fp16)"
             )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, set_log, strokes, style
-from raypipe.report.sections import Part, Section, TableView
+from raypipe import parts, plots
 
 METHODS = {
     "nearest_name": "nearest class name",
@@ -34,21 +33,21 @@ MEASURES = {
 }
 
 
-def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[parts.Section]:
     """Return the section of the report, with all plots and the measures over all classes."""
-    parts: list[Part] = []
+    content: list[parts.Part] = []
     covers = ["measures"]
-    with style():
-        if (measures := rows(tables, "measures")) is not None:
-            parts += _measures(measures)
-        classes = rows(tables, "classes")
+    with plots.style():
+        if (measures := plots.rows(tables, "measures")) is not None:
+            content += _measures(measures)
+        classes = plots.rows(tables, "classes")
         if classes is not None and classes["gold"].notna().any():
-            parts.append(_sizes(classes))
+            content.append(_sizes(classes))
             covers.append("classes")
-    return [Section("Classification", parts, covers=covers)]
+    return [parts.Section("Classification", content, covers=covers)]
 
 
-def _measures(measures: pd.DataFrame) -> list[Part]:
+def _measures(measures: pd.DataFrame) -> list[parts.Part]:
     """Return the measures of every method as a figure and a table, and macro-F1 by level."""
     several = measures["documents_of"].nunique() > 1
     names = [
@@ -64,7 +63,7 @@ def _measures(measures: pd.DataFrame) -> list[Part]:
         "reference."
     )
     bars = _bars(whole.set_index("method")[list(MEASURES.values())])
-    parts: list[Part] = [Plot("measures", "Measures by method", caption, bars)]
+    content: list[parts.Part] = [plots.Plot("measures", "Measures by method", caption, bars)]
     # a level without a gold label has no value
     levels = shown[(shown["level"] != "all") & shown["macro-F1"].notna()]
     if levels["level"].nunique() > 1:
@@ -73,21 +72,21 @@ def _measures(measures: pd.DataFrame) -> list[Part]:
             columns=lambda level: f"level {level}"
         )
         caption = "Macro-F1 over the classes of a level; level 1 has the roots of the taxonomy."
-        parts.append(Plot("macro_f1_by_level", "Macro-F1 by level", caption, _bars(wide)))
+        content.append(plots.Plot("macro_f1_by_level", "Macro-F1 by level", caption, _bars(wide)))
     columns = ["method", *MEASURES.values()]
-    return [*parts, TableView(whole, columns, "Measures over all classes")]
+    return [*content, parts.TableView(whole, columns, "Measures over all classes")]
 
 
 def _bars(wide: pd.DataFrame) -> Figure:
     """Draw the columns of a table as groups of bars, one bar per row."""
-    canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    canvas = Figure(figsize=(plots.WIDTH, plots.HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
-    colors = strokes(list(wide.index))
+    colors = plots.strokes(list(wide.index))
     for place, (method, heights) in enumerate(wide.iterrows()):
         middle = np.arange(wide.shape[1]) + (place - (len(wide) - 1) / 2) * 0.8 / len(wide)
         color = colors[str(method)].color
         bars = axes.bar(middle, heights.astype(float), 0.74 / len(wide), color=color, label=method)
-        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=MUTED, padding=2)
+        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=plots.MUTED, padding=2)
     axes.set_xticks(range(wide.shape[1]), list(wide.columns))
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, min(1.12, axes.get_ylim()[1] * 1.12))
@@ -95,21 +94,21 @@ def _bars(wide: pd.DataFrame) -> Figure:
     return canvas
 
 
-def _sizes(classes: pd.DataFrame) -> Plot:
+def _sizes(classes: pd.DataFrame) -> plots.Plot:
     """Documents per class by pseudo-labels against those by gold labels."""
-    canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    canvas = Figure(figsize=(plots.WIDTH, plots.HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     gold, labeled = classes["gold"] + 1, classes["documents"] + 1
     most = float(max(gold.max(), labeled.max())) * 1.3
-    axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
-    color = strokes(["classes"])["classes"].color
+    axes.plot([1, most], [1, most], color=plots.MUTED, linewidth=0.8)
+    color = plots.strokes(["classes"])["classes"].color
     axes.scatter(gold, labeled, s=12, color=color, alpha=0.7, linewidth=0)
     for axis in (axes.xaxis, axes.yaxis):
-        set_log(axis, 0.9, most, ticks=(1.0,))
+        plots.set_log(axis, 0.9, most, ticks=(1.0,))
     axes.set_xlabel("documents with the class by gold labels, + 1")
     axes.set_ylabel("documents by pseudo-labels, + 1")
     caption = (
         "A dot is a class, ancestors of labels counted. Above the line a class gets more documents "
         "than it has; at the bottom it is starved, and documents are written for it."
     )
-    return Plot("class_sizes", "Documents per class", caption, canvas)
+    return plots.Plot("class_sizes", "Documents per class", caption, canvas)

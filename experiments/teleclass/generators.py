@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from raypipe.config.shipped import importable
-from raypipe.errors import ConfigError
+from raypipe import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Assignment:
 
 #: returns at most as many texts as the assignment asks for
 Generator = Callable[[Assignment], list[str]]
+FROM_KEYWORDS = "experiments.teleclass.generators:from_keywords"
 
 
 def from_keywords(assignment: Assignment) -> list[str]:
@@ -58,9 +58,11 @@ def from_keywords(assignment: Assignment) -> list[str]:
 
 def load_generator(name: str) -> Generator:
     """Return the function at ``module:function``. Raises ConfigError if there is none."""
+    if name == FROM_KEYWORDS:  # an installed package has this module under another name
+        return from_keywords
     module, _, function = name.partition(":")
     try:
-        generator = getattr(importlib.import_module(importable(module)), function)
+        generator = getattr(importlib.import_module(module), function)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"augment.generator = {name}: must be module:function, importable here "

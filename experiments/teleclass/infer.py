@@ -36,11 +36,7 @@ from experiments.teleclass.refinement import (
 from experiments.teleclass.settings import InferSettings, takes_vectors
 from experiments.teleclass.taxonomy import Taxonomy
 from experiments.teleclass.training import NOTHING, Collate
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_parquet, write_parquet
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training import precision
-from raypipe.training.weights import read_weights
+from raypipe import RunDirectory, StageContext, artifacts, precision, weights
 
 Probabilities = NDArray[np.float32]
 _COUNTS = b"counts"
@@ -153,7 +149,7 @@ def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
                     yield start, _predict, shared, rows, documents.take(rows)
 
         for start, part in context.map(pool, calls()):
-            write_parquet(run_dir, paths[start], part)
+            artifacts.write_parquet(run_dir, paths[start], part)
             done += len(part)
             context.advance(done)
     _finish(context, corpus, list(paths.values()))
@@ -162,13 +158,13 @@ def run_infer(corpus: LabeledCorpus, context: StageContext) -> None:
 def _finish(context: StageContext, corpus: LabeledCorpus, paths: Sequence[str]) -> None:
     """Write all blocks as one table and one CSV file, and the measures."""
     run_dir = context.run_dir
-    parts = [read_parquet(run_dir, path) for path in paths]
+    parts = [artifacts.read_parquet(run_dir, path) for path in paths]
     table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
     session = context.session
     added = {"run_id": session.run_id, "variant": run_dir.variant, "command_id": session.command_id}
     for place, (name, value) in enumerate(added.items()):
         table = table.add_column(place, name, pa.array([value] * len(table), pa.string()))
-    write_parquet(run_dir, run_dir.partition("predictions"), table)
+    artifacts.write_parquet(run_dir, run_dir.partition("predictions"), table)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("id", "labels"))
@@ -213,7 +209,7 @@ def _predict(inputs: _InferInputs, rows: NDArray[np.int64], part: Documents) -> 
 @lru_cache(maxsize=1)
 def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
     """Return the classifier of a run, its tokenizer and its device; loaded once per process."""
-    weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
+    state, metadata = weights.read_weights(run_dir, run_dir.model(trial_id))
     device = task_device()
-    model = restore_classifier(weights, metadata).to(device)
+    model = restore_classifier(state, metadata).to(device)
     return model, read_tokenizer(run_dir), device

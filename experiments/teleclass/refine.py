@@ -20,9 +20,7 @@ from experiments.teleclass.evaluation import Counts, count, record_measures
 from experiments.teleclass.refinement import ClassSums, ClassVectors, TopDocuments, centered
 from experiments.teleclass.settings import RefineSettings
 from experiments.teleclass.taxonomy import Taxonomy
-from raypipe.graph.context import StageContext
-from raypipe.graph.launcher import TaskPool
-from raypipe.store.artifacts import write_parquet
+from raypipe import StageContext, TaskPool, artifacts
 
 #: labels of documents, bool ``[N, C]``; confidence ``[N]``; measures
 Labeled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]
@@ -54,7 +52,7 @@ def run_refine(corpus: LabeledCorpus, context: StageContext) -> None:
     table = pa.table(
         {"id": corpus.train.ids, "labels": label_lists(labels), "confidence": confidence}
     )
-    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
+    artifacts.write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     number = int((np.diff(labels.indptr) > 0).sum())
     mean = labels.sum() / max(1, number)
     context.say(f"{number} of {len(table)} documents have labels, {mean:.2f} on average")

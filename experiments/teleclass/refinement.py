@@ -18,7 +18,7 @@ from sklearn.preprocessing import normalize
 
 from experiments.teleclass.settings import RefineSettings
 from experiments.teleclass.taxonomy import Taxonomy
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

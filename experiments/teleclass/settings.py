@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from raypipe.config.settings import Operational, Settings
-from raypipe.hardware import Arithmetic
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe import Operational, Settings, TrainingSettings, TrainStageSettings
 
+#: precisions of a model that is not trained
+Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
 #: sections of the published pipeline (Zhang et al. 2025), by ``refine: published`` and so on
 PUBLISHED_REFINE: Mapping[str, Any] = {
     "candidates": "all",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypipe.store.tables import Column, Table
+from raypipe import Column, Table
 
 TABLES = (
     Table(

@@ -26,9 +26,7 @@ from experiments.teleclass.model import (
 )
 from experiments.teleclass.settings import ClassifierSettings, takes_vectors
 from experiments.teleclass.training_set import BLOCK, read_tokens
-from raypipe.store.artifacts import read_parquet
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.task import Loss, StepContext
+from raypipe import Loss, RunDirectory, StepContext, artifacts
 
 #: token ids, class indices, the vector of phase 1 (empty if it is not an input)
 Sample = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
@@ -181,7 +179,7 @@ def build_task(classes: int, settings: Any, run_dir: RunDirectory | None) -> Tel
         width = settings.encode.dimensions if takes_vectors(classifier) else 0
         samples = LongestSamples(classifier.length, vocabulary_of(classifier), classes, width)
         return TeleclassTask(classifier, classes, samples)
-    size = read_parquet(run_dir, training_set_path(run_dir)).num_rows
+    size = artifacts.read_parquet(run_dir, training_set_path(run_dir)).num_rows
     order = np.random.default_rng(_HELD_OUT).permutation(size)
     count = min(round(settings.train.held_out * size), size - 1)
     train, held_out = (

@@ -26,10 +26,7 @@ from experiments.teleclass.artifacts import (
 from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.encoders import Vectors, embeddings_of, stored_encoder
 from experiments.teleclass.settings import takes_vectors
-from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
-from raypipe.store.run_directory import RunDirectory
+from raypipe import ConfigError, RunDirectory, StageContext, artifacts
 
 
 def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:
@@ -40,7 +37,7 @@ def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:
 
     """
     taxonomy, run_dir = corpus.taxonomy, context.run_dir
-    stored = read_parquet(run_dir, pseudo_labels_path(run_dir))
+    stored = artifacts.read_parquet(run_dir, pseudo_labels_path(run_dir))
     found = label_matrix(stored.column("labels"), len(taxonomy))
     rows = np.flatnonzero(np.diff(found.indptr))
     _, classes = generated_documents(context)
@@ -56,7 +53,7 @@ def run_hierarchy(corpus: LabeledCorpus, context: StageContext) -> None:
             "labels": label_lists(labels),
         }
     )
-    write_parquet(run_dir, training_set_path(run_dir), table)
+    artifacts.write_parquet(run_dir, training_set_path(run_dir), table)
     added = labels.sum() - found.sum() - len(classes)
     context.say(f"{len(table)} documents, {labels.sum()} labels, {added} of them ancestors")
 
@@ -74,14 +71,14 @@ def read_tokens(run_dir: RunDirectory, number: int) -> pa.Table:
         OSError, ValueError: it is missing or corrupt.
 
     """
-    return read_arrow(run_dir, _block_path(run_dir, number))
+    return artifacts.read_arrow(run_dir, _block_path(run_dir, number))
 
 
 def run_tokenize(corpus: LabeledCorpus, context: StageContext) -> None:
     """Make the tokenizer, and store the training set in blocks as the classifier reads it."""
     run_dir, encoding = context.run_dir, context.settings.encode
     classifier = context.settings.train.classifier
-    table = read_parquet(run_dir, training_set_path(run_dir))
+    table = artifacts.read_parquet(run_dir, training_set_path(run_dir))
     generated, _ = generated_documents(context)
 
     def texts(part: pa.Table) -> list[str]:
@@ -113,7 +110,7 @@ def run_tokenize(corpus: LabeledCorpus, context: StageContext) -> None:
             parts += [encoded[new]] if len(new) else []
             columns["vector"] = vector_lists(np.concatenate(parts))
         path = _block_path(run_dir, block.start // BLOCK)
-        write_arrow(run_dir, path, pa.table(columns).combine_chunks())
+        artifacts.write_arrow(run_dir, path, pa.table(columns).combine_chunks())
 
 
 def _rows(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

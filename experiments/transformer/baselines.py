@@ -25,8 +25,7 @@ from experiments.common.evaluation import measure_rows
 from experiments.transformer.comparison import measures, store_predictions
 from experiments.transformer.data import Rows, Splits, encode_rows
 from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
-from raypipe.graph.context import StageContext
-from raypipe.graph.unit_logs import first_line
+from raypipe import StageContext
 
 #: rows that a baseline is trained on at most, drawn at random
 _MOST_ROWS = 100_000
@@ -78,7 +77,7 @@ def predict(data: Splits, method: str) -> NDArray[Any] | str:
             model = _model(data, method, train).fit(_inputs(data, train), train.target)
         found: NDArray[Any] = model.predict(_inputs(data, data.held_out))
     except ValueError as error:  # no word in any text, a class without rows
-        return first_line(str(error))
+        return str(error).partition("\n")[0]
     return found.astype(data.train.target.dtype)
 
 

@@ -13,11 +13,7 @@ from sklearn.metrics import f1_score, mean_absolute_error, r2_score, root_mean_s
 
 from experiments.transformer.data import PredictionTarget, Splits
 from experiments.transformer.tables import BRANCHES, TRANSFORMER
-from raypipe.graph.context import StageContext
-from raypipe.stats import holm
-from raypipe.store.artifacts import read_parquet, write_parquet
-from raypipe.store.ledger import Row
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, artifacts, stats
 
 
 def predictions_path(run_dir: RunDirectory, stage: str) -> str:
@@ -29,7 +25,7 @@ def store_predictions(context: StageContext, predicted: Mapping[str, ArrayLike])
     """Store the predicted classes ``[n]`` of the methods of a stage."""
     columns = {method: np.asarray(values) for method, values in predicted.items()}
     path = predictions_path(context.run_dir, context.stage.name)
-    write_parquet(context.run_dir, path, pa.table(columns))
+    artifacts.write_parquet(context.run_dir, path, pa.table(columns))
 
 
 def run_compare(data: Splits, context: StageContext) -> None:
@@ -38,14 +34,14 @@ def run_compare(data: Splits, context: StageContext) -> None:
     Each is compared with every baseline, and the transformer with each of its branches.
     """
     parts = [
-        read_parquet(context.run_dir, predictions_path(context.run_dir, stage))
+        artifacts.read_parquet(context.run_dir, predictions_path(context.run_dir, stage))
         for stage in ("evaluate", "baselines")
     ]
     methods, baselines = (
         {name: part[name].to_numpy() == data.held_out.target for name in part.column_names}
         for part in parts
     )
-    rows: dict[str, Row] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for method, right in methods.items():
         rows |= comparisons(method, right, baselines)
     branches = {name: right for name, right in methods.items() if name in BRANCHES}
@@ -91,10 +87,10 @@ def measures(
 
 def comparisons(
     method: str, right: NDArray[np.bool_], baselines: Mapping[str, NDArray[np.bool_]]
-) -> dict[str, Row]:
+) -> dict[str, dict[str, Any]]:
     """Return a row per baseline from which predictions ``[n]`` are right."""
     tests = {name: mcnemar(right, other) for name, other in baselines.items()}
-    corrected = holm([p_value for *_, p_value in tests.values()])
+    corrected = stats.holm([p_value for *_, p_value in tests.values()])
     return {
         f"{method}/{name}": {
             "method": method,

@@ -27,7 +27,7 @@ from experiments.common.corpora.files import (
     text_column,
 )
 from experiments.transformer.settings import TransformerDataSettings
-from raypipe.graph.identity import fingerprint
+from raypipe import fingerprint
 
 Kind = Literal["classification", "regression"]
 

@@ -23,10 +23,7 @@ from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.tables import OWN, TRANSFORMER
 from experiments.transformer.training import StoredSamples, TransformerTask
-from raypipe.graph.context import StageContext
-from raypipe.hardware import Precision
-from raypipe.store.ledger import Row
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, precision
 
 _BATCH = 64
 #: rows that are worth a task
@@ -53,7 +50,7 @@ def run_evaluate(data: Splits, context: StageContext) -> None:
     )
     parts = np.concatenate([part for _, part in blocks])
     outputs = {name: parts[:, i] for i, name in zip(range(parts.shape[1]), OWN, strict=False)}
-    rows: dict[str, dict[str, Row]] = {}
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
     if target.kind == "classification":
         methods = {name: values.argmax(1) for name, values in outputs.items()}
         store_predictions(context, methods)
@@ -69,7 +66,7 @@ def run_evaluate(data: Splits, context: StageContext) -> None:
 
 
 def predict(
-    run_dir: RunDirectory, model: TransformerSettings, arithmetic: Precision, part: range
+    run_dir: RunDirectory, model: TransformerSettings, arithmetic: precision.Precision, part: range
 ) -> NDArray[np.float32]:
     """Task: return outputs ``[n, M, K]`` for ``n`` held-out rows.
 

@@ -13,9 +13,7 @@ from experiments.transformer.prepare import run_prepare
 from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.tables import STEP_METRICS, TABLES
 from experiments.transformer.training import build_task
-from raypipe.errors import ConfigError
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.training_stage import hardware_stage, train_stage
+from raypipe import ConfigError, Experiment, Stage, Unit, hardware_stage, train_stage
 
 
 def stages(settings: TrainerSettings) -> list[Stage]:

@@ -15,9 +15,7 @@ from experiments.common.blocks import PARTS, Block, Part, evenly_spread, map_blo
 from experiments.common.tokenizer import store_tokenizer, token_lists, train_bpe
 from experiments.transformer.data import Column, Splits, encode_rows
 from experiments.transformer.settings import NgramSettings
-from raypipe.graph.context import StageContext
-from raypipe.store.artifacts import write_arrow, write_parquet
-from raypipe.store.run_directory import RunDirectory
+from raypipe import RunDirectory, StageContext, artifacts
 
 _WORD = re.compile(r"\w+")
 #: texts of which repeated n-grams are counted together
@@ -138,7 +136,7 @@ def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContex
         tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
         if ngrams is not None:
             known = context.call("prepare/ngrams", known_ngrams, sample, ngrams)
-            write_parquet(context.run_dir, ngrams_path(context.run_dir), known)
+            artifacts.write_parquet(context.run_dir, ngrams_path(context.run_dir), known)
             context.say(f"{len(known)} n-grams known")
     sizes = {split: len(rows.target) for split, rows in splits.items()}
 
@@ -152,7 +150,9 @@ def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContex
     for split, rows in splits.items():
         target = pa.array(rows.target)
         table = pa.concat_tables(blocks[split]).append_column("target", target)
-        write_arrow(context.run_dir, split_path(context.run_dir, split), table.combine_chunks())
+        artifacts.write_arrow(
+            context.run_dir, split_path(context.run_dir, split), table.combine_chunks()
+        )
     classes = f", {len(data.target.classes)} classes" if data.target.classes else ""
     choosing = f", {sizes['validation']} to choose the step" if "validation" in sizes else ""
     held_out = f"{sizes['held_out']} held out{classes}"

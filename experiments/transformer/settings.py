@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from raypipe.config.settings import Operational, Settings
-from raypipe.errors import ConfigError
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe import ConfigError, Operational, Settings, TrainingSettings, TrainStageSettings
 
 _HEAD_WIDTH = 64
 #: a hash begins with the bytes and their number, in 64 bits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypipe.store.tables import Column, Table
+from raypipe import Column, Table
 
 #: baselines of texts and of tables, in addition to the majority class and the training mean
 LOGISTIC, SVM = "tfidf, logistic regression", "tfidf, linear svm"

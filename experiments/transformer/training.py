@@ -27,10 +27,7 @@ from experiments.transformer.model import (
 )
 from experiments.transformer.prepare import split_path
 from experiments.transformer.settings import TransformerSettings
-from raypipe.store.artifacts import read_arrow
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.keyed_random import normal, words
-from raypipe.training.task import Loss, StepContext
+from raypipe import Loss, RunDirectory, StepContext, artifacts, keyed_random
 
 #: the model's inputs (token ids, maybe n-grams and their weights; or numeric features and
 #: categories), then the target
@@ -69,7 +66,7 @@ class StoredSamples(Dataset[Sample]):
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table = read_arrow(self.run_dir, split_path(self.run_dir, self.split))
+        table = artifacts.read_arrow(self.run_dir, split_path(self.run_dir, self.split))
         # one chunk each; combine_chunks would copy it
         columns = {name: table.column(name).chunk(0) for name in table.column_names}
         columns["target"] = columns["target"].to_numpy()
@@ -124,7 +121,7 @@ class RandomSamples(Dataset[Sample]):
 
     def _sequences(self, numbers: Tensor) -> Sample:
         s = self.settings
-        draws = words(self.seed, _IDS, numbers, 1 + s.length)
+        draws = keyed_random.words(self.seed, _IDS, numbers, 1 + s.length)
         lengths = s.length - (draws[:, :1] * (1 + s.length // 2) >> 32)
         real = torch.arange(s.length) < lengths
         ids = torch.where(real, 1 + (draws[:, 1:] * (s.vocabulary - 1) >> 32), PADDING)
@@ -138,8 +135,8 @@ class RandomSamples(Dataset[Sample]):
     def _rows(self, numbers: Tensor) -> Sample:
         s = self.settings
         sizes = torch.tensor(s.categories, dtype=torch.int64)
-        numeric = normal(self.seed, _NUMBERS, numbers, s.numeric)
-        categories = words(self.seed, _IDS, numbers, len(sizes)) * sizes >> 32
+        numeric = keyed_random.normal(self.seed, _NUMBERS, numbers, s.numeric)
+        categories = keyed_random.words(self.seed, _IDS, numbers, len(sizes)) * sizes >> 32
         effects = self._effects[s.numeric + sizes.cumsum(0) - sizes + categories]
         total = (numeric[..., None] * self._effects[: s.numeric]).sum(1) + effects.sum(1)
         return numeric, categories, total / (s.tokens - 1) ** 0.5
@@ -154,7 +151,7 @@ class RandomSamples(Dataset[Sample]):
         s = self.settings
         sizes = (s.numeric, 1, s.vocabulary - 1) if s.vocabulary else (s.numeric, *s.categories)
         rows = torch.arange(sum(sizes))
-        effects = normal(self.seed, _RULE, rows, s.outputs, torch.float64)
+        effects = keyed_random.normal(self.seed, _RULE, rows, s.outputs, torch.float64)
         numeric, *ids = effects.split(sizes)
         return torch.cat([numeric, *(part - part.mean(0) for part in ids)])
 

@@ -18,7 +18,8 @@ from raypipe.config.shipped import file_of
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster
-from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.store.cache import Cache
+from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
@@ -46,7 +47,7 @@ def place(
 
     """
     faults.from_environment()
-    cache_directory()
+    Cache.directory()
     if local and address is not None:
         raise ConfigError("--local runs without a cluster, and --address names one; give only one")
     launcher = None if local else attach(address, stack)

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from raypipe.config.settings import Level, Replacing, Settings
 from raypipe.config.validation import (
     check_sections,
-    dig,
     gives,
     section_of,
     shorten,
@@ -45,7 +44,7 @@ def settings_of(levels: Sequence[Level], model: type[BaseModel]) -> tuple[Any, l
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is not None and issubclass(section, Settings):
-            parts = [Level(level.origin, dig(level.values, name)) for level in levels]
+            parts = [Level(level.origin, level.get(name)) for level in levels]
             section.settle(name, values.get(name), parts)
     return validate(values, levels, model), levels
 

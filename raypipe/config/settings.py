@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -34,6 +34,10 @@ class Level:
 
     origin: str
     values: Any
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key; None if there is none, also in a section that is wrong."""
+        return self.values.get(key) if isinstance(self.values, Mapping) else None
 
 
 class Replacing(dict[str, Any]):

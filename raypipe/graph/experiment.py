@@ -25,7 +25,7 @@ from raypipe.store.run_directory import BASE, variant_name
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raypipe.report.sections import Section
+    from raypipe.report.parts import Section
     from raypipe.store.ledger import Ledger
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table

@@ -15,9 +15,9 @@ from raypipe.report.best import Headline, Rival
 from raypipe.report.comparison import seeds_of
 from raypipe.report.formatting import counted, heading, number, with_interval, with_unit
 from raypipe.report.measures import PREFIX, better_by_name
+from raypipe.report.parts import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.plots import rows
 from raypipe.report.run_results import RunResults
-from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.studies import seeds_needed, sweep_asked
 from raypipe.report.tables import range_tiles, tile
 from raypipe.report.trainings import EvaluationCurve

@@ -16,9 +16,7 @@ from raypipe.report.best import Tables
 from raypipe.report.comparison import of_point, point_name, points
 from raypipe.report.first_screen import summary_section
 from raypipe.report.formatting import counted
-from raypipe.report.plots import rows, style
-from raypipe.report.run_results import Declarations, RunResults
-from raypipe.report.sections import (
+from raypipe.report.parts import (
     Code,
     Download,
     Fold,
@@ -29,6 +27,8 @@ from raypipe.report.sections import (
     cells,
     render,
 )
+from raypipe.report.plots import rows, style
+from raypipe.report.run_results import Declarations, RunResults
 from raypipe.report.studies import (
     Searched,
     race_section,

@@ -30,7 +30,7 @@ from raypipe.report.best import (
 from raypipe.report.comparison import varied
 from raypipe.report.formatting import counted, listed
 from raypipe.report.measures import monitors_of, training_measures
-from raypipe.report.sections import Section
+from raypipe.report.parts import Section
 from raypipe.report.studies import Swept, search_headlines, sweeps
 from raypipe.report.trainings import SWEEP, EvaluationCurve, evaluations
 from raypipe.store.run_directory import RunDirectory

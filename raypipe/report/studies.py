@@ -28,8 +28,8 @@ from raypipe.report.best import (
 from raypipe.report.comparison import point_name, points, seeds_of, varied
 from raypipe.report.formatting import counted, heading, listed, number
 from raypipe.report.measures import PREFIX, REPEATED
+from raypipe.report.parts import Code, Fold, Part, Pill, Section, TableView, cells
 from raypipe.report.plots import Line, Plot, rows
-from raypipe.report.sections import Code, Fold, Part, Pill, Section, TableView, cells
 from raypipe.report.tables import number_plots, result_parts
 from raypipe.report.trainings import SWEEP, step_lines
 from raypipe.stats import runs_needed

@@ -35,8 +35,8 @@ from raypipe.report.formatting import (
     with_interval,
     with_unit,
 )
+from raypipe.report.parts import Code, Fold, Heading, Part, Section, TableView, Tile, cells
 from raypipe.report.plots import Line, Plot, finite, thinned
-from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView, Tile, cells
 from raypipe.store.tables import ADDED, Column, Table
 
 _MOST_ROWS = 50

@@ -15,8 +15,8 @@ from raypipe.report import plots
 from raypipe.report.best import Tables, as_numbers, point_label
 from raypipe.report.formatting import counted, heading
 from raypipe.report.measures import PREFIX, held_out_columns
+from raypipe.report.parts import Part, Pill, Section, TableView, cells
 from raypipe.report.plots import Line, Plot, finite, thinned
-from raypipe.report.sections import Part, Pill, Section, TableView, cells
 from raypipe.store.tables import Column
 
 #: the stage of a trial of a sweep; ``trained_stage`` is the stage that it trained

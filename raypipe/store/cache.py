@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Self
 
+from raypipe.errors import ConfigError
 from raypipe.store.ledger import Row
-from raypipe.store.run_directory import cache_directory
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Cache:
     """
 
     def __init__(self, name: str, *, enabled: bool = True) -> None:
-        self._path = cache_directory() / f"{name}.sqlite"
+        self._path = self.directory() / f"{name}.sqlite"
         self._database: sqlite3.Connection | None = None
         if not enabled:
             return
@@ -45,6 +47,24 @@ class Cache:
             self._database = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(_SCHEMA)
+
+    @staticmethod
+    def directory() -> Path:
+        """Return ``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache. It can be rebuilt.
+
+        Raises:
+            ConfigError: there is no such user.
+
+        """
+        chosen = os.environ.get("RAYPIPE_CACHE")
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        place = Path(chosen or f"{caches}/raypipe")
+        try:
+            return place.expanduser()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{place}: cannot be the cache; set RAYPIPE_CACHE to a folder: {error}"
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -41,19 +41,6 @@ _LONGEST_NAME = 200
 _WRITING_S = 60
 
 
-def cache_directory() -> Path:
-    """Return ``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache. It can be rebuilt."""
-    chosen = os.environ.get("RAYPIPE_CACHE")
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    place = Path(chosen or f"{caches}/raypipe")
-    try:
-        return place.expanduser()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{place}: cannot be the cache; set RAYPIPE_CACHE to a folder: {error}"
-        ) from error
-
-
 def _place(name: str) -> cached_property[str]:
     """Return a property with the path of a file or folder."""
     return cached_property(lambda run: run.path(name))

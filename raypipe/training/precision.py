@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from raypipe.hardware import Precision, missing_package, supported_precisions
+from raypipe.hardware import Precision as Precision
+from raypipe.hardware import missing_package, supported_precisions
 
 
 def check(precision: Precision, device: torch.device, key: str = "training.precision") -> None:

@@ -281,7 +281,7 @@ class TrainStageSettings(Settings):
 def _settle_length(values: Any, levels: Sequence[Level]) -> None:
     """Of steps and epochs, keep the one that the higher level gives."""
     for level in levels:
-        training = dig(level.values, "training")
+        training = level.get("training")
         given = [key for key in LENGTH_KEYS if dig(training, key) is not None]
         if len(given) == 1:
             values["training"] |= dict.fromkeys({*LENGTH_KEYS} - {*given})
@@ -294,7 +294,7 @@ def _settle_batch_sizes(name: str, values: Any, levels: Sequence[Level]) -> None
     if not isinstance(values, dict) or not isinstance(values.get("training"), dict):
         return  # a wrong type, which validation reports
     try:
-        sizes = [_sizes(dig(level.values, "training")) for level in levels]
+        sizes = [_sizes(level.get("training")) for level in levels]
         scaling = ScalingSettings(workers=dig(values, "scaling", "workers"))
     except ValidationError:
         return  # reported by validation as well

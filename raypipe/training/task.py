@@ -124,14 +124,15 @@ class TrainTask(JobTask):
     def build_model(self) -> nn.Module:
         """Return a newly initialized model on the CPU; the seed is set before the call."""
 
-    @abstractmethod
     def build_dataset(self) -> Dataset[Any]:
         """Return the training samples: a map-style dataset or an ``IterableDataset``.
 
+        By default a sample is its number, from which the loss generates it.
         Every worker reads a stream in its given order and restarts it at its end. Each sample
         goes into one batch of one worker. Put expensive per-sample work in ``collate``, which
         receives only the worker's own samples.
         """
+        return SampleIds()
 
     def build_eval_dataset(self) -> Dataset[Any] | None:
         """Return the held-out samples (map-style), whose means are ``eval_loss``, ... or None."""

@@ -147,7 +147,7 @@ def test_a_cache_and_a_ledger_with_a_payload_do_not_run_it(
     run: RunDirectory, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = pickle.dumps(Payload(marker), protocol=0)
-    monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path)
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path))
     with cache.Cache("x") as kept:
         kept.put({"a": {"x": 1}})
     with sqlite3.connect(tmp_path / "x.sqlite") as database:

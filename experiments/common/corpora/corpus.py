@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from raypipe.errors import ConfigError
+from raypipe import ConfigError
 
 #: Maximum count: a larger one means a damaged file; below it, no sum of counts overflows int64.
 MAX_COUNT = 2**31 - 1

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import ast
-import gzip
-import json
-import logging
 import platform
 import sys
 import sysconfig
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from experiments.common.corpora.corpus import CorpusError
-from raypipe.store.run_directory import RunDirectory, cache_directory
-
-logger = logging.getLogger(__name__)
+from raypipe import Cache, fingerprint
 
 #: Excluded: tests, programs, installed packages, generated tables (character maps of ``encodings``)
 SKIPPED = frozenset(
@@ -87,56 +80,16 @@ def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
 
 @lru_cache(maxsize=1)
 def _standard_library() -> tuple[DocstringRecord, ...]:
-    """Return the standard library's records, from the user's cache: parsing takes seconds.
-
-    A damaged entry is rebuilt; a cache that cannot be written only costs time.
-    """
-    path = _cache_path()
-    try:
-        return read_cached(path)
-    except FileNotFoundError:
-        pass
-    except (CorpusError, OSError) as error:
-        logger.warning("%s; the built-in docstrings are read again", error)
-    records = tuple(_read(Path(sysconfig.get_path("stdlib"))))
-    try:
-        write_cached(path, records)
-    except OSError as error:
-        logger.warning("%s: the built-in docstrings cannot be cached: %s", path, error)
-    return records
-
-
-def read_cached(path: Path) -> tuple[DocstringRecord, ...]:
-    """Return the records that :func:`write_cached` wrote.
-
-    Raises:
-        OSError: the file cannot be read, or does not exist.
-        CorpusError: it is damaged.
-
-    """
-    try:
-        with gzip.open(path) as file:  # with a checksum
-            return tuple(DocstringRecord(*record) for record in json.load(file))
-    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, TypeError) as error:
-        raise CorpusError(f"{path}: damaged: {error}") from error
-
-
-def write_cached(path: Path, records: Sequence[DocstringRecord]) -> None:
-    """Write records atomically.
-
-    Raises:
-        OSError: the folder cannot be written.
-
-    """
-    content = gzip.compress(json.dumps([*map(astuple, records)]).encode("ascii"), 1)
-    RunDirectory(str(path.parent)).write(str(path), content)
-
-
-def _cache_path() -> Path:
-    """Return the path of the cache entry, named by everything that decides its content."""
-    text = json.dumps([sys.version, sysconfig.get_path("stdlib"), sorted(SKIPPED)])
-    key = sha256(text.encode()).hexdigest()[:16]
-    return cache_directory() / f"docstrings-{platform.python_version()}-{key}.json.gz"
+    """Return the standard library's records, from the user's cache: parsing takes seconds."""
+    folder = sysconfig.get_path("stdlib")
+    # of everything that decides the content
+    key = fingerprint([sys.version, folder, sorted(SKIPPED)])
+    with Cache(f"docstrings-{platform.python_version()}") as cache:
+        row = cache.get([key]).get(key)
+        if row is None:
+            row = {"records": [astuple(record) for record in _read(Path(folder))]}
+            cache.put({key: row})
+    return tuple(DocstringRecord(*record) for record in row["records"])
 
 
 def _read(folder: Path) -> Iterator[DocstringRecord]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.common.corpora.corpus import CorpusError
-from raypipe.store import artifacts
+from raypipe import artifacts
 
 #: bytes of CSV parsed at a time, which is also the maximum length of a row
 _BLOCK = 2**26

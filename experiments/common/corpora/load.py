@@ -14,7 +14,7 @@ from experiments.common.corpora.corpus import Corpus, CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
 from experiments.common.corpora.files import check_known
 from experiments.common.corpora.text import Tokenization, load_table, load_text, vectorize
-from raypipe.config.settings import Settings
+from raypipe import Settings
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 

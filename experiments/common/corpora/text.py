@@ -20,7 +20,7 @@ from experiments.common.corpora.files import (
     read_rows,
     reading,
 )
-from raypipe.config.settings import Settings
+from raypipe import Settings
 
 #: At least three letters in a row: parts of identifiers are words, numbers are not.
 WORD_PATTERN = r"[^\W\d_]{3,}"

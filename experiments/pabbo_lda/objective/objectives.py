@@ -19,9 +19,7 @@ from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
 from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.objective import LdaFit, ObjectiveName
 from experiments.pabbo_lda.space import FloatArray, IntArray, Point
-from raypipe.errors import ConfigError
-from raypipe.graph.identity import fingerprint
-from raypipe.store.ledger import Row
+from raypipe import ConfigError, fingerprint
 
 if TYPE_CHECKING:  # torch comes with the settings of PABBO
     from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings
@@ -84,7 +82,7 @@ class CorpusObjective:
         return functions[self.kind]
 
     @property
-    def size(self) -> Row:
+    def size(self) -> dict[str, Any]:
         """The row of the table ``corpora``; empty where values are recorded."""
         if self.corpus is None:
             return {}

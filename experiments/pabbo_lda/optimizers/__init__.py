@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, get_args
 
+from experiments.common.packages import package_version
 from experiments.pabbo_lda.optimizers.bayesian import ExpectedImprovement, SurrogateImprovement
 from experiments.pabbo_lda.optimizers.pabbo import (
     CURVE_POLICY,
@@ -28,7 +29,6 @@ from experiments.pabbo_lda.optimizers.sequential import (
 )
 from experiments.pabbo_lda.space import Point, Space
 from experiments.pabbo_lda.surrogate.posterior import weights_sha256
-from raypipe.provenance import package_version
 
 
 class Optimizer(Protocol):

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from experiments.pabbo_lda.optimizers.sequential import TopicSearch
 from experiments.pabbo_lda.pabbo.model import PabboModel, score_pairs
 from experiments.pabbo_lda.space import FloatArray, IntArray, Space
-from raypipe.config.settings import Settings
+from raypipe import Settings
 
 PairScorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]

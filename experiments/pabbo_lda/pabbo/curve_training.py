@@ -29,9 +29,7 @@ from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
 from experiments.pabbo_lda.pabbo.functions import pick, summed
 from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
 from experiments.pabbo_lda.pabbo.training import PreferenceTask
-from raypipe.config.settings import Operational, Settings
-from raypipe.training import keyed_random
-from raypipe.training.task import Loss, StepContext
+from raypipe import Loss, Operational, Settings, StepContext, keyed_random
 
 #: stream of the keyed draws, apart from those of the curves
 STREAM_STUDY = 34

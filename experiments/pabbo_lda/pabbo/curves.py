@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
-from raypipe.config.settings import Settings
-from raypipe.training import keyed_random
+from raypipe import Settings, keyed_random
 
 #: streams of the keyed draws, apart from those of the other losses
 STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)

@@ -25,9 +25,7 @@ from experiments.pabbo_lda.pabbo.functions import (
     winners,
 )
 from experiments.pabbo_lda.pabbo.model import PabboModel, restore_model
-from raypipe import stats
-from raypipe.config.settings import Settings
-from raypipe.training import keyed_random
+from raypipe import Settings, keyed_random, stats
 
 #: number of the first held-out sample, beyond the samples of any training
 HELD_OUT = 2**62

@@ -18,8 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypipe.config.settings import Settings
-from raypipe.training import keyed_random
+from raypipe import Settings, keyed_random
 
 #: streams of the keyed draws, see :mod:`raypipe.training.keyed_random`
 STREAM_SHAPE, STREAM_POINTS, STREAM_VALUES = 0, 1, 2

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.config.settings import Settings
-from raypipe.training.weights import parse_weights
+from raypipe import Settings, weights
 
 
 class PabboModelSettings(Settings):
@@ -230,7 +229,7 @@ def load_model(path: Path) -> PabboModel:
 
 def restore_model(content: bytes) -> PabboModel:
     """Return the model of the content of such a file. Raises ValueError."""
-    tensors, metadata = parse_weights(content)
+    tensors, metadata = weights.parse_weights(content)
     if "model" not in metadata:
         raise ValueError("its metadata lack the key 'model'")
     model = PabboModel(PabboModelSettings.model_validate_json(metadata["model"]))

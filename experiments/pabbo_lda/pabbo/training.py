@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, check_pairs, evaluate_model
 from experiments.pabbo_lda.pabbo.functions import (
@@ -26,11 +25,16 @@ from experiments.pabbo_lda.pabbo.functions import (
     summed,
 )
 from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
-from raypipe.config.settings import Operational, Settings
-from raypipe.training import keyed_random
-from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
+from raypipe import (
+    Loss,
+    Operational,
+    Phase,
+    Settings,
+    StepContext,
+    TrainingSettings,
+    TrainTask,
+    keyed_random,
+)
 
 #: streams of the keyed draws, apart from those of the functions
 STREAM_DUELS, STREAM_SPLITS, STREAM_SIZES, STREAM_CANDIDATES, STREAM_ACTIONS = range(10, 15)
@@ -115,10 +119,6 @@ class GeneratedTask(TrainTask):
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
-
-    def build_dataset(self) -> Dataset[int]:
-        """Return the numbers of samples."""
-        return SampleIds()
 
 
 class PreferenceTask(GeneratedTask):

@@ -14,8 +14,8 @@ import pandas as pd
 import scipy
 
 from raypipe import stats
-from raypipe.store.ledger import Row
 
+Row = dict[str, Any]
 STUDY = ["dataset", "optimizer", "run"]
 #: largest excess over the best known value that counts as reaching it
 TARGETS = {"5_percent": 0.05, "1_percent": 0.01}
@@ -166,7 +166,7 @@ def _area(studies: pd.DataFrame, start: pd.Series[Any]) -> pd.Series[float]:
     return area
 
 
-def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> list[dict[str, Any]]:
+def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> list[Row]:
     """Return the noise and the optimum of the objective on each corpus.
 
     Args:
@@ -194,7 +194,7 @@ def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> list[dict[s
     return found
 
 
-def _of_corpus(corpus: pd.DataFrame, lda_seeds: int) -> dict[str, Any]:
+def _of_corpus(corpus: pd.DataFrame, lda_seeds: int) -> Row:
     """Return the row of a corpus; empty if no point has two finite values."""
     corpus = corpus.assign(value=corpus["value"].astype(float).where(np.isfinite))
     priors = [name for name in ("alpha", "eta") if name in corpus and corpus[name].notna().any()]
@@ -217,7 +217,7 @@ def _of_corpus(corpus: pd.DataFrame, lda_seeds: int) -> dict[str, Any]:
     }
 
 
-def _optimum(corpus: pd.DataFrame, half: float) -> dict[str, Any]:
+def _optimum(corpus: pd.DataFrame, half: float) -> Row:
     """Return the best T of those with more than half of the seeds, and its equals by the noise.
 
     ``half`` is half of the interval of one fit.

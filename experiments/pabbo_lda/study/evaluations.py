@@ -18,11 +18,7 @@ import numpy as np
 
 from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.space import Point
-from raypipe.graph.context import StageContext
-from raypipe.graph.launcher import TaskPool, TaskResult
-from raypipe.graph.unit_logs import Failure
-from raypipe.store.cache import Cache
-from raypipe.store.ledger import Row
+from raypipe import Cache, Failure, StageContext, TaskPool, TaskResult
 
 #: columns of an evaluation that the cache shares with other run directories
 _SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
@@ -118,7 +114,7 @@ class Evaluations:
             if None not in found
         }
 
-    def row(self, request: EvaluationRequest) -> Row | None:
+    def row(self, request: EvaluationRequest) -> dict[str, Any] | None:
         """Return the stored row of an evaluation."""
         return self._context.ledger.get("evaluations", request.key)
 
@@ -175,9 +171,11 @@ class Evaluations:
         cached = f", {self.from_cache} cached" * bool(self.from_cache)
         return f"{self.computed} computed, {len(self._submitted)} running{cached}"
 
-    def _row(self, request: EvaluationRequest, measured: Mapping[str, Any], *, cached: bool) -> Row:
+    def _row(
+        self, request: EvaluationRequest, measured: Mapping[str, Any], *, cached: bool
+    ) -> dict[str, Any]:
         about = {"dataset": request.objective.dataset, "seed": request.seed}
         return {**about, **request.point.given, **measured, "cached": cached}
 
-    def _store(self, rows: Mapping[str, Row]) -> None:
+    def _store(self, rows: Mapping[str, dict[str, Any]]) -> None:
         self._context.ledger.put("evaluations", rows)

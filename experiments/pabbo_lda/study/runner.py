@@ -26,13 +26,7 @@ from experiments.pabbo_lda.study.evaluations import (
     lda_seeds,
 )
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
-from raypipe.errors import FailureKind, UnitError
-from raypipe.graph.context import StageContext
-from raypipe.graph.experiment import Unit
-from raypipe.graph.launcher import PoolOptions, TaskResult
-from raypipe.graph.unit_logs import Failure
-from raypipe.store.cache import Cache
-from raypipe.store.ledger import Ledger, Row
+from raypipe import Cache, Failure, PoolOptions, StageContext, TaskResult, Unit, UnitError
 
 #: open studies are added until this many evaluations wait, per CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
@@ -183,7 +177,7 @@ class _OpenStudies:
         """Continue every study that waits for an evaluation, which is stored or has failed."""
         for key in self._waiting.pop(request.key):
             if result.error is not None:
-                self._fail(key, result.kind or "error", result.error)
+                self._fail(UnitError(key, result.kind or "error", result.error))
             elif key in self._open:
                 self._move_on(key)
 
@@ -201,7 +195,7 @@ class _OpenStudies:
                 "use the versions that recorded it, or another --run-dir"
             )
             self._context.fail(Failure(key, 1, "error", message, "gave up"))
-            self._fail(key, "error", message)
+            self._fail(UnitError(key, "error", message))
             return
         if not fits:
             self._open.pop(key)
@@ -252,14 +246,14 @@ class _OpenStudies:
         start = settings.space.start_points(settings.start)
         recorded = [
             Point(row["T"], row.get("alpha"), row.get("eta"))
-            for row in _history(self._context.ledger, spec.key)
+            for row in _history(self._context, spec.key)
         ]
         return Study(optimizer, start, settings.evaluations, settings.iterations, recorded)
 
-    def _fail(self, key: str, kind: FailureKind, message: str) -> None:
-        self._open.pop(key, None)
-        self._evaluated.pop(key, None)
-        self.failed.setdefault(key, UnitError(key, kind, message))
+    def _fail(self, error: UnitError) -> None:
+        self._open.pop(error.unit, None)
+        self._evaluated.pop(error.unit, None)
+        self.failed.setdefault(error.unit, error)
 
     def _record(self, spec: StudySpec, study: Study, fits: Fits, confirmed: float | None) -> None:
         about = {
@@ -309,7 +303,7 @@ def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
     return {f"{prefix}{name}": value for name, value in given.items()}
 
 
-def _history(ledger: Ledger, key: str) -> list[Row]:
+def _history(context: StageContext, key: str) -> list[dict[str, Any]]:
     """Return the stored history of a study, in order."""
-    rows = (ledger.get("study_history", f"{key}/{number}") for number in count(1))
+    rows = (context.ledger.get("study_history", f"{key}/{number}") for number in count(1))
     return [row for row in takewhile(bool, rows) if row]

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.config.settings import Settings
-from raypipe.training.weights import parse_weights
+from raypipe import Settings, weights
 
 #: largest number of dimensions; points of fewer have zeros in the others
 DIMENSIONS = 3
@@ -203,7 +202,7 @@ def restore_surrogate(content: bytes) -> SurrogateModel:
         ValueError: the content is damaged, or is not that of a surrogate.
 
     """
-    tensors, metadata = parse_weights(content)
+    tensors, metadata = weights.parse_weights(content)
     if "surrogate" not in metadata:
         raise ValueError("its metadata lack the key 'surrogate'")
     model = SurrogateModel(SurrogateSettings.model_validate_json(metadata["surrogate"]))

@@ -19,14 +19,20 @@ from experiments.pabbo_lda.surrogate_training.prior import (
     SearchStates,
     sample_searches,
 )
-from raypipe.config.settings import Operational, Settings
-from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.training_stage import hardware_stage, train_stage
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import Column
-from raypipe.training import keyed_random
-from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, StepContext
+from raypipe import (
+    Column,
+    Experiment,
+    Loss,
+    Operational,
+    RunDirectory,
+    Settings,
+    Stage,
+    StepContext,
+    TrainingSettings,
+    hardware_stage,
+    keyed_random,
+    train_stage,
+)
 
 #: share of the steps whose searches have few evaluations, and at most how many these are
 _SHORT, _FEW = 0.25, 7

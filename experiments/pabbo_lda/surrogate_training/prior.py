@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.pabbo_lda.surrogate.model import DIMENSIONS, ValueScale
-from raypipe.training import keyed_random
+from raypipe import keyed_random
 
 #: streams of the keyed draws, apart from those of PABBO
 STREAM_FUNCTION, STREAM_FEATURES, STREAM_NOISE = range(40, 43)

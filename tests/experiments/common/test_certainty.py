@@ -12,8 +12,8 @@ from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
 from raypipe.report.first_screen import summary_section
+from raypipe.report.parts import Answers, Section
 from raypipe.report.run_results import Declarations, RunResults
-from raypipe.report.sections import Answers, Section
 from raypipe.store.tables import Table
 
 Tables = Mapping[str, pd.DataFrame]

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
 from raypipe.commands import configuration as config
-from raypipe.graph.source import SourceCode
 from raypipe.store.run_directory import RunDirectory
 from tests.experiments import runs
 from tests.experiments.runs import CONFIGS, assert_declared, table
@@ -185,11 +185,14 @@ def test_a_second_run_directory_takes_the_cache(run: Run, monkeypatch, cache: Pa
     assert len(read) == 3
 
 
-@pytest.mark.parametrize("changed", ["__version__", "source_of", "package_version"])
-def test_other_code_does_not_take_the_cache(run: Run, monkeypatch, cache: Path, changed) -> None:
+@pytest.mark.parametrize("changed", ["inspect", "package_version"])
+def test_other_code_does_not_take_the_cache(
+    run: Run, monkeypatch, tmp_path: Path, cache: Path, changed
+) -> None:
     run("first", only=("tokenize",))
-    other = SourceCode({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
-    monkeypatch.setattr(shards, changed, other if changed == "__version__" else lambda name: other)
+    (tmp_path / "edited.py").write_text("edited")
+    files = SimpleNamespace(getfile=lambda part: tmp_path / "edited.py")
+    monkeypatch.setattr(shards, changed, files if changed == "inspect" else lambda name: "0.0.1")
     run("second", only=("tokenize",))
     assert len(list((cache / "tokens").iterdir())) == 2
 

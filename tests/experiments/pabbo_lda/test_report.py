@@ -18,9 +18,9 @@ from experiments.pabbo_lda.report_sections import sections, verdicts
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.tables import TABLES
 from raypipe.report.first_screen import summary_section
+from raypipe.report.parts import Answers, Part, Tiles
 from raypipe.report.plots import Plot, encode
 from raypipe.report.run_results import Declarations, RunResults
-from raypipe.report.sections import Answers, Part, Tiles
 from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_comparison import Values, fits, history
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of

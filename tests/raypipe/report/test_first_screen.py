@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import raypipe as rp
 from raypipe.report.first_screen import asked, came_out, certainty, next_step
+from raypipe.report.parts import Code, Section, Tiles
 from raypipe.report.run_results import Declarations, RunResults
-from raypipe.report.sections import Code, Section, Tiles
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import page_of
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from raypipe import report
 from raypipe.report.page import page_files
+from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView
 from raypipe.report.plots import Plot, style
 from raypipe.report.run_results import RunResults
-from raypipe.report.sections import Code, Fold, Heading, Pill, Section, TableView
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from raypipe.report.best import Results, headlines, means, plain, point_label, shape_of
+from raypipe.report.parts import Code, Fold, Section, TableView, render
 from raypipe.report.plots import Plot
-from raypipe.report.sections import Code, Fold, Section, TableView, render
 from raypipe.report.tables import table_section, tile
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.testing import assert_allclose, assert_array_equal
 
+from raypipe.report.parts import TableView
 from raypipe.report.plots import Plot
 from raypipe.report.run_results import RunResults
-from raypipe.report.sections import TableView
 from raypipe.report.trainings import training_plots, training_section
 
 GIB = 2**30

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory, cache_directory
+from raypipe.store.cache import Cache
+from raypipe.store.run_directory import RunDirectory
 
 
 def test_files_and_folders(anywhere: RunDirectory) -> None:
@@ -140,5 +141,5 @@ def test_a_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "~nobodyx/cache")
         with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
-            cache_directory()
+            Cache.directory()
         monkeypatch.delenv(name)
