@@ -145,7 +145,12 @@ def submit(
             "dashboard: leave the credentials out, and give them to the cluster's nodes "
             "(AWS_ACCESS_KEY_ID, ...)"
         )
-    from raypipe.launch.submit import submit as submit_job
+    try:
+        from raypipe.launch.submit import submit as submit_job
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"raypipe submit: needs {error.name}; pip install 'raypipe-runner[cluster]'"
+        ) from error
 
     passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
     return submit_job(address, words, passed, lambda text: print(text, flush=True), follow=follow)

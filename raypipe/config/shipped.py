@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.provenance import package_version
 
 #: the package of the experiments in configurations, and in an installed wheel
 LOGICAL, INSTALLED = "experiments", "raypipe.shipped.experiments"
@@ -78,6 +80,25 @@ def importable(module: str) -> str:
         return module
     installed = f"raypipe.shipped.{module}"
     return installed if not is_module(module) and is_module(installed) else module
+
+
+def missing_packages(module: str) -> list[str]:
+    """Return the packages of the extra ``workloads`` that a shipped module lacks here.
+
+    There are none for a module of the user's own.
+    """
+    spec = find_spec(module) if is_module(module) else None
+    if spec is None or not Path(str(spec.origin)).is_relative_to(folder() / LOGICAL):
+        return []
+    with suppress(PackageNotFoundError):  # a source tree on sys.path that was never installed
+        needed = [
+            text
+            for text in requires("raypipe-runner") or ()
+            if "extra" in text and "workloads" in text
+        ]
+        names = (re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needed)
+        return [name for name in names if package_version(name) is None]
+    return []
 
 
 def listing() -> str:

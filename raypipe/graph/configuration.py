@@ -133,6 +133,11 @@ def load_experiment(module: str, origin: str) -> Experiment:
 
     """
     name = shipped.importable(module)
+    if missing := shipped.missing_packages(name):
+        raise ConfigError(
+            f"{origin}: experiment = {module}: the experiments that come with raypipe need "
+            f"{', '.join(missing)}; pip install 'raypipe-runner[workloads]'"
+        )
     loaded = import_module(name, origin, "experiment")
     is_package = not hasattr(loaded, "EXPERIMENT") and hasattr(loaded, "__path__")
     if is_package and find_spec(f"{name}.experiment") is not None:

@@ -12,6 +12,7 @@ from raypipe import import_path
 from raypipe.commands import configuration as config
 from raypipe.config import shipped
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
 from tests.raypipe.toy import TOY
 
@@ -95,3 +96,16 @@ def test_workers_get_no_folder_of_python_itself() -> None:
 def test_pythonpath_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/some/where:/else")
     assert import_path.of_workers().split(os.pathsep)[-2:] == ["/some/where", "/else"]
+
+
+def test_a_shipped_experiment_without_its_packages_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as it is in the wheel; an editable installation may be older than the project
+    monkeypatch.setattr(shipped, "requires", lambda name: ["numba<1; extra == 'workloads'", "ray"])
+    monkeypatch.setattr(shipped, "package_version", lambda name: None)
+    lacking = r"need numba; pip install 'raypipe-runner\[workloads\]'"
+    with pytest.raises(ConfigError, match=lacking):
+        load_experiment("experiments.pabbo_lda", "a.yaml")
+    Path("mine_alone.py").write_text(TOY)
+    assert load_experiment("mine_alone", "a.yaml").name == "toy"
