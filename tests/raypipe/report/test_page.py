@@ -141,7 +141,7 @@ def test_no_template_switches_the_escaping_off() -> None:
     for template in (folder / "templates").glob("*.html"):
         assert not re.search(r"\|\s*safe|autoescape", template.read_text())
     assert [file.name for file in folder.rglob("*.py") if "Markup(" in file.read_text()] == [
-        "sections.py"  # the SVG of a plot
+        "parts.py"  # the SVG of a plot
     ]
 
 
