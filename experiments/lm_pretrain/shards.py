@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.blocks import SPLITS, Split, evenly_spread, map_blocks
-from experiments.common.packages import package_version
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.tokenizer import (
     Ids,
@@ -302,9 +302,10 @@ def _bytes(documents: Sequence[str]) -> int:
 def _cache_folder(context: StageContext) -> TokenFolder:
     """Return the folder of these tokens in the cache: by identity, code and libraries."""
     (unit,) = context.stage.units
+    # the modules that decide the tokens
     parts = (map_blocks, read_texts, make_tokenizer, _cache_folder)
     code = [Path(inspect.getfile(part)).read_text() for part in parts]
-    code += [f"tokenizers {package_version('tokenizers')}"]
+    code += [f"tokenizers {version('tokenizers')}"]
     key = fingerprint([unit.fingerprint, code])
     place = RunDirectory.at(Cache.directory() / "tokens" / key)
     return TokenFolder(place, place.path())

@@ -47,7 +47,7 @@ def place(
 
     """
     faults.from_environment()
-    Cache.directory()
+    Cache.directory()  # a wrong name is refused before anything starts
     if local and address is not None:
         raise ConfigError("--local runs without a cluster, and --address names one; give only one")
     launcher = None if local else attach(address, stack)

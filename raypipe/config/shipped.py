@@ -91,11 +91,8 @@ def missing_packages(module: str) -> list[str]:
     if spec is None or not Path(str(spec.origin)).is_relative_to(folder() / LOGICAL):
         return []
     with suppress(PackageNotFoundError):  # a source tree on sys.path that was never installed
-        needed = [
-            text
-            for text in requires("raypipe-runner") or ()
-            if "extra" in text and "workloads" in text
-        ]
+        parts = (text.partition(";") for text in requires("raypipe-runner") or ())
+        needed = [package for package, _, marker in parts if "workloads" in marker]
         names = (re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needed)
         return [name for name in names if package_version(name) is None]
     return []

@@ -16,7 +16,7 @@ from raypipe.graph.source import SourceCode, source_of
 #: types whose text is their value
 _PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
 #: modules of a user that have no file
-_NO_FILES = (None, "__main__", "__mp_main__")
+_NO_FILES = ("__main__", "__mp_main__")
 #: modules whose objects have a state that is not a value: what was drawn or read before
 _STATES = ("random", "_random", "itertools", "io", "_io")
 #: entries of a class that say nothing of its behavior
@@ -107,7 +107,7 @@ class CodeHash:
 
     def _is_users(self, module: str | None) -> bool:
         """Whether a module is the user's, which is noted if there is a file of it."""
-        if module in _NO_FILES or module is None:
+        if module is None or module in _NO_FILES:
             return True
         file = getattr(sys.modules.get(module), "__file__", None)
         if (

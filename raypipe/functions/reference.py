@@ -152,8 +152,11 @@ def check_signature(
     try:
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
-        problem, unknown = str(error), [each for each in names if each not in signature.parameters]
-        if unknown and accepted is not None:
+        parameters = signature.parameters
+        problem, unknown = str(error), [each for each in names if each not in parameters]
+        if any(each.kind is each.POSITIONAL_ONLY for each in parameters.values()):
+            problem = "arguments are given by name, so remove the `/` from its signature"
+        elif unknown and accepted is not None:
             hint = did_you_mean(unknown[0], accepted)
             problem = f"the function has no argument {unknown[0]!r}{hint}"
         raise ConfigError(

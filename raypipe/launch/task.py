@@ -229,9 +229,9 @@ def _as_before() -> Iterator[None]:
 
 @contextmanager
 def forks_end_at(*signals: signal.Signals) -> Iterator[None]:
-    """End what the body forks at these signals, whatever handler this process has.
+    """Processes that the body forks end at these signals, whatever handlers this process has.
 
-    Of a process of a pool, SIGTERM is the end, for which the pool waits.
+    A pool ends its processes by SIGTERM and waits until they have ended.
     """
     _ending.update(signals)
     try:
@@ -252,7 +252,8 @@ def _default_handlers() -> None:
     _ending.clear()
 
 
-# Python forgets a signal that comes while it forks: it is held back until the child can end.
+# Python discards a signal that arrives during a fork, so these are blocked until the child has
+# its handlers.
 os.register_at_fork(
     before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _ending),
     after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ending),

@@ -32,7 +32,8 @@ Record = dict[str, Any]
 _SHARE = 0.1
 _POLL_S = 0.05
 _SHOWN = 80
-_SEPARATORS = ",;\t"
+_SEPARATORS = ",;\t|"
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 #: a number in a form that is not read: 1.234,5 or 1 000 or "0,5" in a comma-separated file
 _FORMATTED = re.compile(
     r"[+-]?(?=[\d.]*[^\d.])\d+(?:[., '_\u00a0\u202f]\d+)*(?:[eE][+-]?\d+)?\s*%?"
@@ -180,21 +181,47 @@ def _lines(text: str, notes: dict[str, str]) -> Iterator[tuple[int, Record]]:
 
 def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
     """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
-    first, names = text.lstrip("\r\n").partition("\n")[0], list[str]()
-    separator = max(_SEPARATORS, key=first.count)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names, signs, rows = list[str](), set[str](), csv.reader(())
     try:
+        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         for row in rows:
             cells = [cell.strip() for cell in row]
             if _is_header(cells, names):
                 names = cells
             elif any(cells):
+                if separator != ",":  # else it is quoted: thousands, a list, or decimals
+                    cells = [_with_point(cell, signs) for cell in cells]
                 yield rows.line_num, dict(zip(names, cells, strict=True))
     except (ValueError, csv.Error) as error:
         is_open = str(error) == "unexpected end of data"  # within quotes
         if last or not is_open:
             problem = "a quote is not closed" if is_open else str(error)
             raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
+
+
+def _separator_of(header: str) -> str:
+    """Return the separator that gives most columns. Raises ValueError if several do."""
+    counts = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in _SEPARATORS}
+    best = [sign for sign, count in counts.items() if count == max(counts.values())]
+    if len(best) > 1 and max(counts.values()) > 1:
+        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
+    return best[0]
+
+
+def _with_point(cell: str, signs: set[str]) -> str:
+    """Return a cell with a decimal point in place of a comma; ``signs`` are those of the file.
+
+    Raises:
+        ValueError: the file has both decimal signs.
+
+    """
+    has_comma = _DECIMAL_COMMA.fullmatch(cell) is not None
+    if has_comma or ("." in cell and _number(cell) is not None):
+        signs.add("," if has_comma else ".")
+    if len(signs) > 1:
+        raise ValueError(f"{cell}: the file has decimal points and decimal commas; use points")
+    return cell.replace(",", ".") if has_comma else cell
 
 
 def _is_header(cells: list[str], names: list[str]) -> bool:
@@ -204,7 +231,8 @@ def _is_header(cells: list[str], names: list[str]) -> bool:
         ValueError: it is neither a header nor a row of values that fits the header ``names``.
 
     """
-    count, problem = sum(_number(cell) is not None for cell in cells), ""
+    values = [cell for cell in cells if _number(cell) is not None or _DECIMAL_COMMA.fullmatch(cell)]
+    count, problem = len(values), ""
     is_header = any(cells) and (not names or (not count and all(cells[1:])))
     if is_header and count == len(cells):
         problem = f"{', '.join(cells)}: must be the names of the columns"

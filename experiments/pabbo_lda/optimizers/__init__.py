@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, Protocol, get_args
 
-from experiments.common.packages import package_version
 from experiments.pabbo_lda.optimizers.bayesian import ExpectedImprovement, SurrogateImprovement
 from experiments.pabbo_lda.optimizers.pabbo import (
     CURVE_POLICY,
@@ -123,5 +124,6 @@ def deciding_libraries(name: OptimizerName) -> dict[str, str]:
 
 def release(name: str) -> str | None:
     """Return the first two parts of a package's version, ``5.0`` of 5.0.1; None if missing."""
-    found = package_version(name)
-    return None if found is None else ".".join(found.split(".")[:2])
+    with suppress(PackageNotFoundError):
+        return ".".join(version(name).split(".")[:2])
+    return None

@@ -185,7 +185,7 @@ def test_a_second_run_directory_takes_the_cache(run: Run, monkeypatch, cache: Pa
     assert len(read) == 3
 
 
-@pytest.mark.parametrize("changed", ["inspect", "package_version"])
+@pytest.mark.parametrize("changed", ["inspect", "version"])
 def test_other_code_does_not_take_the_cache(
     run: Run, monkeypatch, tmp_path: Path, cache: Path, changed
 ) -> None:

@@ -194,7 +194,7 @@ def usual(a, b=1, *, c): ...
         (usual, [], "missing a required argument: 'a'"),
         (usual, ["a", "c", "bb"], "no argument 'bb'; did you mean b? (its arguments: a, b, c;"),
         (usual, ["a", "c", "worker"], "the name of a column"),
-        (positional, ["a"], "'a' parameter is positional only, but was passed as a keyword"),
+        (positional, ["b"], "remove the `/` from its signature"),
         (lambda: 1, ["x"], "its arguments: none"),
         (usual, ["a", "c"], ""),
         (anything, ["x", "y"], ""),

@@ -108,7 +108,7 @@ def test_torchrun_starts_several_processes(launcher: RayLauncher, folder: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "package"), [("plain", "torch"), ("trainer", "transformers"), ("light", "lightning")]
+    ("name", "package"), [("plain", "torch"), ("trainer", "accelerate"), ("light", "lightning")]
 )
 def test_examples_of_the_guide(
     launcher: RayLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str

@@ -126,13 +126,14 @@ def test_the_sources_are_read_once(library, tmp_path, records):
 
 
 @pytest.mark.parametrize("kept", [0, 0.5])
-def test_a_damaged_cache_costs_only_time(library, tmp_path, records, kept):
+def test_a_damaged_cache_costs_only_time(library, tmp_path, records, caplog, kept):
     in_another_process()
     (path,) = (tmp_path / "cache").iterdir()
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
     assert in_another_process() == records[:2000]
     assert len(library) == 2
+    assert ("delete it if it is damaged" in caplog.text) == bool(kept)
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(library, tmp_path, monkeypatch, caplog):
