@@ -13,9 +13,8 @@ from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.integrations.tracking import flat
-from raypipe.report.best import Results, means, plain, point_label, shape_of
 from raypipe.report.measures import training_measures
-from raypipe.report.run_results import RunResults
+from raypipe.report.results import Results, RunResults, means, plain, point_label, shape_of
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import ADDED, Table
 
@@ -208,7 +207,7 @@ def _trainings(run: RunResults) -> Iterator[Results]:
     """Yield the trainings with all of their measures; without any, nothing."""
     trials = run.tables.get("trials", pd.DataFrame())
     known = [str(column) for column in trials if trials[column].notna().any()]
-    measures = training_measures(known, run.declared.step_metrics, run.monitors)
+    measures = training_measures(known, run.core("trials").columns, run.monitors)
     if measures and "trial_id" in known:
         names = ["trial_id", *(column.name for column in measures)]
         yield Results(Table("trials", "", tuple(measures)), plain(trials[names]), ["trial_id"])

@@ -44,7 +44,7 @@ from raypipe.study.tables import TABLES as STUDIES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
-    from raypipe.report.run_results import Declarations
+    from raypipe.report.results import Declarations
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
 
@@ -263,17 +263,11 @@ def declared(experiment: Experiment) -> dict[str, Table]:
 
 def of_report(experiment: Experiment) -> Declarations:
     """Return what the report reads of an experiment."""
-    from raypipe.report.run_results import Declarations
+    from raypipe.report.results import Declarations
 
-    core = {table.name for table in declared(experiment).values()}
-    core -= {table.name for table in experiment.tables}
-    return Declarations(
-        sentence(experiment),
-        experiment.tables,
-        experiment.step_metrics,
-        frozenset(core),
-        experiment.asked,
-    )
+    own = {table.name for table in experiment.tables}
+    core = {name: table for name, table in declared(experiment).items() if name not in own}
+    return Declarations(sentence(experiment), experiment.tables, core, experiment.asked)
 
 
 def sentence(experiment: Experiment) -> str:

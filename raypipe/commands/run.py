@@ -51,7 +51,7 @@ from raypipe.study.space import shown
 from raypipe.study.sweep_settings import SWEEP
 
 if TYPE_CHECKING:
-    from raypipe.report.best import Headline
+    from raypipe.report.results import Headline
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"

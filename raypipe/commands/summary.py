@@ -35,7 +35,7 @@ from raypipe.store.run_status import RunStatus
 from raypipe.study.tables import TABLES as STUDIES
 
 if TYPE_CHECKING:
-    from raypipe.report.run_results import RunResults
+    from raypipe.report.results import RunResults
 
 KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
 #: folders below the given one in which runs are looked for, one inside the other
@@ -136,8 +136,7 @@ def results_of(run: RunDirectory) -> RunResults:
         ConfigError: a table or the configuration is damaged.
 
     """
-    # with matplotlib, slow to import
-    from raypipe.report.run_results import Declarations, RunResults
+    from raypipe.report.results import Declarations, RunResults
 
     configuration = ""
     with suppress(FileNotFoundError):
@@ -148,8 +147,7 @@ def results_of(run: RunDirectory) -> RunResults:
     found = {name: tables.read_table(run, name) for name in known if name not in left_out}
     own = Declarations(
         tables=[table for name, table in known.items() if name not in core],
-        step_metrics=known["trials"].columns if "trials" in known else (),
-        core=frozenset(core),
+        core={name: known.get(name, table) for name, table in core.items()},
     )
     return RunResults(found, configuration=configuration, declared=own, directory=run)
 

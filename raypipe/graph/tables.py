@@ -39,6 +39,7 @@ FAILURES = Table(
         Column("outcome", "text", "What happened next."),
         Column("at", "time", "When it was recorded."),
     ),
+    shown=("kind", "message", "unit", "stage", "attempt"),
 )
 
 ENVIRONMENT = Table(
@@ -110,19 +111,6 @@ VARIANT_TESTS = Table(
     ),
 )
 
-BEST_VARIANTS = Table(
-    "best_variants",
-    "a best point of the matrix by a metric; equally good ones have a row each",
-    (
-        Column("metric", "text", "As in `variant_metrics`."),
-        Column("better", "text", "Which numbers are better: lower or higher."),
-        Column("mean", "real", "Mean over seeds at the best point."),
-        Column("seeds", "integer", "Number of seeds of the mean."),
-        Column("points", "integer", "Number of points compared."),
-        Column("point", "text", "Values of the varied keys, as JSON."),
-    ),
-)
-
 #: the tables that every run has
 CORE = (
     STAGES,
@@ -132,5 +120,4 @@ CORE = (
     VARIANTS,
     VARIANT_METRICS,
     VARIANT_TESTS,
-    BEST_VARIANTS,
 )

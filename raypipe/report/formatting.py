@@ -15,19 +15,12 @@ from raypipe.hardware import bytes_text
 MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
 _THIN_SPACE = "\u202f"  # does not break a line
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_HEADINGS = {
-    "p_value": "p",
-    "p_holm": "p (Holm)",
-    "samples_per_s": "samples/s",
-    "gpu_util_mean": "GPU utilization",
-    "gpu_peak_bytes": "GPU memory, peak",
-    "loss_final": "training loss",
-    "kendalls_w": "Kendall's W",
-}
 #: words of column names that readers know in another spelling
 _WORDS = {
     "f1": "F1", "mae": "MAE", "mse": "MSE", "rmse": "RMSE", "mrr": "MRR", "r2": "R²", "mfu": "MFU",
-    "rouge 1": "ROUGE-1", "rouge 2": "ROUGE-2", "rouge l": "ROUGE-L",
+    "rouge 1": "ROUGE-1", "rouge 2": "ROUGE-2", "rouge l": "ROUGE-L", "p value": "p",
+    "p holm": "p (Holm)", "kendalls": "Kendall's W", "gpu": "GPU", "cpu": "CPU", "lr":
+    "learning rate", "util": "utilization", "rss": "resident memory", "loss final": "training loss",
 }  # fmt: skip
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
@@ -163,8 +156,6 @@ def heading(column: str) -> str:
     """
     if "." in column:
         return column
-    if column in _HEADINGS:
-        return _HEADINGS[column]
     if column.startswith("eval_"):
         return f"held-out {heading(column.removeprefix('eval_'))}"
     base, statistic = column, ""

@@ -1,45 +1,67 @@
-"""The report's page: building it from a run directory, and the sections that every run has."""
+"""The report's page: building it from a run directory, and the sections that every run has.
+
+The first screen has four boxes of at most three sentences, each made by one rule.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from raypipe.config.matrix import value_text
+from raypipe.config.matrix import SEED, is_seed, value_text
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
+from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback
-from raypipe.report.best import Tables
-from raypipe.report.comparison import of_point, point_name, points
-from raypipe.report.first_screen import summary_section
-from raypipe.report.formatting import counted
+from raypipe.report.formatting import counted, heading, number, with_interval, with_unit
+from raypipe.report.measures import better_by_name
 from raypipe.report.parts import (
+    Answers,
     Code,
-    Download,
     Fold,
     Part,
     Pill,
     Section,
     TableView,
+    Tile,
+    Tiles,
     cells,
+    own_columns,
     render,
 )
 from raypipe.report.plots import rows, style
-from raypipe.report.run_results import Declarations, RunResults
-from raypipe.report.studies import (
+from raypipe.report.results import (
+    SWEEP,
+    Declarations,
+    EvaluationCurve,
+    Headline,
+    Rival,
+    RunResults,
     Searched,
+    Tables,
+    count_points,
+    points,
+    seeds_needed,
+    variants_of,
+)
+from raypipe.report.studies import (
     race_section,
     search_section,
+    sweep_asked,
     sweep_section,
     variants_section,
 )
-from raypipe.report.tables import table_section
-from raypipe.report.trainings import SWEEP, training_section
+from raypipe.report.tables import range_tiles, table_section, tile
+from raypipe.report.trainings import training_section
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import ADDED, read_tables
+from raypipe.store.tables import read_tables
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +73,11 @@ _KEPT = (
     "The folder `code` keeps the code that ran: `raypipe show --code` prints it, and "
     "`raypipe replay` computes results again."
 )
+_MOST_TILES = 8
+_MOST_COLUMNS = 3  # with results that are not finite that are named
+_MOST_SENTENCES = 3  # of an answer
+_MOST_UNITS = 3
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
 
 
 def build(
@@ -76,7 +103,7 @@ def build(
     point = _point(tables, variant)
     own: Sequence[Section] = ()
     try:
-        own = sections(of_point(tables, point) if point else tables) if sections else ()
+        own = sections(_of_point(tables, point) if point else tables) if sections else ()
     except Exception:
         message = "the report is without the experiment's sections\n%s"
         log.error(message, shown_traceback())  # noqa: TRY400
@@ -90,17 +117,32 @@ def build(
 
 def _point(tables: Tables, variant: str | None) -> dict[str, str] | None:
     """Return the point of a matrix that the experiment's sections show; None without a matrix."""
-    names = {point_name(point): point for point in points(tables)}
-    if variant is not None and variant not in names:
+    names = {
+        ",".join(f"{key}={value}" for key, value in sorted(point.items())): point
+        for point in points(tables)
+    }
+    if variant is not None:
+        if variant in names:
+            return names[variant]
         there = ", ".join(names) or "this run has no matrix"
         raise ConfigError(f"--variant {variant}: is not a point (there are: {shorten(there)})")
-    if variant is not None:
-        return names[variant]
     search, best = Searched.of(tables), {}
     for point in search.front["point"].head(1) if search is not None else ():
         best = {key: value_text(value) for key, value in json.loads(point).items()}
     preferred = (point for point in names.values() if best.items() <= point.items())
     return next(preferred, next(iter(names.values()), None))
+
+
+def _of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Return the tables with only the rows that belong to a point: those that have its values."""
+    variants = variants_of(tables)
+    others = [name for name, values in variants.items() if not values.items() <= point.items()]
+    return {
+        name: table[~table["variant"].isin(others)].reset_index(drop=True)
+        if "variant" in table.columns and name != "variants"
+        else table
+        for name, table in tables.items()
+    }
 
 
 @style()
@@ -126,20 +168,259 @@ def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[
     sections = [
         summary_section(run),
         _failures(run, recovered=worst == "succeeded"),
-        sweep_section(tables, run.sweeps),
+        sweep_section(run),
         *(table_section(results) for results in free if results.headlines),
-        search_section(tables),
-        race_section(tables),
-        variants_section(tables, shown, run.trained),
+        search_section(Searched.of(tables)),
+        race_section(rows(tables, "race")),
+        variants_section(run, shown),
         *run.sections,
         *(table_section(results) for results in free if not results.headlines),
-        training_section(tables, run.evaluations),
+        training_section(run),
         _stages(run),
         _environment(run),
         _repetition(run),
     ]
     status = Pill.of_status(worst) if statuses else None
     return render(run.title, status, sections)
+
+
+def summary_section(run: RunResults) -> Section:
+    """Return the summary of a run, from its declared tables only; empty if no stage is recorded."""
+    if rows(run.tables, "stages") is None:
+        return Section("Summary", [])
+    command: list[Part] = [Code(text) for text in _asked_command(run)]
+    answers: dict[str, list[Part]] = {
+        "What was asked": [" ".join(asked(run)), *command],
+        "What came out": came_out(run),
+        "How certain": [*certainty(run)],
+        "What to do next": next_step(run),
+    }
+    return Section("Summary", [Answers([(name, _short(parts)) for name, parts in answers.items()])])
+
+
+def _short(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of an answer without the paragraphs after its third sentence.
+
+    raypipe's own answers are no longer; the sections of an experiment may say more.
+    """
+    kept: list[Part] = []
+    count = 0
+    for part in parts:
+        count += len(_SENTENCE.findall(part)) + 1 if isinstance(part, str) else 0
+        if count <= _MOST_SENTENCES or not isinstance(part, str):
+            kept.append(part)
+    return kept
+
+
+def _asked_command(run: RunResults) -> list[str]:
+    """Return the newest command as it was given; none if it is not known."""
+    given = run.nodes.get("command", pd.Series(dtype=object)).dropna()
+    return [str(command) for command in given.head(1)]
+
+
+def asked(run: RunResults) -> Iterator[str]:
+    """Yield what the experiment does, what was varied, and what is done on which hardware."""
+    sentence = _SENTENCE.split(run.declared.sentence, maxsplit=1)[0]
+    if sentence:
+        yield sentence if sentence.endswith(".") else f"{sentence}."
+    if varied := "; ".join([*_varied(run), *sweep_asked(run.sweeps)]):
+        yield f"{varied[0].upper()}{varied[1:]}."
+    stages = run.tables["stages"]
+    done, total, what = int((stages["status"] == "succeeded").sum()), len(stages), "stage"
+    if run.calls is not None:
+        done, total, what = *run.calls, "call"
+    if total:
+        yield f"{done} of {counted(total, what)} succeeded{_hardware(run)}."
+
+
+def _varied(run: RunResults) -> Iterator[str]:
+    """Yield the varied keys of the matrix, else the axes of the tables with a best result."""
+    counts = {k: len(values) for k, values in run.varied.items() if not is_seed(k)}
+    seeds, word = count_points(run.tables, seeds=True), "Varied"
+    if not counts and seeds < 2:
+        word = "Compared"
+        shown = [each for each in run.results if each.headlines or each.table.open]
+        for rows, shape in ((each.rows, each.shape) for each in shown):
+            counts |= {heading(axis): rows[axis].nunique(dropna=False) for axis in shape.axes}
+            seeds = max([seeds, *(rows[name].nunique() for name in shape.seeds)])
+    keys = [f"{name} ({count} values)" for name, count in counts.items() if count > 1]
+    if named := [*keys, *([f"{seeds} seeds"] * (seeds > 1))]:
+        yield f"{word}: {', '.join(named)}"
+
+
+def _hardware(run: RunResults) -> str:
+    """Return the nodes of the last command, as the end of a sentence."""
+    nodes = run.nodes.reindex(columns=["gpus", "cpus", "memory_bytes"])
+    if nodes.empty:
+        return ""
+    gpus = ", ".join(dict.fromkeys(nodes["gpus"].dropna())) or "no GPU"
+    memory = bytes_text(float(nodes["memory_bytes"].sum()))
+    each = f"{gpus}, {nodes['cpus'].sum():.0f} CPUs, {memory} of memory"
+    return f" on {counted(len(nodes), 'node')} ({each})"
+
+
+def came_out(run: RunResults) -> list[Part]:
+    """Return the experiment's findings, the headline numbers, and results that are not finite."""
+    parts: list[Part] = [part for section in run.sections for part in section.findings]
+    if shown := summary_tiles(run):
+        parts.append(Tiles(shown))
+    if texts := run.not_finite:
+        more = len(texts) - _MOST_COLUMNS
+        named = [text.rstrip(".") for text in texts[:_MOST_COLUMNS]]
+        parts.append("; ".join([*named, *[f"{more} more are not"] * (more > 0)]) + ".")
+    if not parts and run.declared.core is not None:
+        parts.append("No table has a number.")
+    return parts
+
+
+def summary_tiles(run: RunResults) -> list[Tile]:
+    """Return a tile for each best result and for the model of each training stage."""
+    models = [] if run.varied else list(_models(run))
+    trainings = [] if models else run.training_headlines
+    named = {best.metric for best in run.measured}
+    bests = [*run.measured, *(best for best in trainings if best.metric not in named)]
+    tiles = [*map(tile, [*bests, *run.recommended]), *models]
+    return (tiles or [each for of in run.results for each in range_tiles(of)])[:_MOST_TILES]
+
+
+def _models(run: RunResults) -> Iterator[Tile]:
+    """Yield the best model of each training stage by its first held-out metric.
+
+    A model is that of the best step if held-out data chose it, else that of the last step.
+    """
+    by_stage: dict[str, list[EvaluationCurve]] = {}
+    for each in (each for each in run.evaluations if each.column.better):
+        by_stage.setdefault(each.stage, []).append(each)
+    for stage, curves in by_stage.items():
+        own = [each for each in curves if each.column == curves[0].column]
+        best = min(own, key=lambda each: float(each.sign * each.values[each.kept]))
+        at, column, values = best.kept, best.column, best.values
+        note = f"{stage}, at the end"
+        if best.chosen:
+            note = f"{stage}, best of {counted(len(values), 'evaluation')}, at step "
+            note += f"{best.steps[at]:.0f}; {number(float(values[-1]))} at the end"
+        elif values[best.best] != values[-1]:
+            note += f"; {number(float(values[best.best]))} at step {best.steps[best.best]:.0f}"
+        if np.isfinite(rival := float(best.baseline_values[at])):
+            note += f"; {best.baseline} {number(rival)}"
+        label = with_unit(column.name, column.unit, column.better)
+        tone = "" if best.beats_baseline(at) else "warn"
+        yield Tile(label, number(float(values[at])), note, tone)
+
+
+def certainty(run: RunResults) -> Iterator[str]:
+    """Yield what the run's tests say: the experiment's own, else the intervals over repetitions."""
+    repeated = [best for best in run.headlines if best.runs > 1]
+    if repeated:
+        counts = dict.fromkeys(f([best.runs for best in repeated]) for f in (min, max))
+        several = " to ".join(map(str, counts))
+        yield f"Means of {several} repetitions; ± is Student's 95 % confidence interval."
+    elif (run.headlines or run.evaluations) and not run.tested:
+        several = " of each" if any(len(best.points) > 1 for best in run.headlines) else ""
+        yield f"One run{several}, no interval over seeds."
+    yield from run.tested
+    for best in repeated[:1] if not run.tested else ():
+        if best.baseline is not None:
+            yield from _against(best, "the baseline", best.baseline)
+        if best.ties == 1 and best.second is not None:
+            yield from _against(best, "the second best,", best.second)
+
+
+def _against(best: Headline, name: str, rival: Rival) -> Iterator[str]:
+    """Yield on which side of a rival the best point is, and whether that may be chance."""
+    if np.isfinite(rival.half):
+        size = with_interval(best.column.name, abs(rival.gain), rival.half)
+        side = "above" if (rival.gain > 0) == (best.column.better == "higher") else "below"
+        judged = "it may be chance" if rival.may_be_chance else "more than chance"
+        metric = f"{best.name[:1].upper()}{best.name[1:]}"
+        yield f"{metric} is {size} {side} {name} {rival.label}: {judged}."
+
+
+def next_step(run: RunResults) -> list[Part]:
+    """Return the first that applies: continue, say what is better, the experiment's, more seeds."""
+    advised = [] if run.varied else [each.advice for each in run.sections if each.advice]
+    steps = (_failed(run), _undirected(run), next(iter(advised), ()), _repeat(run))
+    return next(filter(None, map(list, steps)), ["The tables suggest no next step."])
+
+
+def _failed(run: RunResults) -> Iterator[Part]:
+    """Yield how to see the errors of what failed in the end, and how to continue."""
+    stages = run.tables["stages"]
+    bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
+    count, what = len(bad) or int((stages["status"] != "succeeded").sum()), "stage"
+    if not count:
+        return
+    stored, wanted = run.calls or (0, 0)
+    if stored < wanted:
+        count, what = wanted - stored, "call"
+    if bad.empty:
+        yield f"{counted(count, what)} not done. Continue:"
+    else:
+        yield f"{counted(count, what)} failed. Read the error, then continue:"
+    units = run.failures[run.failures["stage"].isin(bad["stage"])]["unit"]
+    where = "RUN_DIR" if run.directory is None else run.directory.shown
+    logs = [shlex.join(["raypipe", "logs", where, unit])
+            for unit in list(dict.fromkeys(map(str, units)))[:_MOST_UNITS]]  # fmt: skip
+    if lines := [*logs, *filter(None, [run.command])]:
+        yield Code("\n".join(lines))
+
+
+def _undirected(run: RunResults) -> Iterator[Part]:
+    """Yield how to say which returned number is better, for a function of which nothing says so."""
+    calls = next((results for results in run.results if results.table.open), None)
+    if run.calls is None or calls is None or any(c.better for c in calls.table.columns):
+        return
+    names = [each.name for each in calls.shape.numbers if each not in calls.table.columns]
+    if names:
+        known = next((name for name in names if better_by_name(name)), names[0])
+        option = "minimize" if better_by_name(known) == "lower" else "maximize"
+        yield "Say which number is better; stored calls are not computed again. Add to the command:"
+        form = {
+            "raypipe map": f"--{option} {known}",
+            "raypipe run": f"'{option}=[{known}]'",
+        }.get(" ".join(run.command.split()[:2]), f"{option}='{known}'")  # of Python
+        yield Code(form)
+
+
+def _repeat(run: RunResults) -> Iterator[Part]:
+    """Yield more seeds where a point has one run, or too few to tell the best from others.
+
+    The experiment's own tests, and a race, say for themselves how many are needed. No number of
+    seeds tells equal values apart.
+    """
+    if "seed:" not in run.configuration or run.tested or rows(run.tables, "race") is not None:
+        return
+    needed = seeds_needed(run.tables)
+    repeated = [best for best in run.headlines if best.runs > 1]
+    if not repeated:
+        equal = any(best.ties > 1 for best in run.headlines[:1])
+        lost = any(best.baseline and best.baseline.gain <= 0 for best in run.headlines)
+        if (run.headlines or run.evaluations) and not equal and not lost:
+            yield f"Repeat with {needed} seeds to find out what is chance, with:"
+            yield Code(_seeds(run, needed) or f"--matrix runs={needed}")
+        return
+    best = repeated[0]
+    more = needed if best.runs < needed else 2 * best.runs
+    for rival in (best.baseline, best.second if best.ties == 1 else None):
+        if rival is not None and rival.may_be_chance and rival.half > 0:
+            option = _seeds(run, more) or (best.repeats and f"{best.repeats}={more}")
+            text = f"{best.runs} repetitions cannot tell {best.leaders} from {rival.label} by "
+            yield f"{text}{best.name}: take {more}{', with:' if option else '.'}"
+            yield from [Code(option)] if option else []
+            return
+
+
+def _seeds(run: RunResults, count: int) -> str:
+    """Return what gives a matrix or a function so many seeds in the same run; empty if unknown."""
+    keys, calls = [key for key in run.varied if is_seed(key)], run.tables.get("calls")
+    if keys == [SEED]:
+        return f"--matrix runs={count}"
+    values: Sequence[Any] = run.varied[keys[0]] if len(keys) == 1 else []
+    key = f"--matrix {shlex.quote(keys[0])}" if values else SEED
+    if calls is not None and SEED in calls and not keys:
+        values = list(calls[SEED])
+    least = float(pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").min())
+    return f"{key}={least:.0f}..{least + count - 1:.0f}" if least.is_integer() else ""
 
 
 def _failures(run: RunResults, *, recovered: bool) -> Section:
@@ -158,8 +439,7 @@ def _failures(run: RunResults, *, recovered: bool) -> Section:
         kind=cells(Pill(kind, "bad") for kind in kinds),
         message=cells(Code(text) for text in failures["message"].fillna("").astype(str)),
     )
-    columns = ["kind", "message", "unit", "stage", "attempt"]
-    view = TableView(failures, columns, "Failed attempts")
+    view = TableView(failures, run.core("failures").shown, "Failed attempts")
     css = "alert recovered" if recovered else "alert"
     return Section("Failures", [text, Fold("Failed attempts", [view]) if recovered else view], css)
 
@@ -169,16 +449,14 @@ def _stages(run: RunResults) -> Section:
         return Section("Stages", [])
     pills = cells(Pill.of_status(str(status)) for status in stages["status"])
     ordered = stages.assign(status=pills).sort_values("started_at", kind="stable")
-    variant = ["variant"] if run.varied else []
-    columns = ["stage", *variant, "status", "duration_s", "started_at", "device", "gpu_peak_bytes"]
-    return Section("Stages", [TableView(ordered, columns, "Stages")])
+    first = ["stage", "variant"] if run.varied else ["stage"]
+    return Section("Stages", [TableView(ordered, own_columns(ordered, first), "Stages")])
 
 
 def _environment(run: RunResults) -> Section:
-    hidden = {*ADDED, "command"}  # which the summary shows
-    columns = [name for name in run.nodes if name not in hidden]
+    nodes = run.nodes.drop(columns="command", errors="ignore")  # the summary shows it
     text = "Of the last command; the table environment has the nodes of all commands."
-    view = TableView(run.nodes, columns, "Nodes and packages", caption=text)
+    view = TableView(nodes, label="Nodes and packages", caption=text)
     return Section("Environment", [view])
 
 
@@ -195,12 +473,12 @@ def _repetition(run: RunResults) -> Section:
             else:
                 notes = [f"The run did not start in a git repository. {_KEPT}"]
         parts += [
-            "The configuration below has every setting, also those of the profile. Save it, then:",
+            "The configuration below has every setting, also those of the profile. Save it as "
+            f"{_FILE}, then:",
             Code("\n".join(commands)),
             *notes,
-            Download(_FILE, run.configuration),
             Fold("Resolved configuration", [Code(run.configuration)]),
         ]
-    if run.command and run.command != run.asked_command:  # which the summary shows
+    if run.command and run.command not in _asked_command(run):  # which the summary shows
         parts += ["To continue this run, or compute more in it:", Code(run.command)]
     return Section("How to repeat", parts)

@@ -20,8 +20,9 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from raypipe.report.formatting import cell, heading
-from raypipe.report.plots import GRID, INK, LINE, MUTED, PAPER, TIP, Plot, encode, slug
+from raypipe.report.formatting import cell, counted, heading
+from raypipe.report.plots import GRID, INK, MUTED, PAPER, TIP, Plot, encode, slug
+from raypipe.store.tables import ADDED
 
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 _MOST_ROWS, _MOST_PLOTS = 20, 6  # that are not folded
@@ -72,16 +73,16 @@ class Fold:
 
 @dataclass(frozen=True)
 class TableView:
-    """Columns of a table in order; the first names the row. ``label`` is for screen readers.
+    """Columns of a table in order, by default its own; the first names the row.
 
-    A cell is a :class:`Pill` or :class:`Code`, or any value, which is formatted by
-    its column's name. ``emphasized`` says which rows are bold, ``meanings`` explains columns.
-    ``caption`` stands above the rows.
+    ``label`` is for screen readers. A cell is a :class:`Pill` or :class:`Code`, or any value, which
+    is formatted by its column's name. ``emphasized`` says which rows are bold, ``meanings``
+    explains columns. ``caption`` stands above the rows.
     """
 
     rows: pd.DataFrame
-    columns: Sequence[Any]
-    label: str
+    columns: Sequence[Any] = ()
+    label: str = ""
     emphasized: Sequence[bool] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
     caption: str = ""
@@ -93,7 +94,8 @@ class TableView:
     @property
     def visible_columns(self) -> list[str]:
         """The columns that the rows have and that hold a value; all of them if none does."""
-        present = [name for name in self.columns if name in self.rows.columns]
+        given = self.columns or own_columns(self.rows)
+        present = [name for name in given if name in self.rows.columns]
         held = [name for name in present if self.rows[name].notna().any()]
         return held if held or self.rows.empty else present
 
@@ -143,15 +145,13 @@ class Answers:
         return any(parts for _, parts in self.answers)
 
 
-@dataclass(frozen=True)
-class Download:
-    """A link that saves a text as a file."""
-
-    name: str
-    text: str
+Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles | Answers
 
 
-Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles | Answers | Download
+def own_columns(rows: pd.DataFrame, first: Sequence[str] = ()) -> list[Any]:
+    """Return the columns of rows without those that raypipe added, unless they are the first."""
+    own: list[Any] = [name for name in rows if name not in ADDED]
+    return list(dict.fromkeys([*first, *own]))
 
 
 def cells(values: Iterable[Any]) -> Any:
@@ -217,7 +217,7 @@ def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | 
         most = len(shown) if is_folded else _MOST_PLOTS
         yield shown[:most]
         if more := shown[most:]:
-            yield Fold(f"{len(more)} more figures", more)
+            yield Fold(counted(len(more), "more figure"), more)
 
 
 def _columns(table: TableView) -> list[tuple[str, str, str, list[tuple[Any, str]]]]:
@@ -260,8 +260,6 @@ def _svg(files: dict[str, bytes], plot: Plot) -> tuple[str, Markup]:
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
     tips = rf'<g id="{TIP}([^"]*)">'
     text = re.sub(tips, lambda at: f'<g class="tip"><title>{escape(unquote(at[1]))}</title>', text)
-    lines = rf'<g id="{LINE}([^"]*)">'
-    text = re.sub(lines, lambda at: f'<g class="line" data-line="{escape(unquote(at[1]))}">', text)
     text = re.sub(r'\bid="|url\(#|(?<=href=")#', rf"\g<0>{name}_", text).replace("xlink:", "")
     for color, variable in _COLORS.items():
         text = text.replace(color, f"var({variable})")

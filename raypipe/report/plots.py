@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,27 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.style import context
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    MultipleLocator,
+    NullLocator,
+)
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import isotonic_regression
 
-from raypipe.report.formatting import cell, number, power_of_ten, short_labels, with_interval
+from raypipe.report.formatting import (
+    cell,
+    heading,
+    number,
+    power_of_ten,
+    short_labels,
+    with_interval,
+)
 from raypipe.stats import on_pareto_front, ranked
 
 # The page replaces these by its own, so that a plot follows light and dark mode.
@@ -45,16 +59,8 @@ _COLORS = (
 #: smallest text, in points: a phone shows a figure at nine tenths of its size
 _SMALLEST = 10.0
 _MAX_NAME = 100  # characters of a file name
-#: beginnings of the ids of artists that the page makes interactive
-TIP, LINE = "tip:", "line:"
-_ROOM = 0.13  # of the height of axes, for a line of text
-_Line = str | tuple[int, tuple[float, ...]]
-_DASHED: _Line = (0, (4, 1.5))
-_DASH_DOT: _Line = (0, (6, 1.5, 1.5, 1.5))
-_LINES: tuple[_Line, ...] = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
-#: line styles of a second round of the colors
-_OTHER_LINES: tuple[_Line, ...] = (_DASHED, _DASHED, _DASHED, _DASHED, _DASHED, "-", "-", "-", "-")
-
+#: beginning of the ids of artists that show a text where the pointer is
+TIP = "tip:"
 #: lines with a color and a name of their own
 MOST_LINES = 8
 #: rows of a chart of dots
@@ -64,8 +70,6 @@ _MOST_WRITTEN = 100  # cells of a heat map
 _WIDEST = 60  # characters of a row of a heat map
 _MOST_TIPS = 200  # points with a value to show
 _MOST_POINTS = 1000  # of a line: more than a figure has pixels
-
-_STYLE = "raypipe.report.templates.plots"  # a style sheet
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Stroke(NamedTuple):
     """Color and line style of one name, the same in every plot."""
 
     color: str
-    line: _Line
+    line: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,6 @@ class Line:
         y: ``[n]``
         half: ``[n]``, half of an interval around ``y``, NaN where there is none.
         raw: ``[n]``, unsmoothed values, drawn thin.
-        column: whose values these are, for their unit.
 
     """
 
@@ -105,7 +108,6 @@ class Line:
     y: NDArray[np.floating[Any]]
     half: NDArray[np.floating[Any]] | None = None
     raw: NDArray[np.floating[Any]] | None = None
-    column: str = ""
 
     @property
     def halves(self) -> NDArray[np.floating[Any]]:
@@ -118,19 +120,21 @@ class Line:
         return order[0]
 
 
-#: the stroke of a line that has no other one next to it
-_SINGLE = Stroke(_COLORS[3], "-")
+#: the strokes of a line that has no other one next to it, and of one that is not named
+_SINGLE, _OTHER = Stroke(_COLORS[3], "-"), Stroke(MUTED, "-")
 
 
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
     """Return a stroke for each name by its position; the first 18 differ, the first 9 in color."""
-    rounds = (_LINES, _OTHER_LINES)
-    both = [Stroke(*each) for lines in rounds for each in zip(_COLORS, lines, strict=True)]
-    return {name: both[place % len(both)] for place, name in enumerate(names)}
+    found = {}
+    for place, name in enumerate(names):
+        turn, color = divmod(place, len(_COLORS))
+        found[name] = Stroke(_COLORS[color], "--" if (color > 4) != (turn % 2 == 1) else "-")
+    return found
 
 
 #: applies the style of all plots; drawing and saving both happen inside
-style = partial(context, _STYLE)
+style = partial(context, "raypipe.report.templates.plots")
 
 
 def slug(text: str) -> str:
@@ -181,19 +185,20 @@ def _new_axes(width: float = 0.84) -> tuple[Figure, Axes]:
     return figure, figure.add_axes((0.13, 0.155, width - 0.015, 0.76))
 
 
-def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0) -> None:
-    """Write the x axis as numbers, logarithmic if the values span more than ``ratio``."""
+def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0, column: str = "") -> None:
+    """Write the x axis for a column, logarithmic if the values span more than ``ratio``."""
     known = finite(values)
     if needs_log(known, ratio):
         set_log(axes.xaxis, float(known.min()), float(known.max()))
         return
     whole = bool((known == np.round(known)).all()) and known.size > 1
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
+    write = FuncFormatter(lambda value, _: cell(column, round(value, 12)))
+    axes.xaxis.set_major_formatter(write)
 
 
-def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
-    """Fit the y axis to the finite values with a margin, logarithmic if they span ``ratio``."""
+def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0, column: str = "") -> None:
+    """Fit the y axis to the finite values of a column, logarithmic if they span ``ratio``."""
     known = finite(values)
     if not known.size:
         return
@@ -207,7 +212,11 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
     else:
         margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
         axes.set_ylim(low - margin, high + margin)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
+        if column.endswith("_bytes") and high > low:
+            step = 2.0 ** math.ceil(math.log2((high - low) / 5))
+            axes.yaxis.set_major_locator(MultipleLocator(step))
+        write = FuncFormatter(lambda value, _: cell(column, round(value, 12)))
+        axes.yaxis.set_major_formatter(write)
 
 
 def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
@@ -225,37 +234,15 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
-    """Name lines right of the axes at their last y value, moved apart where they would overlap.
-
-    Call it after the last change of the axes' limits.
-    """
-    figure = axes.get_figure(root=True)
-    if figure is None or not labels:
-        return
-    height = axes.get_position().height * figure.get_size_inches()[1] * 72  # points
-    ends = axes.transData.transform([(1.0, y) for y, _, _ in labels])
-    ends = np.clip(axes.transAxes.inverted().transform(ends)[:, 1], 0, 1)
-    places = spread(ends, gap=min(13.5 / height, 1 / max(1, len(labels) - 1)))
-    for end, place, (_, text, stroke) in zip(ends, places, labels, strict=True):
-        axes.plot(
-            [1.0, 1.03, 1.07, 1.085], [end, end, place, place], transform=axes.transAxes,
-            color=stroke.color, linewidth=1.0, clip_on=False, label="_leader",
-        )  # fmt: skip
-        axes.text(1.1, place, text, transform=axes.transAxes, va="center", fontsize=10)
-
-
-def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Return positions in [0, 1] at least ``gap`` apart, in the same order.
-
-    They are the closest to the given ones by least squares: an isotonic regression of the positions
-    minus their offsets.
-    """
-    order = np.argsort(positions, kind="stable")
-    offsets = gap * np.arange(len(positions))
-    level = isotonic_regression(positions[order] - offsets).x
-    placed = np.empty_like(positions)
-    placed[order] = np.clip(level, 0, max(0.0, 1 - offsets[-1])) + offsets
-    return placed
+    """Name lines right of the axes, in the order of their last y values."""
+    handles = [
+        Line2D([], [], color=stroke.color, linestyle=stroke.line, label=text)  # type: ignore[arg-type]
+        for _, text, stroke in sorted(labels, key=lambda label: -label[0])
+    ]
+    axes.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=0.9,
+        handletextpad=0.5, borderaxespad=0.0, borderpad=0.0,
+    )  # fmt: skip
 
 
 def tip(artist: Artist, text: str) -> None:
@@ -263,24 +250,17 @@ def tip(artist: Artist, text: str) -> None:
     artist.set_gid(TIP + quote(text, safe=""))
 
 
-def mark_best(axes: Axes, x: float, y: float, text: str, *, below: bool) -> None:
-    """Mark the best point of a curve with a ring, and write a text below or above it.
-
-    It is on the other side where it has no room.
-    """
+def mark_best(axes: Axes, x: float, y: float, text: str) -> None:
+    """Mark the best point of a curve with a ring, and write a text on the side that has room."""
     axes.plot(
         [x], [y], "o", markersize=9, markerfacecolor="none", markeredgecolor=INK,
         markeredgewidth=1.4, clip_on=False, zorder=5, label="_best",
     )  # fmt: skip
-    if not text:
-        return
     across, up = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-    if not _ROOM < up < 1 - _ROOM:
-        below = up > 0.5
     axes.annotate(
-        text, (x, y), (0, -8 if below else 8), textcoords="offset points",
+        text, (x, y), (0, 8 if up < 0.5 else -8), textcoords="offset points",
         ha="left" if across < 0.3 else "right" if across > 0.7 else "center",
-        va="top" if below else "bottom", zorder=6,
+        va="bottom" if up < 0.5 else "top", zorder=6,
         bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.8},
     )  # fmt: skip
 
@@ -296,108 +276,97 @@ def thinned(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
 def lines(
     drawn: Sequence[Line],
     xlabel: str,
-    title: str,
+    column: str,
     *,
     better: str = "",
-    steps: bool = True,
-    chosen: str = "",
+    from_0: bool = True,
 ) -> Figure:
-    """Draw lines, the best point of each with a ring if ``better`` is lower or higher.
+    """Draw lines of a column, the best point of each with a ring if ``better`` is given.
 
-    Few points are dots; those of a single line show their values at the pointer. More lines than
-    can be distinguished share one color, and one of them is named: the chosen one, which is bold,
-    else the one that ends best.
+    Few points are dots that show their values at the pointer. More lines than can be distinguished
+    share one color, and the one that ends best is named.
 
     Args:
         drawn: with finite values each.
         xlabel: name of the x axis.
-        title: of the y axis.
+        column: whose values these are, for their name and unit.
         better: which values are better.
-        steps: whether the x axis is linear and begins at 0.
-        chosen: the name of a line.
+        from_0: whether the x axis is linear and begins at 0.
 
     """
     alone, few = len(drawn) == 1, len(drawn) <= MOST_LINES
     names = [line.name for line in drawn]
     ends = [float(finite(line.y)[-1]) for line in drawn]
     best_end = max(ends) if better == "higher" else min(ends)
-    first = names.index(chosen) if chosen else ends.index(best_end)
-    labels = short_labels(names, 20)
-    figure, axes = _new_axes(0.84 if alone else 0.6)
+    first = ends.index(best_end)
+    labels = short_labels(names, 17)
+    figure, axes = _new_axes(0.84 if alone else 0.56)
     palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
     labelled: list[tuple[float, str, Stroke]] = []
     for place, line in enumerate(drawn):
-        stroke = palette[place] if few and not alone else _SINGLE
-        if not few and place != first:
-            stroke = Stroke(MUTED, "-")
-        bold, begun = place == first if chosen else few, len(axes.lines)
-        has_dots = few and line.raw is None and len(line.x) <= _MOST_TIPS
+        is_named = few or place == first
+        stroke = palette[place] if few and not alone else _SINGLE if is_named else _OTHER
         if line.raw is not None and few:
             axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
+        width, alpha = (1.7, 1.0) if is_named else (0.9, 0.5)
         axes.plot(
             line.x, line.y, color=stroke.color, linestyle=stroke.line, label=line.name,
-            linewidth=1.7 if bold else 0.9, alpha=1.0 if few or bold else 0.5,
-            zorder=3 if bold else 2,
+            linewidth=width, alpha=alpha, zorder=3 if is_named else 2,
         )  # fmt: skip
-        for x, y, half in zip(line.x, line.y, line.halves, strict=True) if has_dots else ():
-            if np.isfinite(y):
+        if few and line.raw is None and len(line.x) <= _MOST_TIPS:
+            for x, y, half in zip(line.x, line.y, line.halves, strict=True):
                 (dot,) = axes.plot([x], [y], "o", color=stroke.color, markersize=4)
-                text = with_interval(line.column, float(y), float(half) or np.nan)
+                text = with_interval(column, float(y), float(half) or np.nan)
                 tip(dot, f"{xlabel} {number(float(x))}: {text}")
-        for artist in axes.lines[begun:] if few and not alone else ():
-            artist.set_gid(LINE + quote(labels[place], safe=""))  # which a click hides
         if line.halves.any():
             low, high = line.y - line.halves, line.y + line.halves
             axes.fill_between(line.x, low, high, color=stroke.color, alpha=0.18, linewidth=0)
-        if few or place == first:
+        if is_named:
             labelled.append((ends[place], labels[place], stroke))
         gaps, floor = line.x[~np.isfinite(line.y)], axes.get_xaxis_transform()
         if gaps.size:
             axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
     across = np.concatenate([line.x for line in drawn])
-    frame_x(axes, across, np.inf if steps else 30.0)
-    if steps:
+    frame_x(axes, across, np.inf if from_0 else 30.0)
+    if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
-    frame_y(axes, _framed(drawn, better, chosen), 30.0)
-    if better and not chosen:
+    frame_y(axes, _framed(drawn, better), 30.0, column)
+    if better:
         ringed = [(line, line.best(better)) for line in (drawn if few else [drawn[first]])]
         tops = [float(line.y[at]) for line, at in ringed]
         top = tops.index(min(tops) if better == "lower" else max(tops))
         for place, (line, at) in enumerate(ringed):
-            text = f"{cell(line.column, tops[place])} at {xlabel} {number(float(line.x[at]))}"
-            shown = text if place == top else ""
-            mark_best(axes, float(line.x[at]), tops[place], shown, below=better == "lower")
+            text = f"{cell(column, tops[place])} at {xlabel} {number(float(line.x[at]))}"
+            mark_best(axes, float(line.x[at]), tops[place], text if place == top else "")
     if not alone:
         label_lines(axes, labelled)
     axes.set_xlabel(xlabel)
+    title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
     return figure
 
 
-def _framed(drawn: Sequence[Line], better: str, chosen: str) -> NDArray[np.float64]:
+def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:
     """Return the values that the y axis has to show.
 
     The outermost hundredth of many values would flatten the rest, and so would the worst of many
-    lines. The chosen line is shown as a whole.
+    lines.
     """
-    sign, values, whole = -1 if better == "higher" else 1, [], [np.empty(0)]
+    sign, values = -1 if better == "higher" else 1, []
     for line in drawn:
         own = finite(np.concatenate([line.y - line.halves, line.y + line.halves]))
         low, high = np.quantile(own, [0.005, 0.995]) if own.size > 200 else (own.min(), own.max())
         values.append(own[(own >= low) & (own <= high)])
-        whole += [own] if line.name == chosen else []
     worst = [float((sign * own).max()) for own in values]
     limit = np.quantile(worst, 0.9, method="lower") if len(drawn) > MOST_LINES else max(worst)
-    return np.concatenate([*whole, *(own[sign * own <= limit] for own in values)])
+    return np.concatenate([own[sign * own <= limit] for own in values])
 
 
-def heat_map(
-    grid: pd.DataFrame, column: str, better: str, words: Mapping[tuple[int, int], str]
-) -> Figure:
+def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) -> Figure:
     """Return a heat map of ``[R, C]`` numbers of a column, written into the cells if there are few.
 
-    The best cell has a frame if ``better`` is lower or higher. ``words`` say why a cell has no
-    number.
+    The best cell has a frame if ``better`` is lower or higher. ``words`` ``[R, C]`` say why a cell
+    has no number.
     """
     values = grid.to_numpy(np.float64)
     down, across = (short_labels(list(map(str, names)), _LONGEST)
@@ -421,7 +390,7 @@ def heat_map(
     best = low if better == "lower" else high
     for ((row, place), value), text in zip(np.ndenumerate(values), texts, strict=True):
         is_number = bool(np.isfinite(value))
-        text = text if is_number else words.get((row, place), "")
+        text = text if is_number else str(words.iloc[row, place])
         ink = ("#000000" if norm(value) > 0.6 else "#ffffff") if is_number else INK
         is_best = bool(better) and low < high and value == best
         mark = axes.text(
@@ -466,37 +435,34 @@ def dots(
     return figure
 
 
-def front(
-    points: NDArray[np.float64],
-    signs: Sequence[int],
-    labels: Sequence[str],
-    tips: Sequence[str],
-    chosen: int | None = None,
-) -> Figure:
+def front(points: pd.DataFrame, better: Sequence[str], tips: Sequence[str], chosen: int) -> Figure:
     """Draw points, and the steps through those that no other one beats in both numbers.
 
     Args:
-        points: ``[n, 2]``, finite.
-        signs: of each number, 1 where lower is better, else -1.
-        labels: of both axes.
+        points: ``[n, 2]``, finite; the columns are the numbers.
+        better: which values of each are better.
         tips: the name of each point.
-        chosen: the place of the point that is called recommended.
+        chosen: the place of the point that is called recommended, or -1.
 
     """
-    best = np.unique(points[on_pareto_front(points * signs)], axis=0)
+    values = points.to_numpy(float)
+    signs = [1 if each == "lower" else -1 for each in better]
+    best = np.unique(values[on_pareto_front(values * signs)], axis=0)
     figure, axes = _new_axes()
     steps = "steps-post" if signs[0] > 0 else "steps-pre"
     axes.plot(*best.T, drawstyle=steps, color=INK, linewidth=1.2, zorder=1)
-    for (x, y), text in zip(points, tips, strict=True):
-        (dot,) = axes.plot([x], [y], "o", color=_SINGLE.color, markersize=4.2)
-        tip(dot, f"{text}: {number(float(x))}, {number(float(y))}")
-    frame_x(axes, points[:, 0])
+    names = [str(name) for name in points]
+    for pair, text in zip(values, tips, strict=True):
+        (dot,) = axes.plot(*pair[:, None], "o", color=_SINGLE.color, markersize=4.2)
+        tip(dot, f"{text}: {', '.join(map(cell, names, pair))}")
+    frame_x(axes, values[:, 0], column=names[0])
+    frame_y(axes, values[:, 1], 30, names[1])
     axes.margins(x=0.06)
     axes.grid(visible=True, axis="x")
-    frame_y(axes, points[:, 1], 30)
-    if chosen is not None:
-        x, y = points[chosen]
-        mark_best(axes, float(x), float(y), "recommended", below=False)
+    if chosen >= 0:
+        x, y = map(float, values[chosen])
+        mark_best(axes, x, y, "recommended")
+    labels = [f"{heading(n)}, {b} is better" for n, b in zip(names, better, strict=True)]
     axes.set(xlabel=labels[0])
     axes.set_title(labels[1])
     return figure

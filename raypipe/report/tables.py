@@ -5,7 +5,8 @@ Calls of a function, a matrix, a search, a sweep and trainings are all shown by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raypipe.report import plots
-from raypipe.report.best import (
+from raypipe.report.formatting import (
+    cell,
+    counted,
+    heading,
+    listed,
+    number,
+    with_interval,
+    with_unit,
+)
+from raypipe.report.parts import Code, Fold, Heading, Part, Section, TableView, Tile, cells
+from raypipe.report.plots import Line, Plot, finite, thinned
+from raypipe.report.results import (
     LONG,
     Headline,
     Means,
@@ -26,17 +38,6 @@ from raypipe.report.best import (
     point_label,
     value_label,
 )
-from raypipe.report.formatting import (
-    cell,
-    counted,
-    heading,
-    listed,
-    number,
-    with_interval,
-    with_unit,
-)
-from raypipe.report.parts import Code, Fold, Heading, Part, Section, TableView, Tile, cells
-from raypipe.report.plots import Line, Plot, finite, thinned
 from raypipe.store.tables import ADDED, Column, Table
 
 _MOST_ROWS = 50
@@ -49,7 +50,6 @@ _MOST_CHARACTERS = 4000
 _MOST_CELLS = 24  # of an axis of a heat map
 _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
-_LONGEST_NAME = 50  # characters; a longer text is not a name
 
 
 def table_section(results: Results) -> Section:
@@ -89,22 +89,16 @@ def tile(best: Headline) -> Tile:
 
 
 def range_tiles(results: Results) -> list[Tile]:
-    """Return the ranges of the first numbers, of a table that does not say what is better.
-
-    A table of texts has none: its numbers are about the texts.
-    """
-    rows, tiles = results.rows, []
-    if any(is_long(rows[name], _LONGEST_NAME) for name in rows.columns if name not in ADDED):
-        return []
-    for column in results.shape.numbers:
-        values = finite(as_numbers(rows[column.name]))
+    """Return the ranges of the first numbers, of a table that does not say what is better."""
+    tiles = []
+    for column in results.shape.numbers[:_MOST_RANGES]:
+        values = finite(as_numbers(results.rows[column.name]))
         if values.size:
             ends = dict.fromkeys(cell(column.name, end) for end in (values.min(), values.max()))
             mean = cell(column.name, float(values.mean()))
             note = f"mean {mean} of {values.size} rows" if len(ends) > 1 else ""
-            label = with_unit(column.name, column.unit, column.better)
-            tiles.append(Tile(label, " to ".join(ends), note))
-    return tiles[:_MOST_RANGES]
+            tiles.append(Tile(with_unit(column.name, column.unit, ""), " to ".join(ends), note))
+    return tiles
 
 
 def result_parts(results: Results) -> list[Part]:
@@ -130,47 +124,41 @@ def number_plots(results: Results, column: Column, words: str = "") -> list[Plot
     is_drawable = all(np.abs(each).max(initial=0) <= _LARGEST for each in drawn)
     if not axes or values.size < 2 or not is_drawable:
         return []
-    if not (pair := _heat_axes(results)):
-        return _over(results, column, axes)
-    heat, others = _heat_map(results, column, words, *pair), set(axes) - set(pair)
-    return [heat, *(p for n in axes if n in others for p in _over(results, column, [n]))]
-
-
-def _heat_axes(results: Results) -> tuple[str, ...]:
-    """Return the two axes of a heat map: the first two with several values apart from baselines."""
     own = results.own
-    varied = [name for name in results.shape.axes if 1 < own[name].nunique() <= _MOST_CELLS]
-    if len(varied) < 2:
-        return ()
-    first, second = varied[:2]
-    count = len(own[[first, second]].drop_duplicates())
-    full = own[first].nunique() * own[second].nunique()
-    return (first, second) if count >= 3 and count >= full / 4 else ()
+    pair = [name for name in axes if 1 < own[name].nunique() <= _MOST_CELLS][:2]
+    full = math.prod(own[name].nunique() for name in pair)
+    if len(pair) < 2 or len(own[pair].drop_duplicates()) < max(3, full / 4):
+        return _over(results, column, axes)
+    heat = _heat_map(results, column, words, pair)
+    return [heat, *(p for n in axes if n not in pair for p in _over(results, column, [n]))]
 
 
-def _heat_map(results: Results, column: Column, words: str, first: str, second: str) -> Plot:
-    own, both = results.own, [first, second]
-    for name in both:  # a value such as null is one of the compared
+def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> Plot:
+    own = results.own
+    for name in pair:  # a value such as null is one of the compared
         own = own.assign(**{name: own[name].astype(object).where(own[name].notna(), "none")})
     if words:
         order = own.sort_values(column.name, ascending=column.better == "lower", kind="stable")
-        own = order.drop_duplicates(both)
-    found = means(own, both, column.name, results.shape.seeds)
-    grid = found.points.assign(**{"": found.mean}).pivot(index=first, columns=second, values="")
-    down, across = (list(own[name].drop_duplicates().sort_values(key=as_numbers, kind="stable"))
-                    for name in both)  # fmt: skip
-    grid = grid.reindex(index=down, columns=across)
-    reasons = {}
-    for one, other, word in zip(own[first], own[second], own.get(words, []), strict=False):
-        reasons[down.index(one), across.index(other)] = str(word)
-    grid.index, grid.columns = (pd.Index(list(map(value_label, v))) for v in (down, across))
-    figure = plots.heat_map(grid, column.name, column.better, reasons)
-    figure.axes[0].set(xlabel=_last(second), ylabel=_last(first))
-    others = [_last(name) for name in results.shape.axes if name not in both]
+        own = order.drop_duplicates(pair)
+    found = means(own, pair, column.name, results.shape.seeds)
+    labels = [own[name].drop_duplicates().sort_values(key=as_numbers, kind="stable")
+              for name in pair]  # fmt: skip
+    grids = [
+        table.pivot(index=pair[0], columns=pair[1], values="")
+        .reindex(index=labels[0], columns=labels[1])
+        .rename(index=value_label, columns=value_label)
+        for table in (
+            found.points.assign(**{"": found.mean}),
+            own.drop_duplicates(pair)[pair].assign(**{"": own[words] if words else ""}),
+        )
+    ]
+    figure = plots.heat_map(grids[0], column.name, column.better, grids[1].fillna(""))
+    figure.axes[0].set(xlabel=_last(pair[1]), ylabel=_last(pair[0]))
+    others = [_last(name) for name in results.shape.axes if name not in pair]
     over = [*(["repetitions"] if results.shape.seeds else []), *others]
     caption = f"{'The best' if words else 'Mean'} over {listed(over)}." if over else ""
     caption += " A frame marks the best." if column.better else ""
-    return _plot(results, column, both, "heat", caption, figure)
+    return _plot(results, column, pair, caption, figure)
 
 
 def _over(results: Results, column: Column, axes: Sequence[str]) -> list[Plot]:
@@ -193,15 +181,13 @@ def _line(results: Results, column: Column, axis: str, found: Means, caption: st
     every = np.unique(finite(as_numbers(results.rows[axis])))  # gaps where a number is missing
     curve = curve[curve.index.notna()].reindex(every)
     x, y, half = (thinned(v.to_numpy(float)) for v in (curve.index, curve["y"], curve["half"]))
-    line = Line("", x, y, half, column=column.name)
-    figure = plots.lines(
-        [line], _last(axis), heading(column.name), better=column.better, steps=False
-    )
+    line = Line("", x, y, half)
+    figure = plots.lines([line], _last(axis), column.name, better=column.better, from_0=False)
     if np.isnan(y).any():
         caption += " The line has a gap, and a cross, where a value is missing or not finite."
     if len(x) < len(curve):
         caption += f" {number(len(found.mean))} points, averaged over neighbors."
-    return _plot(results, column, [axis], axis, caption, figure)
+    return _plot(results, column, [axis], caption, figure)
 
 
 def _dots(
@@ -219,15 +205,16 @@ def _dots(
         caption += " Gray: baselines."
     if len(order) > len(shown):
         caption += f" The {'first' if not column.better else 'best'} {len(shown)} of {len(order)}."
-    return _plot(results, column, varied or axes, "-".join(axes), caption, figure)
+    return _plot(results, column, axes, caption, figure)
 
 
 def _plot(
-    results: Results, column: Column, by: Sequence[str], name: str, caption: str, figure: Figure
+    results: Results, column: Column, by: Sequence[str], caption: str, figure: Figure
 ) -> Plot:
     title = f"{heading(column.name)} by {listed([_last(str(axis)) for axis in by])}"
     caption += f" {column.better.capitalize()} is better." if column.better else ""
-    return Plot(f"{results.table.name}-{column.name}-{name}", title, caption.strip(), figure)
+    name = "-".join([results.table.name, column.name, *by])
+    return Plot(name, title, caption.strip(), figure)
 
 
 def _last(key: str) -> str:
@@ -253,31 +240,24 @@ def _best_rows(results: Results, column: Column) -> TableView:
     return TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)
 
 
-def _texts(rows: pd.DataFrame) -> list[Part]:
-    """Return the long texts of the first rows, which a table cannot show."""
+def _texts(rows: pd.DataFrame) -> Iterator[Fold]:
+    """Yield the long texts of the first rows, which a table cannot show."""
     names = [name for name in rows.columns if name not in ADDED and is_long(rows[name])]
-    parts: list[Part] = []
     for place, row in enumerate(rows[names].head(_MOST_TEXTS).to_dict("records")):
-        of_row: list[Part] = []
+        parts: list[Part] = []
         for name, text in row.items():
             if isinstance(text, str) and text:
                 cut = "…" if len(text) > _MOST_CHARACTERS else ""
-                of_row += [Heading(heading(str(name))), Code(text[:_MOST_CHARACTERS] + cut)]
-        fold = Fold(f"Texts of row {place + 1} of {number(len(rows))}", of_row)
-        parts += [fold] if of_row and len(rows) > 1 else of_row
-    return parts
+                parts += [Heading(heading(str(name))), Code(text[:_MOST_CHARACTERS] + cut)]
+        if parts:
+            yield Fold(f"Texts of row {place + 1} of {number(len(rows))}", parts)
 
 
 def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView:
     first, caption = rows.head(_MOST_ROWS), counted(len(rows), "row")
     if table.row:
         caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
-    columns = [name for name in first.columns if name not in ADDED]
-    meanings = {
-        column.name: f"{column.meaning} ({column.unit})" if column.unit else column.meaning
-        for column in table.columns
-    }
-    return TableView(first.map(_cut), columns, title, meanings=meanings, caption=caption)
+    return TableView(first.map(_cut), (), title, meanings=table.meanings, caption=caption)
 
 
 def _cut(value: Any) -> Any:

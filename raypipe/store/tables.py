@@ -91,6 +91,8 @@ class Table:
         headline: values of columns that select the rows of the headline numbers, such as
             ``{"level": "all"}``; by default all rows.
         repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
+        shown: columns that the report shows if it has room for some only, or draws by step or time
+            of a partitioned table; by default all, or none.
         order: the sort key of its rows; by default they are in the order in which they appeared.
 
     """
@@ -108,12 +110,18 @@ class Table:
     references: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict, hash=False)
     repeats: str = ""
+    shown: tuple[str, ...] = ()
     order: Callable[[Row], Any] | None = field(default=None, compare=False)
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
         """The columns in their order, with those that the framework adds."""
         return (RUN_ID, VARIANT, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """The meaning of each column, with its unit."""
+        return {c.name: f"{c.meaning} ({c.unit})" if c.unit else c.meaning for c in self.columns}
 
     def extended(self, columns: Sequence[Column]) -> Table:
         """Return the table with further columns."""

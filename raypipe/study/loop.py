@@ -23,10 +23,9 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Outcomes, Session
 from raypipe.graph.experiment import Stage
 from raypipe.graph.stored_results import ENTRIES, all_stored
-from raypipe.report.comparison import COSTS, compared
-from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
+from raypipe.study.comparison import compared
 from raypipe.study.metric import Measured, Metric
 from raypipe.study.placement import BuiltPoint, PlacedPoint, Placement
 
@@ -157,19 +156,12 @@ class PointLoop:
         return found
 
     def compare(self, session: Session) -> None:
-        """Derive the tables of means, tests and best points from the results of all variants."""
+        """Derive the tables of means and tests from the results of all variants."""
         if not self._source.is_compared or self._placement.only:
             return
-        ledger, tables = session.ledger, session.tables
+        ledger = session.ledger
         frames = {name: _frame(ledger.rows(name)) for name in ("variants", "trials", "measures")}
-        trials = tables["trials"].columns if "trials" in tables else ()
-        measures = tables["measures"].columns if "measures" in tables else ()
-        monitors = monitors_of(session.settings.model_dump())
-        of_trials = training_measures(frames["trials"].columns, trials, monitors)
-        of_trials += [column for column in trials if column.name in COSTS]
-        better = {("measures", column.name): column.better for column in measures if column.better}
-        better |= {("trials", column.name): column.better for column in of_trials if column.better}
-        for table, found in compared(frames, better).items():
+        for table, found in compared(frames).items():
             plain = found.astype(object).where(found.notna(), None).to_dict("records")
             rows = {
                 f"{place:06}": {str(name): value for name, value in row.items()}

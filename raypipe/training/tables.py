@@ -74,6 +74,12 @@ TRIALS = Table(
         ),
     ),
     internal=("point",),
+    shown=(
+        *("trial_id", "status", "precision", "micro_batch", "accumulation", "workers"),
+        *("effective_batch", "steps", "samples_per_s", "step_time_s", "gpu_util_mean"),
+        *("gpu_peak_bytes", "host_peak_bytes", "energy_j", "loss_final", "parity", "attempts"),
+        *("device", "reason"),
+    ),
 )
 
 STEPS = Table(
@@ -90,6 +96,7 @@ STEPS = Table(
         Column("phase", "text", "Phase of the training."),
     ),
     partitioned=True,
+    shown=("loss", "lr", "samples_per_s"),
 )
 
 GPU_SAMPLES = Table(
@@ -109,6 +116,7 @@ GPU_SAMPLES = Table(
         Column("rss_bytes", "integer", "Resident memory of the worker and its children.", "B"),
     ),
     partitioned=True,
+    shown=("util", "memory_bytes", "cpu_util", "rss_bytes"),
 )
 
 TABLES = (TRIALS, STEPS, GPU_SAMPLES)

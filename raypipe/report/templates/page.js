@@ -47,24 +47,3 @@ document.addEventListener("pointerover", (event) => {
   tip.style.left = `${window.scrollX + Math.max(4, Math.min(left, most))}px`;
   tip.style.top = `${window.scrollY + box.top - tip.offsetHeight - 6}px`;
 });
-// Hide and show the lines of a figure.
-for (const svg of document.querySelectorAll("figure svg")) {
-  const lines = [...svg.querySelectorAll(".line")];
-  const names = [...new Set(lines.map((line) => line.dataset.line))];
-  if (names.length < 2) continue;
-  const bar = document.createElement("div");
-  bar.className = "lines";
-  for (const name of names) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = name;
-    button.setAttribute("aria-pressed", "true");
-    button.addEventListener("click", () => {
-      const shown = button.getAttribute("aria-pressed") === "false";
-      button.setAttribute("aria-pressed", String(shown));
-      for (const line of lines) if (line.dataset.line === name) line.style.display = shown ? "" : "none";
-    });
-    bar.append(button);
-  }
-  svg.after(bar);
-}

@@ -11,9 +11,10 @@ from experiments.lm_pretrain import tables as lm_tables
 from experiments.lm_pretrain.tables import sections as lm_sections
 from experiments.transformer import tables as transformer_tables
 from experiments.transformer.figures import sections as transformer_sections
-from raypipe.report.first_screen import summary_section
+from raypipe.graph.tables import STAGES
+from raypipe.report.page import summary_section
 from raypipe.report.parts import Answers, Section
-from raypipe.report.run_results import Declarations, RunResults
+from raypipe.report.results import Declarations, RunResults
 from raypipe.store.tables import Table
 
 Tables = Mapping[str, pd.DataFrame]
@@ -31,7 +32,7 @@ def _boxes(
     stages = pd.DataFrame({"run_id": "r", "stage": ["train"], "status": "succeeded",
                            "started_at": pd.Timestamp("2026-03-02", tz="UTC"), "duration_s": 1.0,
                            "device": "cpu"})  # fmt: skip
-    declarations = Declarations("Toy.", declared, (), frozenset({"stages"}))
+    declarations = Declarations("Toy.", declared, {"stages": STAGES})
     about = RunResults({"stages": stages, **tables}, "toy", "raypipe run x.yaml", CONFIGURATION,
                   declarations, sections(tables))  # fmt: skip
     (answers,) = summary_section(about).parts

@@ -17,10 +17,11 @@ from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections, verdicts
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.tables import TABLES
-from raypipe.report.first_screen import summary_section
+from raypipe.graph.tables import STAGES
+from raypipe.report.page import summary_section
 from raypipe.report.parts import Answers, Part, Tiles
 from raypipe.report.plots import Plot, encode
-from raypipe.report.run_results import Declarations, RunResults
+from raypipe.report.results import Declarations, RunResults
 from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_comparison import Values, fits, history
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
@@ -262,7 +263,7 @@ def first_screen(tables: Tables) -> tuple[RunResults, dict[str, list[Part]]]:
     last = tables["study_history"].groupby(["dataset", "optimizer", "run"], sort=False).tail(1)
     finals = last[["dataset", "optimizer", "run"]].assign(best_perplexity=last["best_value"])
     every = {**tables, "stages": stages, "studies": finals}
-    declared = Declarations("A study.", TABLES, (), frozenset({"stages"}))
+    declared = Declarations("A study.", TABLES, {"stages": STAGES})
     settings = "lda: {runs: 3, seed: 0}\n"
     about = RunResults(every, "study", "raypipe run s.yaml", settings, declared, sections(tables))
     (answers,) = summary_section(about).parts

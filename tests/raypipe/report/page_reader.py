@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raypipe import report
 from raypipe.report.page import page_files
-from raypipe.report.run_results import RunResults
+from raypipe.report.results import RunResults
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}

@@ -14,7 +14,7 @@ from raypipe import report
 from raypipe.report.page import page_files
 from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView
 from raypipe.report.plots import Plot, style
-from raypipe.report.run_results import RunResults
+from raypipe.report.results import RunResults
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
 
 
@@ -155,8 +155,8 @@ def test_the_page_is_written_for_readers() -> None:
                  "raypipe run x.yaml", "power: 2"):  # fmt: skip
         assert text in page.words
     trainings, stages = page.words.split("Training runs")[-1].split("Stages")[:2]
-    assert "GPU memory, peak" in trainings
-    assert "GPU memory" not in stages  # no GPU, no column
+    assert "GPU peak" in trainings
+    assert "GPU peak" not in stages  # no GPU, no column
 
 
 def test_sections_follow_from_the_tables() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import math
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +13,19 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from raypipe.report import plots
-from raypipe.report.best import Results
 from raypipe.report.plots import (
     Line,
     Plot,
     encode,
     frame_y,
-    label_lines,
     slug,
-    strokes,
     style,
 )
+from raypipe.report.results import Results
 from raypipe.report.tables import number_plots
 from raypipe.store.tables import Column, Table
 
@@ -82,19 +78,6 @@ def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it(values, scale
     assert min(1e150, max(value for value in values if value < np.inf)) <= high < np.inf
 
 
-def test_labels_at_the_lines_do_not_overlap() -> None:
-    with style():
-        canvas = Figure(figsize=(5, 3.5))
-        axes = canvas.add_axes((0.1, 0.1, 0.6, 0.8))
-        frame_y(axes, [1000, 2000])
-        fixed = strokes([str(i) for i in range(9)])
-        label_lines(axes, [(1010.0, name, stroke) for name, stroke in fixed.items()])
-        canvas.draw_without_rendering()
-        boxes = sorted(text.get_window_extent().extents[[1, 3]].tolist() for text in axes.texts)
-    assert len(boxes) == 9
-    assert all(below[1] <= above[0] + 1 for below, above in pairwise(boxes))
-
-
 def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
     figure = _figure()
     with style():
@@ -103,24 +86,21 @@ def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
     assert "$x_{&lt;b&gt;" in svg
 
 
-def _lines(count: int, **options: str) -> Axes:
-    x = np.arange(10.0)
-    drawn = [Line(f"run {n}", x, x + n) for n in range(count)]
-    with style():
-        return plots.lines(drawn, "step", "loss", **options).axes[0]
-
-
 @pytest.mark.parametrize(
-    ("count", "options", "named"),
+    ("count", "better", "named", "best"),
     [
-        (8, {}, [f"run {n}" for n in range(8)]),
-        (12, {"better": "lower"}, ["0 at step 0", "run 0"]),
-        (12, {"better": "higher"}, ["20 at step 9", "run 11"]),
-        (12, {"better": "lower", "chosen": "run 3"}, ["run 3"]),
+        (8, "", [f"run {n}" for n in reversed(range(8))], []),
+        (12, "lower", ["run 0"], ["0 at step 0"]),
+        (12, "higher", ["run 11"], ["20 at step 9"]),
     ],
 )
-def test_few_lines_are_named_and_of_many_only_the_chosen_or_the_best(count, options, named):
-    assert [text.get_text() for text in _lines(count, **options).texts] == named
+def test_few_lines_are_named_by_their_ends_and_of_many_only_the_best(count, better, named, best):
+    x = np.arange(10.0)
+    with style():
+        drawn = [Line(f"run {n}", x, x + n) for n in range(count)]
+        axes = plots.lines(drawn, "step", "loss", better=better).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == named
+    assert [text.get_text() for text in axes.texts] == best
 
 
 def test_a_line_has_a_gap_where_a_result_is_not_finite():

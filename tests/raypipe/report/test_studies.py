@@ -14,17 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypipe.graph.tables import CORE
 from raypipe.report.plots import Plot, encode, style
-from raypipe.report.run_results import RunResults
-from raypipe.report.studies import race_section, sweep_section, sweeps
+from raypipe.report.results import Declarations, RunResults, sweeps
+from raypipe.report.studies import race_section, sweep_section
 from raypipe.report.trainings import training_plots
+from raypipe.store.tables import by_name
 from tests.raypipe.report.page_reader import page_of
 
 Tables = dict[str, pd.DataFrame]
 STAGE, GIB = "train_medium", 2**30
 MEASURES = ["samples_per_s", "gpu_peak_bytes", "host_peak_bytes", "parity"]
-SPEED, FRONT, CURVES = (
-    f"sweep-{STAGE}-{name}" for name in ("samples_per_s-heat", "front", "curves")
+SPEED, FRONT = (
+    f"sweep-{STAGE}-{name}"
+    for name in (
+        f"samples_per_s-{STAGE}.training.micro_batch-{STAGE}.training.precision",
+        "front",
+    )
 )
 
 
@@ -98,7 +104,7 @@ def _plots(tables: Tables) -> dict[str, Plot]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with style():
-            parts = sweep_section(tables, sweeps(tables)).parts
+            parts = sweep_section(RunResults(tables)).parts
         plots = [part for part in parts if isinstance(part, Plot)]
         for plot in plots:
             encode(plot)
@@ -141,28 +147,20 @@ def test_a_sweep_counts_measured_points_once_and_no_failures() -> None:
     assert sweep.axes == [f"{STAGE}.training.micro_batch"]
 
 
-def test_learning_curves_show_every_trial_where_it_ended_and_the_recommended_one() -> None:
-    plot = _plots(quality_tables())[CURVES]
+@pytest.mark.parametrize(("metric", "mode"), [("loss_final", "min"), ("eval_loss", "max")])
+def test_learning_curves_show_every_trial_where_it_ended(metric: str, mode: str) -> None:
+    """The worst trials may be cut off."""
+    tables = quality_tables(metric=metric, mode=mode)
+    column = metric.removesuffix("_final")
+    plot = _plots(tables)[f"{column}-sweep of {STAGE}"]
     (axes,) = plot.figure.axes
     curves = [line for line in axes.lines if str(line.get_label())[:1] != "_"]
     assert [max(line.get_xdata()) for line in curves].count(300) == 4
-    assert [line.get_label() for line in curves if line.get_linewidth() > 1] == ["recommended"]
-    assert plot.caption == (f"12 trials, named by {STAGE}.training.learning_rate; lower is better.")
-
-
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_curves_of_the_metric_show_the_best_and_the_recommended_as_a_whole(mode: str) -> None:
-    """The worst trials may be cut off."""
-    tables = quality_tables(-1, metric="eval_loss", mode=mode)
-    chosen = tables["trials"]["trial_id"].iloc[-1]
-    axes = _plots(tables)[CURVES].figure.axes[0]
+    better = {"min": "lower", "max": "higher"}[mode]
+    name = f"{STAGE}.training.learning_rate"
+    assert plot.caption == f"12 trials, named by {name}; {better} is better."
     low, high = axes.get_ylim()
-    steps = tables["steps"].dropna(subset=["eval_loss"])
-    own = steps.loc[steps["trial_id"] == chosen, "eval_loss"]
-    best = steps["eval_loss"].agg(mode)
-    assert low < own.min() <= own.max() < high
-    assert low < best < high
-    assert axes.get_title(loc="left").startswith("held-out loss")
+    assert low < tables["steps"][column].agg(mode) < high
 
 
 @settings(max_examples=15, deadline=None)
@@ -198,14 +196,19 @@ def test_the_page_recommends_and_folds_the_trials() -> None:
     assert "No trial of train_medium can be recommended." in _section(alone, "sweep")
 
 
+def _training_plots(tables: Tables) -> list[str]:
+    run = RunResults(tables, declared=Declarations(core=by_name(CORE)))
+    return [plot.name for plot in training_plots(run)]
+
+
 def test_the_figures_of_the_stages_leave_the_sweep_out() -> None:
     tables = quality_tables()
-    assert list(training_plots(tables)) == []
+    assert _training_plots(tables) == []
     own = tables["steps"].iloc[:20].assign(trial_id="own")
     tables["steps"] = pd.concat([tables["steps"], own])
     row = pd.DataFrame([{"trial_id": "own", "stage": STAGE}])
     tables["trials"] = pd.concat([tables["trials"], row])
-    assert [figure.name for figure in training_plots(tables)] == [f"loss-{STAGE}"]
+    assert _training_plots(tables) == [f"eval_loss-{STAGE}", f"loss-{STAGE}"]
 
 
 def test_a_race_shows_where_each_point_was_dropped() -> None:
@@ -217,12 +220,12 @@ def test_a_race_shows_where_each_point_was_dropped() -> None:
         for number, status in enumerate(statuses, 1)
     ]  # fmt: skip
     race = pd.DataFrame(rows)
-    text, view, fold = race_section({"race": race}).parts
+    text, view, fold = race_section(race).parts
     assert text == "3 points, 2 rounds, up to 7 seeds. fit.layers=1 wins with a mean of 1.2."
     assert list(view.rows["last_round"]) == [2, 2, 1]  # type: ignore[union-attr]
     assert fold.title == "Configuration of the winner"  # type: ignore[union-attr]
     undecided = race.assign(status=race["status"].where(race["round"] == 1, "contender"))
-    assert "Undecided between 2 points" in str(race_section({"race": undecided}).parts[0])
+    assert "Undecided between 2 points" in str(race_section(undecided).parts[0])
 
 
 def _search(metrics: dict[str, list[float]]) -> str:

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from raypipe.report.best import Results, headlines, means, plain, point_label, shape_of
 from raypipe.report.parts import Code, Fold, Section, TableView, render
 from raypipe.report.plots import Plot
+from raypipe.report.results import Results, headlines, means, plain, point_label, shape_of
 from raypipe.report.tables import table_section, tile
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
@@ -75,18 +75,6 @@ def test_axes_and_repetitions_are_found_in_the_rows() -> None:
     assert set(shape.axes) == {"C", "kernel"}
     assert shape.seeds == ("seed",)
     assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
-
-
-def test_the_headline_is_the_best_mean_of_pandas_with_students_interval() -> None:
-    rows = plain(_grid())
-    best, _ = headlines(SCORES, rows, shape_of(SCORES, rows))
-    table = rows.groupby(["C", "kernel"])["accuracy"].agg(["mean", "sem"])
-    (c, kernel), row = table["mean"].idxmax(), table.loc[table["mean"].idxmax()]
-    assert best.ranking[0].values == {"C": c, "kernel": kernel}
-    assert best.mean == pytest.approx(row["mean"])
-    assert best.half == pytest.approx(scipy.stats.t.ppf(0.975, 4) * row["sem"])
-    assert best.runs == 5
-    assert best.second.mean == pytest.approx(table["mean"].nlargest(2).iloc[1])
 
 
 def test_two_axes_give_a_heat_map_of_the_means() -> None:

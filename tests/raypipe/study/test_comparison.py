@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 
 import numpy as np
@@ -12,10 +11,11 @@ import yaml
 from scipy import stats
 
 from raypipe.config.matrix import value_text
-from raypipe.report import comparison, studies
-from raypipe.report.comparison import compared
 from raypipe.report.measures import monitors_of, training_measures
-from raypipe.store.tables import Column
+from raypipe.report.results import Declarations, RunResults, points
+from raypipe.report.studies import variants_section
+from raypipe.store.tables import Column, Table
+from raypipe.study.comparison import compared
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
 
@@ -41,18 +41,13 @@ def tables() -> dict[str, pd.DataFrame]:
 
 
 def summary(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
-    found = compared(tables, {})["variant_metrics"]
+    found = compared(tables)["variant_metrics"]
     return found[found["axis"] == axis].set_index("value")
 
 
 def paired(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
-    found = compared(tables, {})["variant_tests"]
+    found = compared(tables)["variant_tests"]
     return found[found["axis"] == axis].set_index(["first", "second"])
-
-
-def best(tables: dict[str, pd.DataFrame], table: str, column: str, better: str) -> dict:
-    (row,) = compared(tables, {(table, column): better})["best_variants"].to_dict("records")
-    return row
 
 
 def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -78,13 +73,10 @@ def seeded(rates: tuple[str, ...], **columns: list[float]) -> dict[str, pd.DataF
 def test_any_seed_is_averaged_over_and_not_compared():
     tables = seeded(("0.1", "0.2"), eval_accuracy=[0.9, 0.5, 0.8, 0.8])
     means = summary(tables, "fit.rate")
-    assert set(compared(tables, {})["variant_metrics"]["axis"]) == {"fit.rate"}
+    assert set(compared(tables)["variant_metrics"]["axis"]) == {"fit.rate"}
     assert list(means["mean"]) == [pytest.approx(0.7), pytest.approx(0.8)]
     assert list(means["seeds"]) == [2, 2]
-    row = best(tables, "trials", "eval_accuracy", "higher")
-    assert (json.loads(row["point"]), row["seeds"], row["points"]) == ({"fit.rate": "0.2"}, 2, 2)
-    text = studies.variants_section(tables, None).parts[0]
-    assert text == "2 points, 2 seeds."
+    assert variants_section(RunResults(tables), None).parts[0] == "2 points, 2 seeds."
 
 
 def test_the_interval_of_a_speed_has_no_negative_end():
@@ -180,45 +172,20 @@ def test_values_are_tested_at_the_points_that_both_have(tables):
     assert means.loc["0.3", "mean"] < means.loc["0.1", "mean"]  # over other points, and said to be:
 
 
-def test_a_point_without_its_worst_seeds_is_not_the_best(tables):
-    partial = without(tables, "rate=0.3,seed=[1-7],size=4")
-    easy = partial["measures"]["variant"].str.contains("seed=0")
-    partial["measures"].loc[easy, "value"] -= 10.0
-    row = best(partial, "measures", "value", "lower")
-    assert json.loads(row["point"]) == {"rate": "0.1", "size": "4"}
-    assert (row["seeds"], row["points"]) == (8, 6)
-
-
-def test_the_best_point_has_the_best_mean_over_seeds(tables):
-    ours = tables["measures"].query("method == 'ours'")
-    means = ours.groupby(ours["variant"].str.replace(r",seed=\d+", "", regex=True))["value"].mean()
-    for better, name in (("lower", means.idxmin()), ("higher", means.idxmax())):
-        row = best(tables, "measures", "value", better)
-        assert (row["metric"], row["better"]) == ("measures.value (ours)", better)
-        assert row["mean"] == pytest.approx(means[name])
-        assert (row["seeds"], row["points"]) == (len(SEEDS), len(RATES) * len(SIZES))
-        point = dict(part.split("=") for part in name.split(","))
-        assert json.loads(row["point"]) == point
-    assert compared(tables, {})["best_variants"].empty
-
-
-def test_the_yaml_of_a_best_point_has_its_values(tables):
-    values = {"a.rate": 0.1, "a.name": "yes", "b": [1, "2"], "a.c.d": None, "e": "x, y", "f": "1"}
-    point = json.dumps({key: value_text(value) for key, value in values.items()})
-    best = pd.DataFrame({"metric": ["measures.value"], "point": [point]})
-    fold = studies.variants_section({**tables, "best_variants": best}, None).parts[-1]
-    nested = {"a": {"rate": 0.1, "name": "yes", "c": {"d": None}}, "b": [1, "2"]}
-    assert yaml.safe_load(fold.parts[0].text) == {**nested, "e": "x, y", "f": "1"}
-
-
-def test_rows_belong_to_the_points_that_have_their_values(tables):
-    found = comparison.points(tables)
-    assert len(found) == 48
-    point = {"rate": "0.2", "size": "8", "seed": "3"}
-    rows = comparison.of_point(tables, point)["measures"]
-    assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
+def test_the_yaml_of_the_best_point_has_its_values():
+    rows = []
+    for layers, name in ((1, "yes"), (2, "1")):
+        point = {"fit.layers": layers, "fit.name": name}
+        rows += [{"variant": name, "key": k, "value": value_text(v)} for k, v in point.items()]
+    scores = pd.DataFrame({"variant": ["yes", "1"], "score": [0.1, 0.9]})
+    table = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),))
+    tables = {"variants": pd.DataFrame(rows), "scores": scores}
+    run = RunResults(tables, declared=Declarations(tables=(table,)))
+    fold = variants_section(run, None).parts[-1]
+    assert fold.title == "Configuration of the best scores.score"
+    assert yaml.safe_load(fold.parts[0].text) == {"fit": {"layers": 2, "name": "1"}}
 
 
 def test_a_run_without_a_matrix_has_no_comparison():
-    assert studies.variants_section({}, None).parts == []
-    assert comparison.points({}) == []
+    assert variants_section(RunResults({}), None).parts == []
+    assert points({}) == []

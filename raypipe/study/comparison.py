@@ -1,82 +1,35 @@
-"""Points of a matrix and their comparison: means over seeds, tests between values, best points."""
+"""Comparison of the points of a matrix: means over seeds, and paired tests between values."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import is_seed
-from raypipe.report.best import Shape, Tables, best_point, variants_of
 from raypipe.report.measures import LOSS, held_out_columns
+from raypipe.report.results import Tables, variants_of, varied
 from raypipe.stats import half_width, paired_comparisons
-from raypipe.store.tables import ADDED, Column, Table
+from raypipe.store.tables import ADDED
 
 #: what a training costs; compared, but not what stands for it
 COSTS = ("samples_per_s", "energy_j")
 
 
-def varied(tables: Tables) -> dict[str, list[str]]:
-    """Return the values of each varied key of a matrix, as text; seeds are among them."""
-    variants = pd.DataFrame.from_dict(variants_of(tables), orient="index")
-    return {str(key): list(values.dropna().unique()) for key, values in variants.items()}
-
-
-def points(tables: Tables) -> list[dict[str, str]]:
-    """Return the values of every point by key; a variant within another one is not a point."""
-    values = list(variants_of(tables).values())
-    # what variants with more keys have of fewer ones
-    parts = {
-        keys: {
-            frozenset((key, other[key]) for key in keys) for other in values if keys < other.keys()
-        }
-        for keys in {frozenset(one) for one in values}
-    }
-    return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
-
-
-def seeds_of(tables: Tables) -> int:
-    """Return the number of different seeds of the points; 0 without a matrix."""
-    return len({point_name({k: v for k, v in one.items() if is_seed(k)}) for one in points(tables)})
-
-
-def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-    """Return the tables with only the rows that belong to a point: those that have its values."""
-    variants = variants_of(tables)
-    others = [name for name, values in variants.items() if not values.items() <= point.items()]
-    found = dict(tables)
-    for name, table in tables.items():
-        if "variant" in table.columns and name != "variants":
-            found[name] = table[~table["variant"].isin(others)].reset_index(drop=True)
-    return found
-
-
-def point_name(point: Mapping[str, str]) -> str:
-    """Return the name of a point, such as ``lda.objective=nll,seed=1``."""
-    return ",".join(f"{key}={value}" for key, value in sorted(point.items()))
-
-
 @dataclass(frozen=True)
 class ComparedMetric:
-    """A compared number: its table and column, what tells its rows apart, and its N values.
+    """A compared number: its column, the name in tables, and its N values.
 
     ``points`` ``[N, K]`` has a column for each varied key, as text; missing where the row does not
     depend on the key. Keys may have any name.
     """
 
-    table: str
     column: str
-    of: str
+    name: str
     points: pd.DataFrame
     values: pd.Series[float]
-
-    @property
-    def name(self) -> str:
-        """The name in tables, such as ``measures.macro_f1 (classifier)``."""
-        return f"{self.table}.{self.column}" + (f" ({self.of})" if self.of else "")
 
     def by_value(self, axis: str | None) -> pd.DataFrame:
         """Return the numbers with a column for each value of an axis on which they depend.
@@ -104,7 +57,8 @@ def _metrics(tables: Tables) -> Iterator[ComparedMetric]:
         for column in (name for name in columns if name in own and own[name].notna().any()):
             values = own[column].dropna().astype(float)
             places = points.loc[own.loc[values.index, "variant"]].set_axis(values.index)
-            yield ComparedMetric(table, column, of, places, values)
+            name = f"{table}.{column}" + (f" ({of})" if of else "")
+            yield ComparedMetric(column, name, places, values)
 
 
 def _groups(tables: Tables) -> Iterator[tuple[str, str, pd.DataFrame, Sequence[str]]]:
@@ -124,14 +78,10 @@ def _groups(tables: Tables) -> Iterator[tuple[str, str, pd.DataFrame, Sequence[s
             yield "measures", " ".join(n for n in names if isinstance(n, str)), group, reals
 
 
-def compared(tables: Tables, better: Mapping[tuple[str, str], str]) -> dict[str, pd.DataFrame]:
-    """Return the tables ``variant_metrics``, ``variant_tests`` and ``best_variants``.
+def compared(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return the tables ``variant_metrics`` and ``variant_tests``.
 
-    Args:
-        tables: ``variants``, ``trials`` and ``measures``.
-        better: ``lower`` or ``higher`` by table and column, the most important first; other
-            metrics have no best point.
-
+    ``tables`` are ``variants``, ``trials`` and ``measures``.
     """
     metrics = list(_metrics(tables))
     axes = [key for key in varied(tables) if not is_seed(key)]
@@ -142,16 +92,11 @@ def compared(tables: Tables, better: Mapping[tuple[str, str], str]) -> dict[str,
     found = {
         "variant_metrics": [summary(*each) for each in depending or alone],
         "variant_tests": [tests(*each) for each in depending],
-        "best_variants": [
-            best(metric, direction)
-            for name, direction in better.items()
-            for metric in metrics
-            if (metric.table, metric.column) == name
-        ],
     }
     parts = {name: [part for part in of if len(part)] for name, of in found.items()}
     return {
-        n: pd.concat(of, ignore_index=True) if of else pd.DataFrame() for n, of in parts.items()
+        name: pd.concat(of, ignore_index=True) if of else pd.DataFrame()
+        for name, of in parts.items()
     }
 
 
@@ -190,26 +135,3 @@ def tests(metric: ComparedMetric, axis: str) -> pd.DataFrame:
     return pd.concat(
         [pd.DataFrame({"metric": metric.name, "axis": axis}, found.index), found], axis=1
     )
-
-
-def best(metric: ComparedMetric, better: str) -> pd.DataFrame:
-    """Return the points with the best mean over seeds, a row each if several are equally good.
-
-    None of a baseline, which no axis affects. ``point`` has the values of the axes as JSON.
-    """
-    rows = metric.points.fillna("").assign(**{metric.name: metric.values})
-    keys = [str(key) for key in metric.points]
-    axes = tuple(key for key in keys if not is_seed(key) and (rows[key] != "").any())
-    shape = Shape(axes, (), tuple(filter(is_seed, keys)), ())
-    column = Column(metric.name, "real", "", better=better)  # type: ignore[arg-type]
-    found = best_point(Table(metric.table, ""), column, "", rows, shape) if axes else None
-    if found is None or found.ties == len(found.points):
-        return pd.DataFrame()
-    return pd.DataFrame(
-        {
-            "metric": metric.name, "better": better, "mean": each.mean, "seeds": each.runs,
-            "points": len(found.points),
-            "point": json.dumps({key: value for key, value in each.values.items() if value}),
-        }
-        for each in found.ranking[: found.ties]
-    )  # fmt: skip
