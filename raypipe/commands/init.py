@@ -46,15 +46,16 @@ def init(name: str | None, template: str) -> str:
         files = dict(_of_workload(template, _package(title, name)))
     else:
         of_template = (f for f in sorted((_TEMPLATES / template).iterdir()) if f.is_file())
-        files = {file.name: file.read_text(encoding="utf-8") for file in of_template}
-    files["README.md"] = files["README.md"].replace("{name}", title)
+        files = {file.name: file.read_bytes() for file in of_template}
+    readme = files["README.md"].decode().replace("{name}", title)
+    files["README.md"] = readme.encode()
     try:
-        for path, text in files.items():
+        for path, content in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
+            (folder / path).write_bytes(content)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error}") from error
-    first = re.search(r"```bash\n(.*?)```", files["README.md"], re.DOTALL)  # the commands to run
+    first = re.search(r"```bash\n(.*?)```", readme, re.DOTALL)  # the commands to run
     packages = sorted({f"  {path.partition('/')[0]}/" for path in files if "/" in path})
     written = [f"  {path}" for path in sorted(files) if "/" not in path]
     following = ["next:", f"cd {shlex.quote(str(folder))}", first[1].rstrip() if first else ""]
@@ -76,23 +77,29 @@ def _workloads() -> list[str]:
     return [name for name in _small() if (shipped.folder() / "experiments" / name).is_dir()]
 
 
-def _of_workload(workload: str, package: str) -> Iterator[tuple[str, str]]:
-    """Yield the files: the experiment's modules and what they import, YAML files, README, test."""
+def _of_workload(workload: str, package: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files: the experiment's modules and what they import, YAML files, README, test.
+
+    With the modules come the weights in their folders.
+    """
     root = shipped.folder() / "experiments"
     module = f"experiments.{workload}"
 
-    def renamed(text: str) -> str:
+    def renamed(text: str) -> bytes:
         text = re.sub(rf"(?<![\w.]){re.escape(module)}\b", package, text)
-        return re.sub(r"(?<![\w.])experiments(?=\.[a-z])", package, text)
+        return re.sub(r"(?<![\w.])experiments(?=\.[a-z])", package, text).encode()
 
     modules = set(files_from(root / workload / "__init__.py", module).values())
     parents = {parent for file in modules for parent in file.relative_to(root).parents}
     modules |= {root / parent / "__init__.py" for parent in parents if parent.parts}
-    for file in sorted(modules):
+    weights = {found for file in modules for found in file.parent.rglob("*.safetensors")}
+    for file in sorted(modules | weights):
         path = file.relative_to(root)
         own = path.relative_to(workload) if path.parts[0] == workload else path
-        source = shipped.logical_source(file.read_bytes()).decode()
-        yield (Path(package) / own).as_posix(), renamed(source)
+        content = file.read_bytes()
+        if file in modules:
+            content = renamed(shipped.logical_source(content).decode())
+        yield (Path(package) / own).as_posix(), content
     for name, file in shipped.configurations().items():
         text = file.read_text(encoding="utf-8")
         if re.search(rf"^experiment: {re.escape(module)}$", text, re.MULTILINE):
@@ -108,7 +115,7 @@ def _of_workload(workload: str, package: str) -> Iterator[tuple[str, str]]:
         text = (_WORKLOAD / name).read_text(encoding="utf-8")
         for placeholder, value in values.items():
             text = text.replace(placeholder, value)
-        yield name, text
+        yield name, text.encode()
 
 
 def _package(title: str, name: str | None) -> str:

@@ -80,6 +80,8 @@ def test_the_code_of_a_workload_is_the_users_own(workload: str) -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mine"):
                 base = Path("mine", *str(node.module).split("."))
                 assert base.with_suffix(".py").is_file() or (base / "__init__.py").is_file(), base
+    weights = {file.stem for file in Path("mine").rglob("*.safetensors")}
+    assert ("train_small" in weights) == (workload == "pabbo_lda")
     documents = [yaml.safe_load(file.read_text()) for file in Path("mine").rglob("*.yaml")]
     assert documents
     assert {document["experiment"] for document in documents} == {"mine"}
