@@ -80,7 +80,7 @@ def _workloads() -> list[str]:
 def _of_workload(workload: str, package: str) -> Iterator[tuple[str, bytes]]:
     """Yield the files: the experiment's modules and what they import, YAML files, README, test.
 
-    With the modules come the weights in their folders.
+    Files of weights in the folders of the modules are included.
     """
     root = shipped.folder() / "experiments"
     module = f"experiments.{workload}"

@@ -135,7 +135,7 @@ def logical_source(content: bytes) -> bytes:
 
 def is_module(name: str) -> bool:
     """Whether a module's file can be found; a folder without ``__init__.py`` has none."""
-    with suppress(ImportError, ValueError):  # no parent, a relative name, or made without a file
+    with suppress(ImportError, ValueError):  # no parent, a relative name, or no spec
         spec = find_spec(name)
         return spec is not None and spec.origin is not None
     return False

@@ -411,7 +411,7 @@ def _repeat(run: RunResults) -> Iterator[Part]:
 
 
 def _seeds(run: RunResults, count: int) -> str:
-    """Return what gives a matrix or a function so many seeds in the same run; empty if unknown."""
+    """Return what gives a matrix or a function ``count`` seeds in the same run; else empty."""
     keys, calls = [key for key in run.varied if is_seed(key)], run.tables.get("calls")
     if keys == [SEED]:
         return f"--matrix runs={count}"

@@ -61,7 +61,7 @@ _SMALLEST = 10.0
 _MAX_NAME = 100  # characters of a file name
 #: beginning of the ids of artists that show a text where the pointer is
 TIP = "tip:"
-#: lines with a color and a name of their own
+#: lines that have a separate color and name
 MOST_LINES = 8
 #: rows of a chart of dots
 MOST_DOTS = 24
@@ -95,7 +95,7 @@ class Line:
     """A line of a plot: ``y`` over rising ``x``, with a gap where a value is not finite.
 
     Args:
-        name: for the label beside it.
+        name: for its label.
         x: ``[n]``
         y: ``[n]``
         half: ``[n]``, half of an interval around ``y``, NaN where there is none.

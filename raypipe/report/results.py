@@ -948,7 +948,7 @@ class RunResults:
     def calls(self) -> tuple[int, int] | None:
         """How many of the calls that were asked for are stored, and how many were asked for.
 
-        None of an experiment that is no function, and of a matrix.
+        None for a matrix, and for an experiment that is not a function.
         """
         table = next((table for table in self.declared.tables if table.open), None)
         if table is None or self.declared.asked is None or self.varied:

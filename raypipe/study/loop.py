@@ -272,7 +272,7 @@ class StudyGraph:
 
     @property
     def text(self) -> str:
-        """What it does at most, in a line; empty for one point without a matrix."""
+        """Description of the most that it does, in a line; empty for one point without a matrix."""
         return self.source({}).text
 
     @cached_property
