@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,7 @@ def measured(
     """The largest number of bytes that the allocator had handed out, in a run of the loop."""
     job = TrainingJob("t", "r", task, settings, plan, RunDirectory.at(folder), measured=True)
     worker = Worker(rank, torch.device("cpu"), plan.workers)
+    gc.collect()  # what earlier trainings left must not be freed among this one's events
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         train(job, worker)
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
