@@ -179,7 +179,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
         text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
         text += f"notes: {begun[0]}\npause_s: 0.1\n"
         [first, _] = stages_of("train.scaling.gpus_per_worker=0", "sweep.steps=10000", text=text)
-        first = replace(first, name="first", on_gpu=True)
+        first = replace(first, name="first", on_gpu=True, alone=False)  # as on a GPU
 
     def interrupt() -> None:
         try:
