@@ -9,7 +9,7 @@ import pytest
 
 from docs import generate
 from raypipe.commands.configuration import settings_model
-from raypipe.config.keys import keys_of
+from raypipe.config.levels import keys_of
 from raypipe.graph.configuration import load_experiment
 
 PROJECT = Path(__file__).resolve().parents[1]

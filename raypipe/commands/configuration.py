@@ -19,13 +19,19 @@ from raypipe import hardware, import_path
 from raypipe.commands.time_budget import seconds_of
 from raypipe.config import document as documents
 from raypipe.config import shipped
-from raypipe.config.document import NAMES, Document, parse
-from raypipe.config.keys import Key, keys_of
-from raypipe.config.levels import defaults, origin_of, parse_overrides, settings_of
+from raypipe.config.document import NAMES, Document, Profile, parse, profile_name
+from raypipe.config.levels import (
+    Key,
+    defaults,
+    did_you_mean,
+    dig,
+    keys_of,
+    origin_of,
+    parse_overrides,
+    settings_of,
+)
 from raypipe.config.matrix import MatrixSettings
-from raypipe.config.profiles import Profile, profile_name
 from raypipe.config.settings import Level, Operational, Settings
-from raypipe.config.validation import did_you_mean, dig
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError
 from raypipe.functions import reference

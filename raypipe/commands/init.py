@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import shipped
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.graph.source import files_from

@@ -7,7 +7,7 @@ from typing import Any
 
 from raypipe.commands.summary import has_recovered, opened
 from raypipe.commands.table_view import terminal_width, view
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.redaction import last_state, printable, without_credentials
 from raypipe.store.ledger import Ledger, Row

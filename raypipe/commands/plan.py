@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from raypipe import hardware
 from raypipe.commands.configuration import declared, resolve
 from raypipe.config.document import Document
+from raypipe.config.levels import did_you_mean
 from raypipe.config.matrix import point_text
-from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Unit

@@ -33,7 +33,7 @@ from raypipe.commands.plan import work_of
 from raypipe.commands.run import CONFIGURATION
 from raypipe.commands.summary import opened
 from raypipe.config.document import parse
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Session

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from raypipe.commands.summary import opened
 from raypipe.commands.table_view import terminal_width, view
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials

@@ -15,7 +15,7 @@ from typing import Any
 
 from raypipe import import_path
 from raypipe.config.axes import values_of
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.code_hash import CodeHash
 from raypipe.graph.configuration import import_module

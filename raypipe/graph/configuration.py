@@ -17,9 +17,8 @@ from pydantic import BaseModel
 
 from raypipe import import_path
 from raypipe.config import shipped
-from raypipe.config.levels import nested, settings_of
+from raypipe.config.levels import did_you_mean, nested, settings_of
 from raypipe.config.settings import Level
-from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Experiment, Stage, Unit, in_order
 from raypipe.graph.identity import Identity, fingerprint, reads_by_default, values_of, view

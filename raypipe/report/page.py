@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raypipe.config.levels import shorten
 from raypipe.config.matrix import SEED, is_seed, value_text
-from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback

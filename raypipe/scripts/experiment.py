@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from raypipe.config.levels import did_you_mean
 from raypipe.config.settings import Settings
-from raypipe.config.validation import did_you_mean
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.source import files_from
 from raypipe.graph.training_stage import hardware_stage, train_stage

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from raypipe.config.search_settings import BoundSettings, MetricSettings, Mode
-from raypipe.config.validation import did_you_mean
+from raypipe.config.levels import did_you_mean
+from raypipe.config.matrix import BoundSettings, MetricSettings, Mode
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training

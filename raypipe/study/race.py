@@ -14,8 +14,7 @@ from itertools import count
 
 import pandas as pd
 
-from raypipe.config.matrix import SEED, Point, point_text
-from raypipe.config.search_settings import Mode, RaceSettings
+from raypipe.config.matrix import SEED, Mode, Point, RaceSettings, point_text
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.report.formatting import number as number_text

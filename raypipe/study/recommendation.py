@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from raypipe.config.levels import nested
-from raypipe.config.search_settings import Mode
+from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import percent

@@ -24,8 +24,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 
 from raypipe.config.axes import AxisSettings
-from raypipe.config.matrix import Point, is_seed
-from raypipe.config.search_settings import Sampler
+from raypipe.config.matrix import Point, Sampler, is_seed
 from raypipe.graph.identity import canonical_json
 
 #: significant digits of a value of a range, and the relative width below which it keeps all

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raypipe import hardware
-from raypipe.config.profiles import pick_profile
+from raypipe.config.document import pick_profile
 from raypipe.hardware import (
     Gpu,
     Hardware,

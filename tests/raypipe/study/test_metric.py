@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raypipe.config.axes import AxisSettings
-from raypipe.config.search_settings import MetricSettings
+from raypipe.config.matrix import MetricSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.tables import CORE
 from raypipe.report.measures import monitors_of

@@ -12,7 +12,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.config.search_settings import RaceSettings
+from raypipe.config.matrix import RaceSettings
 from raypipe.stats import runs_needed
 from raypipe.study.race import Run, Standing, eliminate, standing
 from tests.raypipe.examples.hills import edit, killed, ran, refused, run, table

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.config.search_settings import BoundSettings, SearchSettings
+from raypipe.config.matrix import BoundSettings, SearchSettings
 from raypipe.graph import runner
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, write_table
