@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raypipe import hardware
 from raypipe.commands.configuration import declared, resolve
 from raypipe.config.document import Document
 from raypipe.config.levels import did_you_mean
-from raypipe.config.matrix import point_text
+from raypipe.config.matrix import SEED, MatrixSettings, point_text
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Unit
@@ -20,8 +20,8 @@ from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory
-from raypipe.study.loop import StudyGraph
-from raypipe.study.matrix import study_of
+from raypipe.study.loop import Source, StudyGraph
+from raypipe.study.placement import Placement
 from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
@@ -136,8 +136,7 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
         else:
             note = "the sweep is left out of the matrix; `raypipe sweep` runs it"
             configuration = configuration.with_values({SWEEP: None}, "the matrix")
-    tables = declared(configuration.experiment)
-    graph = study_of(configuration, lambda varied: _stages(varied, nodes), tables, nodes)
+    graph = _study_of(configuration, nodes)
     names = list(dict.fromkeys(stage.name for stage in graph.stages))
     for name in (name for name in only if name not in names):
         if name != SWEEP:
@@ -153,6 +152,41 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
             "`sweep: {stage: train, axes: {training.micro_batch: [16, 32]}}`"
         )
     return Work(configuration, replace(graph, only=tuple(only)), nodes, note)
+
+
+def _study_of(configuration: Configuration, nodes: Sequence[Hardware]) -> StudyGraph:
+    """Return the study of a configuration: a grid, a search or a race.
+
+    Raises:
+        ConfigError: a key, value, table or column that does not exist, or too few points.
+
+    """
+    matrix: MatrixSettings = configuration.settings.matrix or MatrixSettings()
+    points = list(matrix.all_points())
+    placement = Placement(configuration, matrix, lambda varied: _stages(varied, nodes))
+    tables = declared(configuration.experiment)
+    source: Callable[[Mapping[str, Row]], Source] | None = None
+    if matrix.race is not None:
+        from raypipe.study.race import race_of
+
+        source = race_of(configuration, matrix.race, tables, points)
+        points = [point for point in source({}).expected() if point[SEED] < 2]
+    built = [each for each in map(placement.build, points) if each is not None]
+    if not points or (not built and matrix.search is None):
+        raise ConfigError(f"{configuration.origin}: matrix: every point is excluded")
+    if matrix.search is not None:
+        from raypipe.study.search import probes, search_of
+
+        built += probes(matrix.search, points[0], placement)
+        source = search_of(configuration, matrix, tables, nodes, built[-1].settings)
+    allowed = [point for point in points if placement.build(point) is not None]
+    text = f"matrix: {len(allowed)} points" if matrix.keys else ""
+    placement.learn(built)
+    return StudyGraph(
+        placement,
+        built,
+        source or (lambda _: Source(allowed, text, is_compared=len(allowed) > 1)),
+    )
 
 
 def _unused(configuration: Configuration, only: Sequence[str]) -> str:
