@@ -123,10 +123,9 @@ def _of_process(function: Callable[..., Any]) -> tuple[str, Callable[..., Any] |
     reference.check(function, name, _CALL)
     if reference.is_importable(name):
         return name, None
-    from raypipe.functions.code_hash import variables
     from raypipe.launch.pool import obstacle
 
-    if reason := obstacle(function, variables(function)):
+    if reason := obstacle(function, reference.variables(function)):
         raise ConfigError(f"{_CALL}: function = {name}: {reason}")
     return name, function
 
