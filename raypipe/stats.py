@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from numbers import Real
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,18 +23,6 @@ ALPHA = 0.05
 CONFIDENCE = 0.95
 #: Relative difference of two means that is none.
 _ROUNDING = 1e-9
-
-
-class Friedman(TypedDict):
-    """Outcome of :func:`friedman`."""
-
-    n: int
-    dropped: int
-    chi2: float
-    p_value: float
-    kendalls_w: float
-    average_ranks: dict[str, float]
-    conclusion: str
 
 
 def half_width(deviation: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
@@ -167,7 +155,7 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     return corrected
 
 
-def friedman(values: pd.DataFrame) -> Friedman:
+def friedman(values: pd.DataFrame) -> dict[str, Any]:
     """Test whether some algorithms rank lower than others over the runs (Friedman).
 
     Ties share their average rank; the p-value is from the chi-squared distribution, see
@@ -189,35 +177,30 @@ def friedman(values: pd.DataFrame) -> Friedman:
     table = _checked(values)
     complete = table.dropna()
     n, k = complete.shape
-    result = Friedman(
-        n=n,
-        dropped=len(table) - n,
-        chi2=math.nan,
-        p_value=math.nan,
-        kendalls_w=math.nan,
-        average_ranks={
-            str(name): float(rank) for name, rank in complete.rank(axis=1).mean().items()
-        },
-        conclusion="cannot tell: needs at least 3 algorithms",
-    )
-    if k < 3:
-        return result
-    needed = next(m for m in range(2, 100) if scipy.stats.chi2.sf(m * (k - 1), k - 1) <= ALPHA)
-    columns = complete.to_numpy()
-    if n > 0:
-        if (columns == columns[:, :1]).all():  # nothing to rank; scipy would divide zero by zero
-            result["chi2"], result["p_value"] = 0.0, 1.0
-        else:
-            test = scipy.stats.friedmanchisquare(*columns.T)
-            result["chi2"], result["p_value"] = float(test.statistic), float(test.pvalue)
-        result["kendalls_w"] = result["chi2"] / (n * (k - 1))
-    if result["p_value"] <= ALPHA:
-        result["conclusion"] = "the algorithms differ"
-    elif n < needed:
-        result["conclusion"] = f"cannot tell: needs at least {needed} runs"
-    else:
-        result["conclusion"] = "no difference found"
-    return result
+    chi2 = p_value = math.nan
+    conclusion = "cannot tell: needs at least 3 algorithms"
+    if k >= 3:
+        columns = complete.to_numpy()
+        if n and (columns == columns[:, :1]).all():
+            chi2, p_value = 0.0, 1.0  # nothing to rank; scipy would divide zero by zero
+        elif n:
+            chi2, p_value = map(float, scipy.stats.friedmanchisquare(*columns.T))
+        needed = next(m for m in range(2, 100) if scipy.stats.chi2.sf(m * (k - 1), k - 1) <= ALPHA)
+        conclusion = "no difference found"
+        if p_value <= ALPHA:
+            conclusion = "the algorithms differ"
+        elif n < needed:
+            conclusion = f"cannot tell: needs at least {needed} runs"
+    ranks = complete.rank(axis=1).mean()
+    return {
+        "n": n,
+        "dropped": len(table) - n,
+        "chi2": chi2,
+        "p_value": p_value,
+        "kendalls_w": chi2 / (n * (k - 1)) if n and k > 1 else math.nan,
+        "average_ranks": {str(name): float(rank) for name, rank in ranks.items()},
+        "conclusion": conclusion,
+    }
 
 
 def finite_or_none(value: object) -> float | None:

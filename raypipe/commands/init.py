@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import shipped
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import near_and_all
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.graph.source import files_from
@@ -34,8 +34,8 @@ def init(name: str | None, template: str) -> str:
     """
     workloads = _workloads()
     if template not in (known := [*_SMALL, *workloads]):
-        hint = did_you_mean(template, known)
-        raise ConfigError(f"--template {template}: no such template{hint} ({', '.join(known)})")
+        listed = near_and_all(template, known)
+        raise ConfigError(f"--template {template}: no such template{listed}")
     folder = Path(name if name is not None else f"my_{template}")
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: is not empty; give the name of a new folder")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from raypipe import hardware
 from raypipe.commands.configuration import declared, resolve
 from raypipe.config.document import Document
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import near_and_all
 from raypipe.config.matrix import SEED, MatrixSettings, point_text
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
@@ -140,8 +140,7 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
     names = list(dict.fromkeys(stage.name for stage in graph.stages))
     for name in (name for name in only if name not in names):
         if name != SWEEP:
-            known = f"{did_you_mean(name, names)} (there are: {', '.join(names)})"
-            raise ConfigError(f"--only {name}: unknown stage{known}")
+            raise ConfigError(f"--only {name}: unknown stage{near_and_all(name, names)}")
         if sweep is not None:
             raise ConfigError(
                 f"{origin}: sweep.stage = {sweep.stage!r}: this run takes a model that ships; "

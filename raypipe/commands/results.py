@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from raypipe.commands.summary import opened
 from raypipe.commands.table_view import terminal_width, view
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import near_and_all
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials
@@ -38,8 +38,7 @@ def table(run: RunDirectory, name: str) -> pa.Table:
     """Return a table. Raises ConfigError: there is no such table, or it is damaged."""
     names = run.list(run.path("results"))
     if name not in (*names, *tables.by_name(CORE)):
-        hint = did_you_mean(name, names)
-        raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
+        raise ConfigError(f"{run.shown}: no table {name!r}{near_and_all(name, names)}")
     return tables.read_arrow(run, name)
 
 
@@ -120,8 +119,7 @@ def _names(text: str) -> list[str]:
 
 
 def _column(rows: pa.Table, name: str, option: str) -> str:
-    known = rows.column_names
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ConfigError(f"{option} {name}: no such column{hint} (there are: {', '.join(known)})")
+    if name not in rows.column_names:
+        known = near_and_all(name, rows.column_names)
+        raise ConfigError(f"{option} {name}: no such column{known}")
     return name

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from raypipe.config.levels import did_you_mean, dig, shown, validate
+from raypipe.config.levels import did_you_mean, dig, near_and_all, shown, validate
 from raypipe.config.settings import Level, Settings
 from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
@@ -74,12 +74,10 @@ def profile_name(
                 )
     if wanted == "auto":
         return pick_profile(profiles, nodes, levels)
-    allowed = sorted({"cpu", "gpu", *profiles})
+    allowed = ["auto", *sorted({"cpu", "gpu", *profiles})]
     if wanted not in allowed:
-        raise ConfigError(
-            f"command line: --profile {wanted}: unknown profile{did_you_mean(wanted, allowed)} "
-            f"(allowed: auto, {', '.join(allowed)})"
-        )
+        known = near_and_all(wanted, allowed, "allowed")
+        raise ConfigError(f"command line: --profile {wanted}: unknown profile{known}")
     return wanted
 
 

@@ -125,6 +125,11 @@ def did_you_mean(word: str, allowed: Sequence[str], cutoff: float = 0.5) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def near_and_all(word: str, allowed: Sequence[str], title: str = "there are") -> str:
+    """Return the end of a message on an unknown word: the nearest allowed one, and all of them."""
+    return f"{did_you_mean(word, allowed)} ({title}: {', '.join(allowed) or 'none'})"
+
+
 def did_you_mean_key(key: str, allowed: Sequence[str]) -> str:
     """Return a hint at the nearest of the dotted keys whose own name is near, if any is."""
     name = _name(key)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import did_you_mean, near_and_all
 from raypipe.config.matrix import BoundSettings, MetricSettings, Mode
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
@@ -85,9 +85,8 @@ class Metric:
             return f"{self.name}: holds {given[0]!r} ({type(given[0]).__name__}), not a number"
         numbers = sorted({name for row in rows for name, value in row.items() if _is_number(value)})
         if self.column not in numbers:
-            near = did_you_mean(self.column, numbers)
-            listed = ", ".join(numbers) or "none"
-            return f"{self.name}: no row of the table has it{near} (numbers: {listed})"
+            known = near_and_all(self.column, numbers, "numbers")
+            return f"{self.name}: no row of the table has it{known}"
         parts = []
         for column in self.where:
             values = sorted({str(row.get(column)) for row in rows})
@@ -122,8 +121,8 @@ def metric_of(
     table, _, column = settings.metric.partition(".")
     what = f"{where}: metric = {settings.metric}"
     if table not in tables:
-        near, known = did_you_mean(table, list(tables)), ", ".join(sorted(tables))
-        raise ConfigError(f"{what}: there is no table {table}{near} (tables: {known})")
+        known = near_and_all(table, sorted(tables), "tables")
+        raise ConfigError(f"{what}: there is no table {table}{known}")
     declared = tables[table]
     if declared.partitioned:
         raise ConfigError(
@@ -143,15 +142,12 @@ def metric_of(
         is_open = is_open or column in (added or ())
     if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
-        near, listed = did_you_mean(column, numbers), ", ".join(numbers) or "none"
-        raise ConfigError(f"{what}: {column} {problem}{near} (numbers of {table}: {listed})")
+        known = near_and_all(column, numbers, f"numbers of {table}")
+        raise ConfigError(f"{what}: {column} {problem}{known}")
     for name in settings.where:
         if name not in columns and not declared.open:
-            near = did_you_mean(name, list(columns))
-            raise ConfigError(
-                f"{where}: where = {name}: is not a column of {table}{near} (columns: "
-                f"{', '.join(columns)})"
-            )
+            known = near_and_all(name, list(columns), "columns")
+            raise ConfigError(f"{where}: where = {name}: is not a column of {table}{known}")
     mode = settings.mode if isinstance(settings, MetricSettings) else "min"
     mode = mode or direction(column, declared.columns, monitors)
     if mode is None:
