@@ -558,9 +558,9 @@ def logs(run_dir: str, unit: str | None = None) -> str:
         unit: A unit, task or trial, as the list shows it.
 
     """
-    from raypipe.commands import logs as command
+    from raypipe.commands.summary import log_text, logs_text
 
-    return command.listing_text(run_dir) if unit is None else command.text(run_dir, unit)
+    return logs_text(run_dir) if unit is None else log_text(run_dir, unit)
 
 
 def ls(directory: str | None = None, *, as_json: bool = False) -> str:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+#: kinds of failures, a cause before its consequences on other workers
 FailureKind = Literal[
     "out_of_memory",
     "host_out_of_memory",
-    "worker_died",
-    "worker_hung",
-    "node_lost",
-    "timeout",
     "invalid_value",
     "compile_error",
     "error",
+    "timeout",
+    "worker_hung",
+    "node_lost",
+    "worker_died",
 ]
 #: failures of machines: the same work may succeed on a retry
 TRANSIENT: frozenset[FailureKind] = frozenset(

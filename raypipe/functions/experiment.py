@@ -21,7 +21,7 @@ from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
 from raypipe.store.ledger import Ledger, Row
-from raypipe.store.tables import Column, Table
+from raypipe.store.tables import ADDED, Column, Table
 
 if TYPE_CHECKING:
     from raypipe.graph.context import StageContext
@@ -34,7 +34,7 @@ _WRITTEN = (
     Column("worker", "text", "Host and process that computed it."),
     Column("attempt", "integer", "Number of the attempt that succeeded, from 1."),
 )
-_RESERVED = ("run_id", "variant", "command_id", *(column.name for column in _WRITTEN))
+_RESERVED = (*ADDED, *(column.name for column in _WRITTEN))
 _NAME_LENGTH = 120
 
 

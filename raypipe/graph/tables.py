@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from raypipe.errors import FailureKind
 from raypipe.provenance import PACKAGES
 from raypipe.store.tables import Column, Table
 from raypipe.training.tables import TABLES as TRAINING_TABLES
@@ -26,12 +29,7 @@ FAILURES = Table(
         Column("stage", "text", "The stage."),
         Column("unit", "text", "The unit or task that failed."),
         Column("attempt", "integer", "Number of the attempt, from 1."),
-        Column(
-            "kind",
-            "text",
-            "out_of_memory, host_out_of_memory, worker_died, worker_hung, node_lost, timeout, "
-            "invalid_value, compile_error or error.",
-        ),
+        Column("kind", "text", f"One of {', '.join(get_args(FailureKind))}."),
         Column("message", "text", "The error in a few words."),
         Column("frame", "text", "Last frame of the user's code: file:line in function."),
         Column("traceback", "text", "Traceback from the user's code on; none if a worker died."),

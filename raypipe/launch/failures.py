@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import ray
 from ray.exceptions import (
@@ -41,18 +41,6 @@ _LOST_PEER = (
     "NCCL communicator was aborted",
 )
 NODE_GONE = (NodeDiedError, ActorUnschedulableError, TaskUnschedulableError)
-# a cause is listed before its consequences on other ranks
-_MOST_TELLING: tuple[FailureKind, ...] = (
-    "out_of_memory",
-    "host_out_of_memory",
-    "invalid_value",
-    "compile_error",
-    "error",
-    "timeout",
-    "worker_hung",
-    "node_lost",
-    "worker_died",
-)
 
 
 def kind_of(error: BaseException) -> FailureKind | None:
@@ -105,7 +93,7 @@ def group_failure(
 
     causes = list(getattr(error, "worker_failures", {}).values()) or [error]
     failures = [_classified(unit, cause) for cause in causes]
-    worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
+    worst = min(failures, key=lambda failure: get_args(FailureKind).index(failure.kind))
     if worst.kind != "worker_died":
         return worst
     for path, size in (logs or {}).items():

@@ -52,10 +52,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
 _EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)", re.IGNORECASE)
 _COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
 #: columns of the tables that are not a script's to fill
-_TAKEN = (
-    *(column.name for column in STEPS.columns if column.type == "text"),
-    *("run_id", "variant", "command_id"),
-)
+_TAKEN = (*(column.name for column in STEPS.columns if column.type == "text"), *tables.ADDED)
 #: consecutive rows whose loss is not finite, after which a training is ended
 _OVERFLOWS = 3
 _NO_STEPS = (

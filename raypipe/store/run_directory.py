@@ -228,10 +228,6 @@ class RunDirectory:
         """Return the names in a folder, sorted; empty if the folder is missing."""
         return sorted(info.base_name for info in self.infos(folder))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes in bytes of the files in a folder by name; empty if it is missing."""
-        return {info.base_name: info.size or 0 for info in self.infos(folder)}
-
     def infos(self, folder: str, *, recursive: bool = False) -> tuple[arrow_fs.FileInfo, ...]:
         """Return what is in a folder, with types and sizes; empty if the folder is missing."""
         selector = arrow_fs.FileSelector(folder, allow_not_found=True, recursive=recursive)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from raypipe.commands import cluster
-from raypipe.commands import logs as command
+from raypipe.commands import summary as command
 from raypipe.errors import ConfigError
 from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
@@ -90,7 +90,7 @@ def test_an_error_in_a_stage_has_a_traceback(work, no_ray, capsys):
 
 def test_logs_are_listed_and_shown(failing, no_ray, capsys):
     raypipe("run", "toy.yaml", "--run-dir", "out", "--local")
-    listed = command.listing("out")
+    listed = command.log_rows("out")
     assert listed == [
         {
             "unit": "squares/2",
@@ -101,16 +101,18 @@ def test_logs_are_listed_and_shown(failing, no_ray, capsys):
             "log": "logs/squares-2.log",
         }
     ]
-    texts = [command.text("out", name) for name in ("squares/2", "squares-2", "2", "squares-2.log")]
+    texts = [
+        command.log_text("out", name) for name in ("squares/2", "squares-2", "2", "squares-2.log")
+    ]
     assert len(set(texts)) == 1
     assert texts[0].endswith("ZeroDivisionError: division by zero")
     (failing / "out/logs/squares-2.log").unlink()
-    assert command.text("out", "squares/2").startswith("error: Traceback")
-    assert [row["log"] for row in command.listing("out")] == [""]
+    assert command.log_text("out", "squares/2").startswith("error: Traceback")
+    assert [row["log"] for row in command.log_rows("out")] == [""]
     with pytest.raises(ConfigError, match="did you mean squares-2"):
-        command.text("out", "sqares/2")
+        command.log_text("out", "sqares/2")
     with pytest.raises(ConfigError, match="is not a run directory"):
-        command.listing("nowhere")
+        command.log_rows("nowhere")
 
 
 def test_a_name_without_the_variant_is_that_of_each_variant(run: RunDirectory, monkeypatch):
@@ -119,10 +121,10 @@ def test_a_name_without_the_variant_is_that_of_each_variant(run: RunDirectory, m
     for unit in ("train@lr=0.1", "train@lr=1", "lda@lr=1/news/tpe", "lda@lr=1/wiki/tpe"):
         run.append(run.log(unit), unit.encode())
     with pytest.raises(ConfigError, match=r"train: names several logs: train@lr=0\.1, train@lr=1$"):
-        command.text("it", "train")
-    assert command.text("it", "lda/news/tpe") == "lda@lr=1/news/tpe"
+        command.log_text("it", "train")
+    assert command.log_text("it", "lda/news/tpe") == "lda@lr=1/news/tpe"
     with pytest.raises(ConfigError, match="did you mean train@lr=1"):
-        command.text("it", "trane@lr=1")
+        command.log_text("it", "trane@lr=1")
 
 
 def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, monkeypatch):
@@ -132,8 +134,8 @@ def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, mo
         place.write(f"{place.ledger}/none", b"")
         place.delete(f"{place.ledger}/none")
         monkeypatch.setattr(RunDirectory, "check", lambda self: None)
-        assert command.text("it", "lda/1") == "# lda/1\nhello"
-        assert [row["status"] for row in command.listing("it")] == ["printed"]
+        assert command.log_text("it", "lda/1") == "# lda/1\nhello"
+        assert [row["status"] for row in command.log_rows("it")] == ["printed"]
 
 
 def test_settings_that_one_process_does_not_follow_are_named(work, no_ray, capsys):

@@ -22,11 +22,10 @@ from rich.console import Console
 
 import raypipe as rp
 from raypipe.api import results
-from raypipe.commands.logs import listing
 from raypipe.commands.report import command_of
 from raypipe.commands.results import existing
 from raypipe.commands.summary import listing as listed
-from raypipe.commands.summary import opened, runs, watch
+from raypipe.commands.summary import log_rows, opened, runs, watch
 from raypipe.commands.table_view import cell, view
 from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
@@ -331,7 +330,7 @@ def test_all_commands_agree_on_what_a_run_is(tmp_path, name, expected):
     run = RunDirectory.at(tmp_path / "some/run")
     run.write(run.path(name), b"{}")
     assert [found.run.location for found in runs(str(tmp_path))] == [run.location] * expected
-    for open_run in (opened, listing):
+    for open_run in (opened, log_rows):
         with nullcontext() if expected else pytest.raises(ConfigError, match="is not a run"):
             open_run(run.location)
     with pytest.raises(ConfigError, match="no results yet" if expected else "is not a run"):
