@@ -96,7 +96,7 @@ def supervise(grace_s: float, argv: Sequence[str]) -> None:
             argv,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: _prctl(_END_WITH_PARENT, signal.SIGKILL),
+            preexec_fn=end_with_parent,
         )
     except OSError as error:
         sys.exit(f"{argv[0]}: cannot be started: {error.strerror}")
@@ -154,6 +154,11 @@ def end_all(tree: dict[int, psutil.Process], pids: Iterable[int] = ()) -> None:
 def adopt_orphans(adopt: bool = True) -> None:
     """Become the parent of processes whose parent ends below this one, or not (Linux only)."""
     _prctl(_SUBREAPER, int(adopt))
+
+
+def end_with_parent() -> None:
+    """Let this process end by SIGKILL when its parent has ended (Linux only)."""
+    _prctl(_END_WITH_PARENT, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

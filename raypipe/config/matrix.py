@@ -115,8 +115,8 @@ SEED = "seed"
 SEED_STRIDE = 1000
 
 
-class MatrixConstraints(Settings):
-    """Conditions on every point of a matrix."""
+class ConstraintSettings(Settings):
+    """Conditions on every point of a matrix or a sweep."""
 
     effective_batch: PositiveInt | None = None
     """Samples per optimizer step of each training whose batch sizes are varied; the accumulation
@@ -148,7 +148,7 @@ class MatrixSettings(Settings):
     """Points given one by one; each is combined with the axes."""
     exclude: tuple[dict[str, Any], ...] = ()
     """Combinations that do not run: points with all of these values."""
-    constraints: MatrixConstraints = MatrixConstraints()
+    constraints: ConstraintSettings = ConstraintSettings()
     """Conditions that every point meets."""
     search: SearchSettings | None = None
     """Points proposed one after the other; each runs at all other points."""

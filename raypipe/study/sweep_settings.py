@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.config.axes import AxesSettings
+from raypipe.config.matrix import ConstraintSettings
 from raypipe.config.settings import Settings
 from raypipe.report.measures import REPEATED
 
@@ -15,13 +16,6 @@ from raypipe.report.measures import REPEATED
 SWEEP = "sweep"
 #: searchers of Ray Tune, apart from BOHB, whose scheduler pauses trials
 Searcher = Literal["random", "optuna", "hyperopt", "ax", "bayesopt", "hebo", "nevergrad", "zoopt"]
-
-
-class ConstraintSettings(Settings):
-    """Conditions on every point of a sweep."""
-
-    effective_batch: PositiveInt | None = None
-    """Samples per optimizer step at every point; the accumulation follows from the micro-batch."""
 
 
 #: options of each scheduler

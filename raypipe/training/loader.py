@@ -18,7 +18,6 @@ loading overlaps with computation. A separate CUDA stream would hide only the co
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import random
 import signal
@@ -37,6 +36,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from raypipe import process_tree
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.failure_kinds import LOADER_DIED
 from raypipe.training.parallel import Worker
@@ -51,8 +51,6 @@ Fetch = Callable[[range], Any]
 
 #: number of steps whose samples are sorted by length together
 _WINDOW = 50
-#: option of Linux's prctl: the signal that a process gets when its parent ends
-_PR_SET_PDEATHSIG = 1
 
 
 def batches(
@@ -285,7 +283,7 @@ def _in_loader_process(fetch: Fetch, seed: int) -> None:
     _process_fetch = fetch
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the worker ends its loaders
     # end with a killed worker: loader processes hold its GPU memory and connections
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    process_tree.end_with_parent()
     threadpool_limits(limits=1)
     torch.set_num_threads(1)
     torch.manual_seed(seed)
