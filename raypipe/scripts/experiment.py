@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import defaults, did_you_mean
 from raypipe.config.settings import Settings
 from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.identity import differences
 from raypipe.graph.source import files_from
 from raypipe.graph.training_stage import hardware_stage, train_stage
 from raypipe.scripts import command
@@ -23,7 +24,7 @@ from raypipe.scripts.command import ScriptStageSettings
 from raypipe.store.tables import Column
 from raypipe.training.batching import BatchPlan, resolve
 from raypipe.training.job import ExternalTask
-from raypipe.training.settings import LoaderSettings, TrainingSettings
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.tables import TRIALS
 
 if TYPE_CHECKING:
@@ -214,20 +215,14 @@ def _check_used(
 ) -> None:
     """Raise ValueError if a value was given that does not reach the script, and has no effect."""
     training, scaling = settings.training, settings.scaling
+    plain = settings.model_dump(mode="json", include={"training", "loader", "memory_trial"})
+    unasked = {f"training.{key}" for key in (*command.SIZES, *_FREE)}
     given = [(f"parameters.{each}", each, value) for each, value in own.items()]
     given += [
-        (f"{name}.training.{key}", key, value)
-        for key, field in TrainingSettings.model_fields.items()
-        if (value := getattr(training, key)) not in (None, field.default)
-        and key not in {*command.SIZES, *_FREE}
+        (f"{name}.{key}", key.removeprefix("training."), value)
+        for key, (_, value) in differences(defaults(ScriptStageSettings), plain).items()
+        if value is not None and key not in unasked
     ]
-    given += [
-        (f"{name}.loader.{key}", "loader", value)
-        for key, field in LoaderSettings.model_fields.items()
-        if (value := getattr(settings.loader, key)) != field.default
-    ]
-    if settings.memory_trial:
-        given.append((f"{name}.memory_trial", "memory_trial", settings.memory_trial))
     if scaling.worker_count > 1:
         given.append((f"{name}.scaling.workers", "workers", scaling.workers))
     if scaling.strategy != "ddp":
