@@ -99,10 +99,9 @@ def detect() -> Hardware:
     GPUs hidden by ``CUDA_VISIBLE_DEVICES`` are not listed. ``cpus`` counts the cores that this
     process may use.
     """
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Hardware(
         hostname=socket.gethostname(),
-        cpus=cpus or 1,
+        cpus=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         **_nvml(),
     )

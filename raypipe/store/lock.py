@@ -286,8 +286,8 @@ class _Lease:
 
 
 def _now() -> float:
-    """Seconds since the machine started, including those asleep where the system counts them."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    """Seconds since the machine started, including those asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ConflictError(OSError):

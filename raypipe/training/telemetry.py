@@ -23,6 +23,7 @@ import psutil
 import pynvml
 import torch
 
+from raypipe import process_tree
 from raypipe.provenance import now
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import write_table
@@ -35,8 +36,6 @@ _PERIOD_S = 0.5
 _MOST_ROWS = 4000
 #: CPU time is counted in ticks of 10 ms, so shorter intervals give no meaningful utilization
 _SHORTEST_S = 0.1
-#: share of the time for searching descendants, which reads every process of the machine
-_SEARCH_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -286,21 +285,15 @@ class _ProcessTree:
     """CPU time and resident memory of a process and its descendants (loader processes)."""
 
     def __init__(self, pid: int | None) -> None:
-        self._root = psutil.Process(pid)
-        self._children: list[psutil.Process] = []
-        self._next_search = self._seconds = 0.0
+        self._root, self._seconds = psutil.Process(pid), 0.0
+        self._children: dict[int, psutil.Process] = {}
         self.measure()
 
     def measure(self) -> tuple[float, int]:
         """Return the CPU seconds since the last call, and the resident bytes."""
-        started = perf_counter()
-        if started >= self._next_search:
-            with suppress(psutil.Error):  # if /proc hides others' processes, count only itself
-                self._children = self._root.children(recursive=True)
-            ended = perf_counter()
-            self._next_search = ended + (ended - started) / _SEARCH_SHARE
+        process_tree.add_started([self._root.pid], self._children)
         seconds, resident = 0.0, 0
-        for process in [*self._children, self._root]:
+        for process in (*self._children.values(), self._root):
             with suppress(psutil.Error), process.oneshot():  # unless the process has ended
                 # CPU time of an ended child remains in its parent's time for children
                 seconds += sum(process.cpu_times()[:4])

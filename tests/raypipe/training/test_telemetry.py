@@ -15,6 +15,7 @@ import pynvml
 import pytest
 import torch
 
+from raypipe import process_tree
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table, write_table
 from raypipe.training import telemetry as module
@@ -279,11 +280,7 @@ def test_the_time_of_a_child_that_ended_is_counted(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where /proc hides the processes of others."""
-
-    def hidden(*_: object, **__: object) -> list[psutil.Process]:
-        raise psutil.AccessDenied(1)
-
-    monkeypatch.setattr(psutil.Process, "children", hidden)
+    monkeypatch.setattr(process_tree, "_children", lambda _: [])
     code = "import time\nwhile time.process_time() < 0.3: pass"
     with Telemetry("small", CPU) as telemetry:
         telemetry.steady()
