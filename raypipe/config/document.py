@@ -1,4 +1,7 @@
-"""Configuration file: YAML text checked for its form, before its experiment is known."""
+"""Configuration file: YAML text checked for its form, before its experiment is known.
+
+Its profiles are overrides, selected by the hardware and by other settings.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,17 @@ from raypipe.config.settings import Level, Settings
 from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware, lowest_compute_capability
+
+log = logging.getLogger(__name__)
+
+#: keys of which one names what runs
+NAMES = ("experiment", "function")
+_FORMS = {
+    "experiment": "must name an importable module, such as experiments.pabbo_lda; for a plain "
+    "function give `function: MODULE:FUNCTION` instead",
+    "function": "must be MODULE:FUNCTION, such as mymodule:score",
+}
+_MAX_LENGTH = 2**20
 
 
 class Profile(Settings):
@@ -117,18 +131,6 @@ def _given(levels: Sequence[Mapping[str, Any]], dotted: str) -> Any:
     """Return the plain value of a dotted key on the highest level that has one, else None."""
     values = (dig(level, *dotted.split(".")) for level in levels)
     return next((v for v in values if v is not None and not isinstance(v, Mapping)), None)
-
-
-log = logging.getLogger(__name__)
-
-#: keys of which one names what runs
-NAMES = ("experiment", "function")
-_FORMS = {
-    "experiment": "must name an importable module, such as experiments.pabbo_lda; for a plain "
-    "function give `function: MODULE:FUNCTION` instead",
-    "function": "must be MODULE:FUNCTION, such as mymodule:score",
-}
-_MAX_LENGTH = 2**20
 
 
 @dataclass(frozen=True)

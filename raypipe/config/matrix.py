@@ -1,4 +1,7 @@
-"""Matrix: the points at which a whole experiment runs, as products and lists of values."""
+"""Matrix: the points at which a whole experiment runs.
+
+They are products and lists of values, or are chosen while it runs: by a search, or by a race.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,13 @@ from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model
 from raypipe.config.axes import WITHOUT_NULL, AxesSettings, dotted, is_range, values_of
 from raypipe.config.settings import Settings
 from raypipe.redaction import refuse_secrets
+
+#: values of a point by dotted key
+Point = dict[str, Any]
+
+#: the axis of repetitions: run r adds ``SEED_STRIDE * r`` to every key that is named ``seed``
+SEED = "seed"
+SEED_STRIDE = 1000
 
 Mode = Literal["min", "max"]
 #: samplers of Optuna that need no package beyond those of raypipe
@@ -105,14 +115,6 @@ class RaceSettings(MetricSettings):
                 f"first_runs = {self.first_runs}: exceeds most_runs = {self.most_runs}"
             )
         return self
-
-
-#: values of a point by dotted key
-Point = dict[str, Any]
-
-#: the axis of repetitions: run r adds ``SEED_STRIDE * r`` to every key that is named ``seed``
-SEED = "seed"
-SEED_STRIDE = 1000
 
 
 class ConstraintSettings(Settings):

@@ -26,6 +26,20 @@ from raypipe.graph.source import SourceCode, current_source, source_of
 _MOST_CALLS = 1_000_000
 _FORM = "must be MODULE:FUNCTION, such as mymodule:score"
 
+#: types whose text is their value
+_PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
+#: modules of a user that have no file
+_NO_FILES = ("__main__", "__mp_main__")
+#: modules whose objects have a state that is not a value: what was drawn or read before
+_STATES = ("random", "_random", "itertools", "io", "_io")
+#: entries of a class that say nothing of its behavior
+_NOT_CODE = frozenset(
+    {
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
+        *("__firstlineno__", "__static_attributes__"),
+    }
+)
+
 
 def load(reference: str, origin: str) -> Callable[..., Any]:
     """Return the function of a reference.
@@ -190,21 +204,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except (TypeError, ValueError):  # written in C: the call itself will tell
         return inspect.signature(lambda **_: None)
-
-
-#: types whose text is their value
-_PLAIN = (*(str, bytes, bytearray, bool, int, float, complex), type(None), type(...), range, slice)
-#: modules of a user that have no file
-_NO_FILES = ("__main__", "__mp_main__")
-#: modules whose objects have a state that is not a value: what was drawn or read before
-_STATES = ("random", "_random", "itertools", "io", "_io")
-#: entries of a class that say nothing of its behavior
-_NOT_CODE = frozenset(
-    {
-        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"),
-        *("__firstlineno__", "__static_attributes__"),
-    }
-)
 
 
 class CodeHash:
