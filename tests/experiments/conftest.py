@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from tests.experiments.transformer.samples import frame, write
+from tests.experiments.rows import frame, write_rows
 
 #: what reads the folder ``topics``
 TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
@@ -60,13 +58,13 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
     """A folder with data of each workload: a table, pairs, topics, texts, bags of words, a BERT."""
     folder = tmp_path_factory.mktemp("files")
     draw = np.random.default_rng(0)
-    write(folder, frame(400), ".parquet")
+    write_rows(folder / "rows.parquet", frame(400))
     pairs = []
     for number in range(240):
         word = str(draw.choice(SUMMARIZED))
         text = f"Some words come first, {number}. Then a {word} is told of. The end."
         pairs.append({"document": text, "summary": [f"Return the {word}.", f"Get a {word}."]})
-    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    write_rows(folder / "pairs.jsonl", pairs)
     _topics(folder / "topics", draw)
     for name in ("docs", "bow"):
         (folder / name).mkdir()
@@ -94,9 +92,10 @@ def _topics(folder: Path, draw: np.random.Generator) -> None:
         "c": ["cars", "engine", "wheel", "brake", "road"],
     }
     for name, size in (("train", 60), ("test", 30)):
-        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
-            for number in range(size):
-                label = "bc"[number % 2]
-                text = " ".join(draw.choice(words[label], 8))
-                record = {"id": f"{name}{number}", "labels": [label], "text": text}
-                file.write(f"{json.dumps(record)}\n")
+        labels = ["bc"[number % 2] for number in range(size)]
+        texts = [" ".join(draw.choice(words[label], 8)) for label in labels]
+        rows = [
+            {"id": f"{name}{number}", "labels": [label], "text": text}
+            for number, (label, text) in enumerate(zip(labels, texts, strict=True))
+        ]
+        write_rows(folder / f"{name}.jsonl.gz", rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.conftest import SUMMARIZED
+from tests.experiments.rows import write_rows
 from tests.experiments.runs import run, table
 
 
@@ -50,13 +50,12 @@ def numbers(path: Path, rows: int) -> Path:
 
 def pairs(path: Path, rows: int) -> Path:
     draw = np.random.default_rng(rows)
-    path = path.with_suffix(".jsonl")
-    with path.open("w") as file:
-        for number in range(rows // 4):
-            document = f"{' '.join(draw.choice(SUMMARIZED, 4))} {number}."
-            summary = f"Get the {' '.join(draw.choice(SUMMARIZED, 2))}."  # there is no rule
-            file.write(f"{json.dumps({'document': document, 'summary': summary})}\n")
-    return path
+    made = []
+    for number in range(rows // 4):
+        document = f"{' '.join(draw.choice(SUMMARIZED, 4))} {number}."
+        summary = f"Get the {' '.join(draw.choice(SUMMARIZED, 2))}."  # there is no rule
+        made.append({"document": document, "summary": summary})
+    return write_rows(path.with_suffix(".jsonl"), made)
 
 
 def letters(path: Path, rows: int) -> Path:
@@ -97,7 +96,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("config", CASES)
-def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path: Path, config: str):
+def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path, config):
     case = CASES[config]
     train, one, other = (case.write(tmp_path / str(rows), rows) for rows in (480, 200, 201))
 

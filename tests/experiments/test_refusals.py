@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +19,7 @@ TABLE = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
     ("model", "values", "message"),
     [(model, *row) for model, rows in TABLE["settings"].items() for row in rows],
 )
-def test_settings_that_do_not_fit_together(model: str, values: dict[str, Any], message: str):
+def test_settings_that_do_not_fit_together(model, values, message):
     module, _, name = model.rpartition(".")
     with pytest.raises(ValueError, match=message):
         getattr(import_module(module), name).model_validate(values)
@@ -34,7 +33,7 @@ def command(files: Path, monkeypatch: pytest.MonkeyPatch, verb: str, config: str
 
 
 @pytest.mark.parametrize("config", TABLE["commands"])
-def test_the_data_are_good_as_they_are(files: Path, monkeypatch, config: str):
+def test_the_data_are_good_as_they_are(files, monkeypatch, config):
     ended = command(files, monkeypatch, "plan", config)
     assert ended.status == 0, ended.output
 
@@ -44,7 +43,7 @@ def test_the_data_are_good_as_they_are(files: Path, monkeypatch, config: str):
     [(config, *row) for config, table in TABLE["commands"].items() for row in table["cases"]],
 )
 def test_a_mistake_is_one_message_and_nothing_is_written(
-    files: Path, monkeypatch, config: str, words: list[str], message: str
+    files, monkeypatch, config, words, message
 ):
     ended = command(files, monkeypatch, "run", config, *words)
     assert ended.status == 2, ended.output

@@ -1,4 +1,4 @@
-"""Files as the transformer takes them, and every refusal of a file."""
+"""Files as the transformer and its baselines take them, and every refusal of a file."""
 
 from __future__ import annotations
 
@@ -7,48 +7,35 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
+import pyarrow.csv as pcsv
 import pytest
 
-import experiments.transformer.data as data_module
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
-from experiments.transformer.data import (
-    Category,
-    Numeric,
-    Splits,
-    encode_rows,
-    load,
-    make_target,
-)
+from experiments.transformer import data as files
+from experiments.transformer.baselines import methods, predict
 from experiments.transformer.settings import TransformerDataSettings, TransformerModelSettings
 from raypipe.errors import ConfigError
-from tests.experiments.transformer.samples import ROWS, frame, lines, write
+from tests.experiments.rows import ROWS, frame, write_rows
 
 
-def table(path: Path, kind=None, **given) -> Splits:
+def table(path: Path, kind=None, **given) -> files.Splits:
     settings = {"source": "table", "file": path, "target": "y", **given}
-    data = load(TransformerDataSettings.model_validate(settings), kind)
-    assert data is not None
-    return data
+    return files.load(TransformerDataSettings.model_validate(settings), kind)
 
 
-def texts(path: Path, kind=None, **given) -> Splits:
-    data = load(
-        TransformerDataSettings.model_validate({"source": "sequences", "file": path, **given}), kind
-    )
-    assert data is not None
-    return data
+def texts(path: Path, **given) -> files.Splits:
+    settings = {"source": "sequences", "file": path, **given}
+    return files.load(TransformerDataSettings.model_validate(settings), None)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz"])
-def test_columns_are_numbers_or_categories(tmp_path: Path, suffix: str) -> None:
-    data = table(write(tmp_path, frame(), suffix), ignore=["price"])
+def test_columns_are_numbers_or_categories(tmp_path, suffix):
+    data = table(write_rows(tmp_path / f"rows{suffix}", frame()), ignore=["price"])
     kinds = {column.name: type(column) for column in data.columns}
     assert kinds == {
-        "size": Numeric, "gap": Numeric, "many": Numeric,
-        "colour": Category, "few": Category, "flag": Category,
+        "size": files.Numeric, "gap": files.Numeric, "many": files.Numeric,
+        "colour": files.Category, "few": files.Category, "flag": files.Category,
     }  # fmt: skip
     assert data.target.classes == ("large", "small")
     # unknown, missing and the values; the last says where gap is missing
@@ -58,22 +45,21 @@ def test_columns_are_numbers_or_categories(tmp_path: Path, suffix: str) -> None:
     }  # fmt: skip
 
 
-def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path: Path) -> None:
+def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path):
     rows = frame().drop(columns=["colour", "flag", "y"])
-    ways = [table(write(tmp_path, rows, s), target="price") for s in (".parquet", ".csv", ".npz")]
-    encoded = [encode_rows(data.columns, data.train.inputs) for data in ways]
+    paths = [tmp_path / f"rows{suffix}" for suffix in (".parquet", ".csv", ".npz")]
+    ways = [table(write_rows(path, rows), target="price") for path in paths]
+    encoded = [files.encode_rows(data.columns, data.train.inputs) for data in ways]
     for data, columns in zip(ways[1:], encoded[1:], strict=True):
         np.testing.assert_array_equal(data.train.target, ways[0].train.target)
         assert columns.equals(encoded[0])
 
 
-def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
-    tmp_path: Path,
-) -> None:
-    data = table(write(tmp_path, frame(), ".parquet"), target="price")
-    encoded = encode_rows(data.columns, data.train.inputs)
+def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(tmp_path):
+    data = table(write_rows(tmp_path / "rows.parquet", frame()), target="price")
+    encoded = files.encode_rows(data.columns, data.train.inputs)
     numeric = np.array(encoded["numeric"].to_pylist())
-    names = [column.name for column in data.columns if isinstance(column, Numeric)]
+    names = [column.name for column in data.columns if isinstance(column, files.Numeric)]
     known = ~data.train.inputs["gap"].is_null(nan_is_null=True).to_numpy()
     for position, name in enumerate(names):
         values = numeric[known if name == "gap" else slice(None), position]
@@ -87,15 +73,16 @@ def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     assert 800 < own.min() < own.max() < 1600
 
 
-def test_a_test_file_is_the_test(tmp_path: Path) -> None:
+def test_a_test_file_is_the_test(tmp_path):
     rows = frame()
-    path = write(tmp_path, rows, ".csv")
-    other = tmp_path / "other.csv"
-    rows.head(7).assign(colour="violet").to_csv(other, index=False)
+    path = write_rows(tmp_path / "rows.csv", rows)
+    other = write_rows(tmp_path / "other.csv", rows.head(7).assign(colour="violet"))
     data = table(path, test_file=other)
     assert (len(data.train.target), len(data.held_out.target)) == (ROWS, 7)
-    position = [c.name for c in data.columns if isinstance(c, Category)].index("colour")
-    encoded = np.array(encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist())
+    position = [c.name for c in data.columns if isinstance(c, files.Category)].index("colour")
+    encoded = np.array(
+        files.encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist()
+    )
     assert set(encoded[:, position]) == {0}  # unknown
 
 
@@ -112,9 +99,9 @@ def test_a_test_file_is_the_test(tmp_path: Path) -> None:
         ([1.0, 2.0], "classification", "classification"),
     ],
 )
-def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
+def test_the_kind_follows_from_the_target(values, kind, expected):
     column = pa.chunked_array([values])
-    assert make_target(column, column, kind, 20, "y")[0].kind == expected
+    assert files.make_target(column, column, kind, 20, "y")[0].kind == expected
 
 
 @pytest.mark.parametrize(
@@ -135,86 +122,158 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
         (lambda rows: rows.head(1), r"1 rows [01] are held out; .* another data.test_share"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, change, message: str) -> None:
-    path = write(tmp_path, change(frame()), ".parquet")
+def test_a_table_that_cannot_be_used_is_refused(tmp_path, change, message):
+    path = write_rows(tmp_path / "rows.parquet", change(frame()))
     with pytest.raises(CorpusError, match=message) as error:
         table(path)
     assert "rows.parquet" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path: Path, name: str) -> None:
+def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path, name):
     rows = [{"text": f"text {i}", "label": i % 3, "labels": [i % 2, i % 3]} for i in range(60)]
-    plain = lines(tmp_path / name, rows)
+    plain = write_rows(tmp_path / name, rows)
     one, last = texts(plain), texts(plain, label="labels")
     first = texts(plain, label="labels", label_index=0)
     assert one.target.classes == last.target.classes == ("0", "1", "2")
     np.testing.assert_array_equal(one.train.target, last.train.target)
     assert first.target.classes == ("0", "1")
-    lines(plain, [*rows, {"text": "none", "label": 0, "labels": []}])
+    write_rows(plain, [*rows, {"text": "none", "label": 0, "labels": []}])
     notes = texts(plain, label="labels", validation_share=0).notes
     assert notes[0] == f"{name}: 1 rows without a label left out"
 
 
-def test_a_text_is_several_columns(tmp_path: Path) -> None:
+def test_a_text_is_several_columns(tmp_path):
     rows = [{"title": f"t{i}", "body": f"b{i}", "label": i % 2} for i in range(60)]
     rows[7] |= {"title": None}
-    data = texts(lines(tmp_path / "a.jsonl", rows), text=["title", "body"])
+    data = texts(write_rows(tmp_path / "a.jsonl", rows), text=["title", "body"])
     parts = (data.train, data.held_out)
     read = [text for part in parts for text in part.inputs["text"].to_pylist()]
     assert {"t3\nb3", "b7"} < {*read}
     rows[8] |= {"title": "", "body": None}
     with pytest.raises(CorpusError, match=r"row 8.* is empty"):
-        texts(lines(tmp_path / "a.jsonl", rows), text=["title", "body"])
+        texts(write_rows(tmp_path / "a.jsonl", rows), text=["title", "body"])
 
 
-def tokens(folder: Path, ids: object, target: object = (0, 1)) -> Path:
-    path = folder / "a.npz"
-    np.savez(path, tokens=np.array(ids), target=np.array(target))
-    return path
-
-
-def test_token_ids_have_no_padding_left(tmp_path: Path) -> None:
-    path = tokens(tmp_path, [[3, 9, 0], [1, 0, 0]])
+def test_token_ids_have_no_padding_left(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, tokens=np.array([[3, 9, 0], [1, 0, 0]]), target=np.array([0, 1]))
     data = texts(path, test_file=path)
     assert data.train.inputs["tokens"].to_pylist() == [[3, 9], [1]]
     assert data.sizes()["vocabulary"] == 10
 
 
-def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch) -> None:
+def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch):
     records = [
         DocstringRecord(f"p{i % 3}.m", f"f{i}", "function", f"Does {min(i, 130)}.")
         for i in range(140)
     ]
     records.append(DocstringRecord("tiny", "f", "function", "Alone."))
-    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records))
-    data = load(TransformerDataSettings(), None)
-    assert data is not None
+    monkeypatch.setattr(files, "docstring_records", lambda: iter(records))
+    data = files.load(TransformerDataSettings(), None)
     assert data.target.classes == ("p0", "p1", "p2")
     found = [
         text for split in (data.train, data.held_out) for text in split.inputs["text"].to_pylist()
     ]
     assert sorted(found) == sorted({record.text for record in records[:-1]})
-    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records[::-1]))
-    again = load(TransformerDataSettings(), None)
-    assert again is not None
+    monkeypatch.setattr(files, "docstring_records", lambda: iter(records[::-1]))
+    again = files.load(TransformerDataSettings(), None)
     assert len(again.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
-        load(TransformerDataSettings(min_documents=99), None)
+        files.load(TransformerDataSettings(min_documents=99), None)
 
 
-def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    for values, message in [
-        ({"source": "table"}, "are read from a file"),
-        ({"file": "a.csv"}, "are read from a file"),
-        ({"test_file": "a.csv"}, "are read from a file"),
-        ({"source": "table", "file": "a.csv"}, "target must name"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            TransformerDataSettings.model_validate(values)
+def test_settings_that_do_not_go_together_are_refused(tmp_path):
     found = {"vocabulary": 0, "numeric": 2, "categories": (), "kind": "regression", "outputs": 1}
     assert TransformerModelSettings(numeric=2).completed(found).numeric == 2
     with pytest.raises(ConfigError, match=r"numeric = 5: the data have 2(.|\n)*outputs = 3: the"):
         TransformerModelSettings(numeric=5, outputs=3).completed(found)
     with pytest.raises(ConfigError, match="model: give either vocabulary"):
         TransformerModelSettings().completed({})
+
+
+#: of 80 training rows, on which the baselines train as on the others
+VALIDATION = np.arange(80) % 4 == 0
+
+
+def splits(words: list[str], labels: np.ndarray) -> files.Splits:
+    parts = [
+        files.Rows(pa.table({"text": words[r]}), labels[r]) for r in (slice(80), slice(80, None))
+    ]
+    return files.Splits(
+        *parts, files.PredictionTarget("classification", ("a", "b", "c")), VALIDATION, {}
+    )
+
+
+def test_texts_are_classified_by_their_words():
+    """Each class has a word of its own."""
+    draws = np.random.default_rng(0)
+    labels = draws.integers(0, 3, 120)
+    words = [f"{['red', 'green', 'blue'][label]} {draws.integers(0, 9)} thing" for label in labels]
+    data = splits(words, labels)
+    assert methods(data) == ("tfidf, logistic regression", "tfidf, linear svm")
+    for method in methods(data):
+        np.testing.assert_array_equal(predict(data, method), data.held_out.target)
+
+
+@pytest.mark.parametrize("target", ["above", "size"])
+def test_tables_have_two_baselines_that_see_every_column(tmp_path, target):
+    """Half of the target is in a number, with gaps, and half in a category."""
+    draws = np.random.default_rng(1)
+    number = draws.normal(size=600)
+    kind = draws.choice(["low", "high"], 600)
+    size = number + np.where(kind == "high", 4.0, 0.0)
+    columns = {"number": pa.array(number, mask=draws.random(600) < 0.05), "kind": kind}
+    columns[target] = np.where(size > 2, "yes", "no") if target == "above" else size
+    pcsv.write_csv(pa.table(columns), tmp_path / "t.csv")
+    data = table(tmp_path / "t.csv", target=target)
+    gold = data.held_out.target
+    assert methods(data) == ("gradient boosting", "linear model")
+    for method in methods(data):
+        found = predict(data, method)
+        if target == "above":
+            assert (found == gold).mean() > 0.9
+        else:
+            assert ((found - gold) ** 2).mean() < 0.2 * gold.var()
+
+
+def test_a_class_with_one_row_among_many_is_no_failure(tmp_path):
+    """Boosting would hold rows of each class out to decide when to stop."""
+    draws = np.random.default_rng(2)
+    number = draws.normal(size=13_000)
+    label = np.where(number > 0, "yes", "no").astype(object)
+    label[7] = "rare"
+    data = table(write_rows(tmp_path / "t.csv", {"number": number, "y": label}))
+    found = predict(data, "gradient boosting")
+    assert (found == data.held_out.target).mean() > 0.99
+
+
+def test_texts_without_words_are_left_out_with_the_reason():
+    found = predict(splits(["!?"] * 120, np.arange(120) % 3), "tfidf, linear svm")
+    assert isinstance(found, str)
+    assert "empty vocabulary" in found
+
+
+def test_a_validation_file_has_the_columns_of_the_training_file(tmp_path):
+    rows = [{"text": f"red {i}", "label": "ab"[i % 2]} for i in range(60)]
+    train = write_rows(tmp_path / "train.jsonl", rows)
+    path = write_rows(tmp_path / "bad.jsonl", [{"text": "red", "label": 1}] * 3)
+    with pytest.raises(CorpusError, match=r"bad.jsonl: differs from data.file: .* string vs int64"):
+        texts(train, validation_file=path)
+
+
+def test_the_parts_are_disjoint_and_the_test_part_stays_the_same(tmp_path):
+    rows = [{"text": f"text {i % 400}", "label": i % 2} for i in range(800)]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    found = []
+    for share in (0.0, 0.2):
+        data = texts(path, validation_share=share)
+        parts = {
+            part: data.split(part).inputs["text"].to_pylist()
+            for part in ("train", "validation", "held_out")
+        }
+        found.append((data.train.inputs["text"].to_pylist(), parts["held_out"]))
+        assert sum(len(texts) for texts in parts.values()) == 800
+        assert sum(len(set(texts)) for texts in parts.values()) == 400  # equal ones together
+        assert (len(parts["validation"]) > 60) == (share > 0)
+    assert found[0] == found[1]  # also what the baselines train on

@@ -1,21 +1,29 @@
+"""The model, its loss, and the n-grams that one of its branches reads."""
+
 from __future__ import annotations
 
+import hashlib
+import math
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor
+from torch.utils.data import default_collate
 
-from experiments.transformer.model import (
-    EncoderLayer,
-    SequenceInput,
-    TableInput,
-    Transformer,
-    flops_per_sample,
-)
+from experiments.transformer.model import SequenceInput, TableInput, Transformer, flops_per_sample
+from experiments.transformer.prepare import encode_ngrams, known_ngrams, ngram_keys
 from experiments.transformer.settings import NgramSettings, TransformerSettings
+from experiments.transformer.training import RandomSamples, Sample, TransformerTask
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
+from tests.experiments.references import counted_flops, torch_encoder
 
 SEQUENCE = TransformerSettings(
     vocabulary=11, length=9, outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
@@ -34,39 +42,27 @@ def _model(given: TransformerSettings) -> Transformer:
     return Transformer(given).double()
 
 
-def _inputs(given: TransformerSettings, samples: int = 4) -> tuple[Tensor, ...]:
+def _inputs(given: TransformerSettings) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     if given.vocabulary:
-        ids = torch.randint(1, given.vocabulary, (samples, given.length), generator=generator)
+        ids = torch.randint(1, given.vocabulary, (4, given.length), generator=generator)
         ids[1, 5:] = 0
         weights = (ids > 0).double() / 3
         return (ids,) if given.ngrams is None else (ids, 1 + ids, weights)
-    numeric = torch.randn(samples, given.numeric, generator=generator, dtype=torch.float64)
-    columns = [torch.randint(size, (samples,), generator=generator) for size in given.categories]
-    empty = torch.empty(samples, 0, dtype=torch.int64)
+    numeric = torch.randn(4, given.numeric, generator=generator, dtype=torch.float64)
+    columns = [torch.randint(size, (4,), generator=generator) for size in given.categories]
+    empty = torch.empty(4, 0, dtype=torch.int64)
     return numeric, torch.stack(columns, 1) if columns else empty
 
 
-def test_the_encoder_is_pytorch_s_read_at_the_cls_token() -> None:
+def test_the_encoder_is_pytorch_s_read_at_the_cls_token():
     model = _model(SEQUENCE)
-    layer = nn.TransformerEncoderLayer(
-        8, 2, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-    )
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
-    for ours, theirs in zip(model.layers, encoder.layers, strict=True):
-        assert isinstance(ours, EncoderLayer)
-        state = {
-            "self_attn.in_proj_weight": torch.cat((ours.query.weight, ours.key_value.weight)),
-            "self_attn.in_proj_bias": torch.cat((ours.query.bias, ours.key_value.bias)),
-            "self_attn.out_proj.weight": ours.out.weight,
-            "self_attn.out_proj.bias": ours.out.bias,
-            "linear1.weight": ours.up.weight, "linear1.bias": ours.up.bias,
-            "linear2.weight": ours.down.weight, "linear2.bias": ours.down.bias,
-            "norm1.weight": ours.norm_attention.weight, "norm1.bias": ours.norm_attention.bias,
-            "norm2.weight": ours.norm_feed_forward.weight,
-            "norm2.bias": ours.norm_feed_forward.bias,
-        }  # fmt: skip
-        theirs.load_state_dict(state)
+
+    def inputs(ours):
+        weight = torch.cat((ours.query.weight, ours.key_value.weight))
+        return weight, torch.cat((ours.query.bias, ours.key_value.bias))
+
+    encoder = torch_encoder(model.layers, inputs, 8, 2, 32, activation="gelu", norm_first=True)
     (ids,) = _inputs(SEQUENCE)
     tokens = model.input.embedding.weight[ids] + model.input.positions
     tokens = torch.cat((model.cls.expand(4, 1, 8), tokens), 1)
@@ -78,7 +74,7 @@ def test_the_encoder_is_pytorch_s_read_at_the_cls_token() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(tokens=st.lists(st.integers(1, 10), max_size=6), padding=st.integers(0, 3))
-def test_padding_changes_no_output(tokens: list[int], padding: int) -> None:
+def test_padding_changes_no_output(tokens, padding):
     model = _model(SEQUENCE)
     bare = torch.tensor([tokens], dtype=torch.int64)
     padded = torch.tensor([tokens + [0] * padding])
@@ -87,13 +83,12 @@ def test_padding_changes_no_output(tokens: list[int], padding: int) -> None:
     torch.testing.assert_close(model(in_a_batch)[:1], model(bare), rtol=1e-10, atol=1e-10)
 
 
-def test_a_row_is_a_token_a_feature() -> None:
+def test_a_row_is_a_token_a_feature():
     """FT-Transformer, section 3.3, equation by equation."""
     tokenizer = TableInput(TABLE).double()
     numeric, categories = _inputs(TABLE)
     tokens, _ = tokenizer(numeric, categories)
     assert tokens.shape == (4, 5, 8)
-    assert tokenizer.embedding is not None
     first, second = tokenizer.embedding.weight.split((4, 2))
     for row in range(4):
         for j in range(3):
@@ -104,7 +99,7 @@ def test_a_row_is_a_token_a_feature() -> None:
 
 
 @pytest.mark.parametrize("given", KINDS)
-def test_every_parameter_learns(given: TransformerSettings) -> None:
+def test_every_parameter_learns(given):
     model = _model(given)
     model(*_inputs(given)).square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -114,15 +109,132 @@ def test_every_parameter_learns(given: TransformerSettings) -> None:
 
 @pytest.mark.parametrize("given", KINDS)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_the_operations_are_those_pytorch_counts(given: TransformerSettings, layers: int) -> None:
+def test_the_operations_are_those_pytorch_counts(given, layers):
     given = given.model_copy(update={"layers": layers, "feed_forward": 20})
     model = _model(given)
-    # of the attention kernels on a CPU PyTorch counts the plain one alone
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(*_inputs(given, samples=4)).sum().backward()
-    assert counter.get_total_flops() == 4 * flops_per_sample(given)
+    found = counted_flops(lambda: model(*_inputs(given)).sum().backward())
+    assert found == 4 * flops_per_sample(given)
 
 
-def test_a_sequence_too_long_is_refused() -> None:
+def test_a_sequence_too_long_is_refused():
     with pytest.raises(ValueError, match="a sequence has 10 tokens, but the model has length=9"):
         SequenceInput(SEQUENCE)(torch.ones(1, 10, dtype=torch.int64))
+
+
+REGRESSION = {"kind": "regression", "outputs": 1}
+LOSSES = [
+    *(SEQUENCE, NGRAMS, TABLE),
+    *(each.model_copy(update=REGRESSION) for each in (SEQUENCE, TABLE)),
+]
+CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
+
+
+def _name(settings: TransformerSettings) -> str:
+    source = "ngrams" if settings.ngrams else "sequence" if settings.vocabulary else "table"
+    return f"{source}-{settings.kind}"
+
+
+def _batch(settings: TransformerSettings) -> Sample:
+    return tuple(default_collate(RandomSamples(settings, 100).__getitems__(list(range(8)))))
+
+
+@pytest.mark.parametrize("settings", LOSSES, ids=_name)
+def test_the_loss_is_pytorch_s_on_the_whole_batch(settings):
+    model, (*inputs, target) = _model(settings).eval(), _batch(settings)
+    task = TransformerTask(settings, RandomSamples(settings, 8))
+    loss = task.loss(model, (*inputs, target), CONTEXT)
+    outputs = model(*inputs)
+    assert loss.weight == 8
+    if settings.kind == "regression":
+        expected = F.mse_loss(outputs.squeeze(1), target.double())
+        assert loss.metrics == {}
+    else:
+        expected = F.cross_entropy(outputs, target)
+        hits = sum(int(row.argmax() == label) for row, label in zip(outputs, target, strict=True))
+        assert {name: int(value) for name, value in loss.metrics.items()} == {"accuracy": hits}
+    torch.testing.assert_close(loss.total / loss.weight, expected)
+
+
+def test_the_loss_in_training_is_the_mean_of_the_branches():
+    model, (*inputs, target) = _model(NGRAMS), _batch(NGRAMS)
+    task = TransformerTask(NGRAMS, RandomSamples(NGRAMS, 8))
+    loss = task.loss(model, (*inputs, target), CONTEXT)
+    encoded, linear = (
+        F.cross_entropy(part, target, reduction="sum") for part in model.branches(*inputs)
+    )
+    torch.testing.assert_close(loss.total, (encoded + linear) / 2)
+    hits = (model(*inputs).argmax(1) == target).sum()
+    torch.testing.assert_close(loss.metrics["accuracy"], hits)
+
+
+MASK = 2**64 - 1
+BOTH = NgramSettings()
+WORDS = NgramSettings(bytes=None)
+
+
+def mixed(value: int) -> int:
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK
+    return value ^ (value >> 31)
+
+
+def plain_keys(text: str) -> list[int]:
+    """The keys one by one, with Python's integers."""
+    words = "".join(c if c.isalnum() or c == "_" else " " for c in text.lower()).split()
+    hashes = [int.from_bytes(hashlib.sha256(w.encode()).digest()[:8], "little") for w in words]
+    keys = [mixed(h) for h in hashes]
+    keys += [mixed(mixed(a) + b & MASK) for a, b in pairwise(hashes)]
+    data = f" {' '.join(words)} ".encode()
+    for n in (3, 4, 5):
+        for start in range(len(data) - n + 1):
+            keys.append(mixed(int.from_bytes(data[start : start + n], "little") + (n << 56)))
+    return keys
+
+
+@given(st.text(st.sampled_from("abAB \u00e9\u4e2d1_,.\n"), max_size=30))
+def test_the_keys_are_those_written_plainly(text):
+    assert sorted(ngram_keys(text, BOTH).tolist()) == sorted(plain_keys(text))
+
+
+def test_the_weights_are_those_of_scikit_learn():
+    train = ["the card is lost", "a lost card a card", "is the weather fine", "fine fine weather"]
+    test = ["card card weather, the unknown", "is a lost weather"]
+    vectors = TfidfVectorizer(
+        ngram_range=(1, 2), min_df=2, sublinear_tf=True, token_pattern=r"(?u)\b\w+\b"
+    )
+    expected = vectors.fit(train).transform(test)
+    found = encode_ngrams(test, known_ngrams(train, WORDS), WORDS)
+    for row, weights in enumerate(found["weights"].to_pylist()):
+        np.testing.assert_allclose(sorted(weights), sorted(expected[row].data), rtol=1e-6)
+    assert len(known_ngrams(train, WORDS)) == len(vectors.vocabulary_)
+
+
+def test_the_model_knows_the_ngrams_of_the_most_texts():
+    texts = ["a b", "b a", "a c c", "c a", "c", "d d d"]
+    known = known_ngrams(texts, NgramSettings(words=1, bytes=None, most=2))
+    a, c = (int(ngram_keys(word, WORDS)[0]) for word in "ac")
+    assert known["key"].to_pylist() == sorted((a, c))
+    idf = dict(zip(known["key"].to_pylist(), known["idf"].to_pylist(), strict=True))
+    assert idf == pytest.approx({a: math.log(7 / 5) + 1, c: math.log(7 / 4) + 1})
+
+
+@pytest.mark.parametrize("known", [["b b", "b"], ["x", "y"]])
+def test_a_text_without_known_ngrams_is_only_padding(known):
+    found = encode_ngrams(["z"], known_ngrams(known, WORDS), WORDS)
+    assert (found["ngrams"].to_pylist(), found["weights"].to_pylist()) == ([[0]], [[0.0]])
+    assert found["ngrams"].type == pa.list_(pa.int32())
+
+
+def test_the_branch_is_a_linear_model_of_the_weights():
+    torch.manual_seed(0)
+    ngrams = NgramSettings(most=20, width=4, share=0.75)
+    model = Transformer(SEQUENCE.model_copy(update={"ngrams": ngrams})).double()
+    branch = model.ngrams
+    ids, ngrams = torch.tensor([[3, 4]]), torch.tensor([[5, 2, 9]])
+    weights = torch.tensor([[0.6, 0.0, 0.8]], dtype=torch.float64)
+    features = torch.zeros(1, 21, dtype=torch.float64).index_add(1, ngrams[0], weights)
+    expected = branch.head(features @ branch.vectors * 2)  # the root of the width
+    encoded, linear = model.branches(ids, ngrams, weights)
+    torch.testing.assert_close(linear, expected)
+    expected = 0.25 * encoded + 0.75 * linear
+    torch.testing.assert_close(model(ids, ngrams, weights), expected)

@@ -1,0 +1,45 @@
+"""Tiny files to read and to train on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ROWS = 120
+
+
+def write_rows(path: Path, rows: pd.DataFrame | Sequence[dict[str, Any]]) -> Path:
+    """Write the table that the suffix names: JSON lines, CSV, Parquet or arrays."""
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".npz":
+        np.savez(path, **{name: column.to_numpy() for name, column in pd.DataFrame(rows).items()})
+    elif ".csv" in path.suffixes:
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def frame(rows: int = ROWS) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    numbers = 3 + 2 * draw.standard_normal(rows)
+    return pd.DataFrame(
+        {
+            "size": numbers,
+            "gap": np.where(draw.random(rows) < 0.2, np.nan, draw.random(rows)),
+            "colour": draw.choice(["red", "green", "blue"], rows),
+            "few": draw.integers(0, 4, rows),
+            "many": np.arange(rows) * 10,
+            "flag": draw.random(rows) < 0.5,
+            "y": np.where(numbers > 3, "large", "small"),
+            "price": 1000 + 50 * numbers,
+        }
+    )
