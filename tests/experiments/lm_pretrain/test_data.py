@@ -34,7 +34,7 @@ texts = st.lists(st.sampled_from([*ALPHABET, "\n", "\n", "cat", "'s"]), max_size
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts)
-def test_a_text_survives_its_tokens(kind: Kind, text: str) -> None:
+def test_a_text_survives_its_tokens(kind, text):
     tokenizer = pickle.loads(pickle.dumps(TOKENIZERS[kind]))
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -44,9 +44,7 @@ def test_a_text_survives_its_tokens(kind: Kind, text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(documents=st.lists(texts, min_size=1, max_size=4), size=st.integers(1, 40))
-def test_the_tokens_are_the_same_for_any_chunking(
-    kind: Kind, documents: list[str], size: int
-) -> None:
+def test_the_tokens_are_the_same_for_any_chunking(kind, documents, size):
     tokenizer = TOKENIZERS[kind]
     whole = [tokenizer.encode(text) for text in documents]
     expected = [token for ids in whole for token in (END_OF_TEXT, *ids.tolist())][1:]
@@ -55,7 +53,7 @@ def test_the_tokens_are_the_same_for_any_chunking(
     assert "".join(piece for part in parts for piece in part.pieces) == "".join(documents)
 
 
-def test_the_vocabularies() -> None:
+def test_the_vocabularies():
     assert TOKENIZERS["bytes"].vocabulary == 257
     assert TOKENIZERS["characters"].vocabulary == 1 + len(set("".join(TRAINING)))
     assert 257 < TOKENIZERS["bpe"].vocabulary <= 300
@@ -66,12 +64,12 @@ def test_the_vocabularies() -> None:
 
 
 @pytest.mark.parametrize("character", ["z", "\U0001f436"])
-def test_an_unknown_character_is_refused(character: str) -> None:
+def test_an_unknown_character_is_refused(character):
     with pytest.raises(ConfigError, match=r"U\+.* is not among the 3 of the training text"):
         TextTokenizer("characters", "abc").encode(f"ab{character}")
 
 
-def test_the_last_share_is_held_out() -> None:
+def test_the_last_share_is_held_out():
     assert divide(["0123456789" * 10], 0.1, "here") == (["0123456789" * 9], ["0123456789"])
     documents = [str(number) * 10 for number in range(10)]
     assert divide(documents, 0.2, "here") == (documents[:8], documents[8:])
@@ -82,38 +80,37 @@ def test_the_last_share_is_held_out() -> None:
             divide(few, 0.1, "here")
 
 
-def test_the_forms_of_files_are_read(tmp_path: Path) -> None:
+def of_files(folder: Path, contents: dict[str, str], held_out=0, **given) -> LmDataSettings:
+    """Settings that read these files, the last ones as held-out ones."""
+    for name, content in contents.items():
+        data = content.encode()
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    files = [folder / name for name in contents]
+    train = len(files) - held_out
+    parts = {"files": files[:train], "held_out_files": files[train:]}
+    return LmDataSettings(source="text", **parts, **given)
+
+
+def test_the_forms_of_files_are_read(tmp_path):
     rows = [{"body": "one\ntwo"}, {"body": ""}, {"body": "three"}]
     lines = "\n\n".join(map(json.dumps, rows))
-    (tmp_path / "a.txt").write_text("plain\ntext", encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text(lines, encoding="utf-8")
-    with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
-        file.write("packed")
-    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
-        file.write(lines)
-    names = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt.gz", "d.jsonl.gz")]
-    settings = LmDataSettings(
-        source="text", files=names[:2], held_out_files=names[2:], column="body"
-    )
-    assert read_texts(settings) == (
+    contents = {"a.txt": "plain\ntext", "b.jsonl": lines, "c.txt.gz": "packed", "d.jsonl.gz": lines}
+    assert read_texts(of_files(tmp_path, contents, held_out=2, column="body")) == (
         ["plain\ntext", "one\ntwo", "three"],
         ["packed", "one\ntwo", "three"],
     )
 
 
-def test_the_identity_is_the_content_of_the_files(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
-    for path, text in zip(paths, ("same", "same", "other"), strict=True):
-        path.write_text(text, encoding="utf-8")
+def test_the_identity_is_the_content_of_the_files(tmp_path):
+    one, other = {"a.txt": "same"}, {"c.txt": "other"}
     first, second, third = (
-        text_content(LmDataSettings(source="text", files=(path,))) for path in paths
+        text_content(of_files(tmp_path, each)) for each in (one, {"b.txt": "same"}, other)
     )
     assert first == second != third
-    held_out = LmDataSettings(source="text", files=(paths[0],), held_out_files=(paths[1],))
-    assert text_content(held_out) != first
+    assert text_content(of_files(tmp_path, one | {"b.txt": "same"}, held_out=1)) != first
 
 
-def test_the_builtin_text_is_every_docstring_once() -> None:
+def test_the_builtin_text_is_every_docstring_once():
     found = read_texts(LmDataSettings())
     documents = [*found.train, *found.held_out]
     assert len(documents) == len(set(documents)) > 4000
@@ -121,10 +118,7 @@ def test_the_builtin_text_is_every_docstring_once() -> None:
     assert any("Return a list of" in text for text in found.held_out)
 
 
-def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
-    paths = tmp_path / "a.txt", tmp_path / "b.txt"
-    for path, text in zip(paths, ("text", ""), strict=True):
-        path.write_text(text, encoding="utf-8")
-    settings = LmDataSettings(source="text", files=paths[:1], held_out_files=paths[1:])
+def test_an_empty_held_out_file_is_refused(tmp_path):
+    settings = of_files(tmp_path, {"a.txt": "text", "b.txt": ""}, held_out=1)
     with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
         read_texts(settings)

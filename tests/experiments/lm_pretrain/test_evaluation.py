@@ -1,3 +1,5 @@
+"""The measures of a language model, what it writes, and the baselines it is compared with."""
+
 from __future__ import annotations
 
 import math
@@ -7,36 +9,47 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments.common.blocks import SPLITS, Split
-from experiments.lm_pretrain import evaluation, shards
-from experiments.lm_pretrain.baselines import (
-    kneser_ney,
-    store_token_ngrams,
-)
-from experiments.lm_pretrain.evaluation import block_losses, token_costs, unigram_loss
+from experiments.lm_pretrain import baselines, evaluation, shards
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
-from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
-from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.tokenizer import END_OF_TEXT, Chunk, encode_chunk, make_tokenizer
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
+from tests.experiments.references import lively
 
 MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)
 GREEDY = SampleSettings(temperature=0, tokens=12)
 
 
-def lively(positions: str = "rotary") -> LanguageModel:
-    """A model that is sure of something: its weights are large."""
+def sure(positions: str = "rotary") -> LanguageModel:
+    """A model whose weights are so large that it is sure of something."""
     torch.manual_seed(0)
     settings = LmSettings.model_validate({**MODEL.model_dump(), "positions": positions})
-    model = LanguageModel(settings).eval()
+    model = lively(LanguageModel(settings).eval())
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.5)
         model.head.weight[END_OF_TEXT] = 0  # seldom the most probable one
     return model
+
+
+def cost_of(model: LanguageModel, before: list[int], token: int) -> float:
+    """What a token costs after those before it."""
+    logits = model(torch.tensor([before]))[0, -1].double()
+    return -logits.log_softmax(0)[token].item()
+
+
+def store(run: RunDirectory, kind: str, vocabulary: int, streams: dict[str, np.ndarray]) -> None:
+    sizes = {split: len(tokens) for split, tokens in streams.items()}
+    for split, tokens in streams.items():
+        writer = ShardWriter(run_folder(run), split, "<u2")
+        writer.add(tokens.astype(np.uint32))
+        writer.close()
+    run_folder(run).write_index(Index(kind, vocabulary, "<u2", shards.SHARD, sizes, sizes, {}))
 
 
 @pytest.fixture
@@ -46,12 +59,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     run = RunDirectory.at(tmp_path)
     generator = np.random.default_rng(0)
     sizes = {"train": 50, "held_out": 29}
-    for split in SPLITS:
-        writer = ShardWriter(run_folder(run), split, "<u2")
-        writer.add(generator.integers(0, 9, sizes[split]).astype(np.uint32))
-        writer.close()
-    run_folder(run).write_index(Index("bytes", 11, "<u2", 8, sizes, sizes, {}))
-    write_weights(run, run.model("train"), lively().state_dict(), {})
+    store(run, "bytes", 11, {s: generator.integers(0, 9, sizes[s]) for s in SPLITS})
+    write_weights(run, run.model("train"), sure().state_dict(), {})
     return run
 
 
@@ -59,28 +68,29 @@ def stream(run: RunDirectory, split: Split) -> list[int]:
     return np.concatenate(run_folder(run).maps(split)).tolist()
 
 
-def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
-    model, tokens = lively(), stream(run, "held_out")
+def test_the_loss_is_that_of_each_held_out_token(run):
+    model, tokens = sure(), stream(run, "held_out")
     costs = []
     for start in range(0, 25, 5):  # 28 tokens are predicted, those of 5 whole samples count
         for place in range(1, 6):
-            logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
-            costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
-    whole, _ = token_costs(run, MODEL, "fp32", "held_out", range(5))
+            before = tokens[start : start + place]
+            costs.append(cost_of(model, before, tokens[start + place]))
+    whole, _ = evaluation.token_costs(run, MODEL, "fp32", "held_out", range(5))
     assert whole.ravel() == pytest.approx(costs, rel=1e-5)
-    parts = [token_costs(run, MODEL, "fp32", "held_out", part) for part in (range(2), range(2, 5))]
+    parts = [
+        evaluation.token_costs(run, MODEL, "fp32", "held_out", part)
+        for part in (range(2), range(2, 5))
+    ]
     assert np.concatenate([own for own, _ in parts]) == pytest.approx(whole, rel=1e-6)
-    half, _ = token_costs(run, MODEL, "bf16", "held_out", range(5))
+    half, _ = evaluation.token_costs(run, MODEL, "bf16", "held_out", range(5))
     assert half.sum() != whole.sum()
     assert half.sum() == pytest.approx(whole.sum(), rel=0.02)
 
 
 @pytest.mark.parametrize("context", [1, 4, 5])
-def test_a_sliding_window_has_half_of_the_context_before_each_token(
-    run: RunDirectory, context: int
-) -> None:
+def test_a_sliding_window_has_half_of_the_context_before_each_token(run, context):
     settings = MODEL.model_copy(update={"context": context})
-    model, tokens = lively(), stream(run, "held_out")
+    model, tokens = sure(), stream(run, "held_out")
     samples, half = 28 // context, context // 2
     expected = []
     for place in range(1, samples * context + 1):  # of the token to predict
@@ -88,32 +98,29 @@ def test_a_sliding_window_has_half_of_the_context_before_each_token(
         start = sample * context
         if inside < half and sample:
             start -= context - half
-        logits = model(torch.tensor([tokens[start:place]]))[0, -1].double()
         assert place - start > half or not sample
-        expected.append(-logits.log_softmax(0)[tokens[place]].item())
-    own, sliding = token_costs(run, settings, "fp32", "held_out", range(samples))
+        expected.append(cost_of(model, tokens[start:place], tokens[place]))
+    own, sliding = evaluation.token_costs(run, settings, "fp32", "held_out", range(samples))
     assert sliding.ravel() == pytest.approx(expected, rel=1e-5)
     assert np.allclose(sliding, own) == (context == 1)
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_mixture_adds_the_probabilities_of_the_same_token(
-    run: RunDirectory, split: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_adds_the_probabilities_of_the_same_token(run, split, monkeypatch):
     """N-grams of the held-out text are of the training text, those of its start of the rest."""
     monkeypatch.setattr(evaluation, "_GROUP", 10)
-    store_token_ngrams(run, 0.52)  # the first 26 of 50 training tokens
+    baselines.store_token_ngrams(run, 0.52)  # the first 26 of 50 training tokens
     train, held_out = stream(run, "train"), stream(run, "held_out")
     seen, text = (train[26:], train[:26]) if split == "train" else (train, held_out)
     part = range(5) if split == "held_out" else range(1, 5)
-    ngrams = kneser_ney(np.array(seen, np.uint16), np.array(text, np.uint16), 11)
-    _, sliding = token_costs(run, MODEL, "fp32", split, part)
+    ngrams = baselines.kneser_ney(np.array(seen, np.uint16), np.array(text, np.uint16), 11)
+    _, sliding = evaluation.token_costs(run, MODEL, "fp32", split, part)
     costs = {weight: [] for weight in (0.0, 0.3, 1.0)}
     for place, cost in enumerate(sliding.ravel(), part.start * 5 + 1):
         for weight, found in costs.items():
             both = weight * math.exp(-cost) + (1 - weight) * ngrams[place]
             found.append(-math.log(both))
-    losses = block_losses(run, MODEL, "fp32", split, part, tuple(costs))
+    losses = evaluation.block_losses(run, MODEL, "fp32", split, part, tuple(costs))
     assert losses.tokens.tolist() == [10, 10, 5][: len(losses.tokens)]
     for place, found in enumerate(costs.values()):
         groups = [sum(found[first : first + 10]) for first in range(0, len(found), 10)]
@@ -122,16 +129,16 @@ def test_a_mixture_adds_the_probabilities_of_the_same_token(
     assert losses.mixtures[:, 2] == pytest.approx(losses.sliding)
 
 
-def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:
+def test_the_baseline_knows_how_frequent_each_token_is(run):
     counts = Counter(stream(run, "train"))
     held_out = stream(run, "held_out")[1:26]
     expected = -sum(math.log((counts[token] + 1) / (50 + 11)) for token in held_out) / 25
-    assert unigram_loss(run_folder(run), 25, 11) == pytest.approx(expected, rel=1e-12)
+    assert evaluation.unigram_loss(run_folder(run), 25, 11) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_greedy_sampling_takes_the_most_probable_token(positions: str) -> None:
-    model, lengths = lively(positions), []
+def test_greedy_sampling_takes_the_most_probable_token(positions):
+    model, lengths = sure(positions), []
     for first in range(1, 11):
         expected = [first, 7]
         while len(expected) < 14 and expected[-1] != END_OF_TEXT:
@@ -143,18 +150,18 @@ def test_greedy_sampling_takes_the_most_probable_token(positions: str) -> None:
     assert max(lengths) == 12  # beyond the context
 
 
-def test_draws_follow_the_temperature_and_the_most_probable_tokens() -> None:
-    model, prompt = lively(), [4, 8]
+def test_draws_follow_the_temperature_and_the_most_probable_tokens():
+    model, prompt = sure(), [4, 8]
     shares = (model(torch.tensor([prompt]))[0, -1].double() / 2).softmax(0)
     best = shares.topk(3).indices.tolist()
 
     def firsts(top_k: int | None) -> list[int]:
-        return [
-            (continuation(
-                model, prompt, SampleSettings(temperature=2, tokens=1, top_k=top_k, seed=seed), 11
-            ) or [END_OF_TEXT])[0]
+        given = {"temperature": 2, "tokens": 1, "top_k": top_k}
+        drawn = (
+            continuation(model, prompt, SampleSettings(**given, seed=seed), 11)
             for seed in range(400)
-        ]  # fmt: skip
+        )
+        return [tokens[0] if tokens else END_OF_TEXT for tokens in drawn]
 
     drawn = np.bincount(firsts(None), minlength=11) / 400
     np.testing.assert_allclose(drawn, shares.detach(), atol=0.1)
@@ -165,8 +172,8 @@ def test_draws_follow_the_temperature_and_the_most_probable_tokens() -> None:
     assert firsts(50) == firsts(None)
 
 
-def test_the_end_of_the_text_ends_it_and_tokens_of_no_text_are_not_taken() -> None:
-    model = lively()
+def test_the_end_of_the_text_ends_it_and_tokens_of_no_text_are_not_taken():
+    model = sure()
     with torch.no_grad():
         model.head.weight[10] = 50 * model.head.weight[3]  # of no text, and sure where it is not
         free = continuation(model, [3, 7], GREEDY, 10)
@@ -174,3 +181,116 @@ def test_the_end_of_the_text_ends_it_and_tokens_of_no_text_are_not_taken() -> No
         assert 10 in continuation(model, [3, 7], GREEDY, 11)
         model.head.weight.zero_()  # all alike: the first one is the end
     assert continuation(model, [3, 7], GREEDY, 11) == []
+
+
+def losses(
+    groups: int, gain: float, noise: float, seed: int = 0, size: int = 100
+) -> evaluation.Losses:
+    """Groups of tokens in which the sliding window is better than the n-grams by ``gain``."""
+    generator = np.random.default_rng(seed)
+    tokens = np.full(groups, float(size))
+    ngrams = tokens * generator.uniform(2, 4, groups)
+    sliding = ngrams - tokens * (gain + noise * generator.standard_normal(groups))
+    return evaluation.Losses(tokens, ngrams + tokens, sliding, ngrams, (sliding - tokens)[:, None])
+
+
+def test_the_interval_has_the_true_gain_as_often_as_it_says():
+    rows = [
+        evaluation.gain_rows(losses(20, 0.1, 0.3, seed), 1.0)["sliding window"]
+        for seed in range(400)
+    ]
+    inside = np.mean([row["gain_low"] <= 0.1 <= row["gain_high"] for row in rows])
+    assert 0.92 < inside < 0.98
+
+
+def test_one_group_has_no_interval_and_no_weight_has_no_mixture():
+    found = losses(1, 0.1, 0)
+    rows = evaluation.gain_rows(found._replace(mixtures=np.empty((1, 0))), 1.0)
+    assert [*rows] == ["language model", "sliding window"]
+    assert math.isnan(rows["sliding window"]["gain_low"])
+
+
+def by_dictionaries(train: bytes, order: int, history: bytes, symbol: int) -> float:
+    """Interpolated Kneser-Ney with three discounts, written from the formulas, n-gram by n-gram."""
+    text = tuple(train)
+
+    def counts(size: int) -> Counter[tuple[int, ...]]:
+        grams = Counter(text[i : i + size] for i in range(len(text) - size + 1))
+        if size == order:
+            return grams
+        longer = {text[i : i + size + 1] for i in range(len(text) - size)}
+        return Counter(gram[1:] for gram in longer)
+
+    probability = 1 / 256
+    for size in range(1, order + 1):
+        known = counts(size)
+        n = {k: max(1, sum(c == k for c in known.values())) for k in (1, 2, 3, 4)}
+        share = n[1] / (n[1] + 2 * n[2])
+        discount = {
+            k: min(max(k - (k + 1) * share * n[k + 1] / n[k], 0.05), k - 0.05) for k in (1, 2, 3)
+        }
+        context = tuple(history[len(history) - size + 1 :]) if size > 1 else ()
+        following = {g: c for g, c in known.items() if g[:-1] == context}
+        if not following:
+            continue
+        total = sum(following.values())
+        cuts = {g: discount[min(c, 3)] for g, c in following.items()}
+        gram = (*context, symbol)
+        own = (following[gram] - cuts[gram]) / total if gram in following else 0.0
+        probability = own + sum(cuts.values()) / total * probability
+    return probability
+
+
+def kneser_ney_bits(train: bytes, test: bytes, order: int | None = None) -> float:
+    seen, text = (np.frombuffer(part, np.uint8) for part in (train, test))
+    return float(-np.log2(baselines.kneser_ney(seen, text, 256, order)).mean())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    train=st.text("ab é", min_size=1, max_size=60),
+    test=st.text("abc ", min_size=1, max_size=12),
+    order=st.integers(1, 5),
+)
+def test_the_n_gram_model_is_the_one_of_the_formulas(train, test, order):
+    seen, text = train.encode(), test.encode()
+    order = min(order, len(seen))
+    costs = [
+        -math.log2(by_dictionaries(seen, order, (seen + text[:place])[-8:], byte))
+        for place, byte in enumerate(text)
+    ]
+    assert kneser_ney_bits(seen, text, order) == pytest.approx(np.mean(costs), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "order"), [(2, 7), (256, 7), (512, 7), (1024, 6), (50_000, 4), (2**17, 3)]
+)
+def test_the_order_is_seven_or_what_an_integer_holds(vocabulary, order):
+    assert baselines.order_of(vocabulary) == order
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+def test_the_baselines_read_the_text_with_its_ends(tmp_path, monkeypatch, kind):
+    """In shards and parts of a few tokens; of long texts the end, or the start."""
+    monkeypatch.setattr(shards, "SHARD", 16)
+    monkeypatch.setattr(baselines, "_AT_ONCE", 7)
+    documents = {"train": ["a cat and a hat", "the end", "more cats"]}
+    documents["held_out"] = ["a cat", "hats"]
+    tokenizer = make_tokenizer(kind, documents["train"], 300)
+    run = RunDirectory.at(tmp_path)
+    run_folder(run).write(TOKENIZER, tokenizer.content.encode())
+    chunks = {split: Chunk(tuple(texts), True) for split, texts in documents.items()}
+    streams = {split: encode_chunk(tokenizer, chunk) for split, chunk in chunks.items()}
+    store(run, kind, tokenizer.vocabulary, streams)
+    texts = {split: "\xff".join(documents[split]).encode("latin-1") for split in SPLITS}
+    found = baselines.baseline_bits(run)
+    share = len(texts["held_out"]) / (len(texts["held_out"]) - 1)
+    bits = kneser_ney_bits(texts["train"], texts["held_out"])
+    assert found["kneser-ney"] == pytest.approx(bits * share)
+    assert found["xz"] == pytest.approx(
+        baselines.compressed_bits(texts["train"], texts["held_out"]) * share
+    )
+    monkeypatch.setattr(baselines, "_TRAINED_ON", 12)
+    monkeypatch.setattr(baselines, "_TESTED_ON", 3)
+    bits = kneser_ney_bits(texts["train"][-12:], texts["held_out"][:3])
+    assert baselines.baseline_bits(run)["kneser-ney"] == pytest.approx(bits)

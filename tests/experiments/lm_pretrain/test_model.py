@@ -1,3 +1,5 @@
+"""The language model against its formulae, its sizes, its operations and its loss."""
+
 from __future__ import annotations
 
 import itertools
@@ -6,16 +8,12 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.lm_pretrain.model import (
-    LanguageModel,
-    LmSettings,
-    flops_per_token,
-    large,
-    medium,
-)
+from experiments.lm_pretrain.model import LanguageModel, LmSettings, flops_per_token, large, medium
+from experiments.lm_pretrain.training import random_task
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
+from tests.experiments.references import counted_flops, lively, parameter_count
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
 COMBINATIONS = [
@@ -37,24 +35,12 @@ def _model(settings: LmSettings) -> LanguageModel:
 
 
 def _lively(settings: LmSettings) -> LanguageModel:
-    """In double precision, with weights so large that every part shows in the logits."""
-    model = _model(settings).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    return model
+    return lively(_model(settings).double())
 
 
-def _tokens(settings: LmSettings, length: int | None = None, batch: int = 2) -> Tensor:
+def _tokens(settings: LmSettings, length: int = SMALL.context) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    shape = (batch, length or settings.context)
-    return torch.randint(settings.vocabulary, shape, generator=generator)
-
-
-def _parameters(settings: LmSettings) -> int:
-    with torch.device("meta"):
-        model = LanguageModel(settings)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return torch.randint(settings.vocabulary, (2, length), generator=generator)
 
 
 def _explicit_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
@@ -104,7 +90,7 @@ def _explicit_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
-def test_the_logits_are_those_of_the_formulae(settings: LmSettings) -> None:
+def test_the_logits_are_those_of_the_formulae(settings):
     model, tokens = _lively(settings), _tokens(settings)
     expected = torch.stack([_explicit_logits(model, row) for row in tokens])
     assert expected.std() > 0.5
@@ -112,16 +98,15 @@ def test_the_logits_are_those_of_the_formulae(settings: LmSettings) -> None:
     torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_sizes_are_those_of_the_workload() -> None:
-    layer = 4 * 512**2 + 3 * 512 * 1536 + 2 * 512
-    assert _parameters(medium()) == 16 * layer + 2 * 20_000 * 512 + 512
-    assert round(_parameters(medium()) / 1e6) == 75
+def test_the_sizes_are_those_of_the_workload():
     smaller = medium().model_copy(update={"mlp": "gelu", "tied": True})
-    assert round(_parameters(smaller) / 1e6) == 52
-    assert round(_parameters(large()) / 1e6) == 757
+    counts = [parameter_count(LanguageModel, size) for size in (medium(), smaller, large())]
+    layer = 4 * 512**2 + 3 * 512 * 1536 + 2 * 512
+    assert counts[0] == 16 * layer + 2 * 20_000 * 512 + 512
+    assert [round(count / 1e6) for count in counts] == [75, 52, 757]
 
 
-def test_the_initial_weights_are_those_of_gpt_2() -> None:
+def test_the_initial_weights_are_those_of_gpt_2():
     model = _model(LmSettings(layers=8))
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -133,14 +118,27 @@ def test_the_initial_weights_are_those_of_gpt_2() -> None:
 
 
 @pytest.mark.parametrize("settings", [SMALL, *COMBINATIONS[-4:]], ids=_name)
-def test_flops_are_those_that_pytorch_counts(settings: LmSettings) -> None:
-    """With the attention as plain products; fused kernels count what they compute twice."""
+def test_flops_are_those_that_pytorch_counts(settings):
     model, tokens = _model(settings), _tokens(settings)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(tokens).sum().backward()
-    assert counter.get_total_flops() == tokens.numel() * flops_per_token(settings)
+    found = counted_flops(lambda: model(tokens).sum().backward())
+    assert found == tokens.numel() * flops_per_token(settings)
 
 
-def test_a_sequence_beyond_the_context_is_refused() -> None:
+def test_a_sequence_beyond_the_context_is_refused():
     with pytest.raises(ValueError, match="a sequence of 10 tokens exceeds the model's context=9"):
         _model(SMALL)(_tokens(SMALL, 10))
+
+
+def test_the_loss_sums_what_each_next_token_costs():
+    task = random_task(SMALL)
+    model, batch = task.build_model().double(), torch.stack([task.data[i] for i in range(3)])
+    loss = task.loss(model, batch, StepContext(0, Phase("train", 1, 8, 1e-3), 0))
+    probabilities = model(batch[:, :-1]).softmax(2)
+    expected = -sum(
+        probabilities[row, position, batch[row, position + 1]].log()
+        for row in range(3)
+        for position in range(SMALL.context)
+    )
+    torch.testing.assert_close(loss.total, expected)
+    assert loss.total.dtype == torch.float64
+    assert (loss.weight, task.counts) == (3 * SMALL.context, "tokens")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,13 +10,7 @@ import torch
 
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
-from experiments.lm_pretrain.shards import (
-    TOKENIZER,
-    DamagedError,
-    Index,
-    ShardWriter,
-    TokenFolder,
-)
+from experiments.lm_pretrain.shards import TOKENIZER, DamagedError, Index, ShardWriter, TokenFolder
 from experiments.lm_pretrain.training import PackedTokens
 from raypipe.store.run_directory import RunDirectory
 
@@ -30,21 +23,19 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "SHARD", 7)
 
 
-def stored(
-    location: Path, dtype: str = "<u2", parts: int = 3, streams: dict[str, np.ndarray] = STREAMS
-) -> TokenFolder:
+def stored(location: Path, dtype: str = "<u2") -> TokenFolder:
     run = RunDirectory.at(location)
     folder = TokenFolder(run, run.path("tokens"))
     folder.write(TOKENIZER, b"")
     checksums = {TOKENIZER: sha256(b"").hexdigest()}
     for split in SPLITS:
         writer = ShardWriter(folder, split, dtype)
-        for part in np.array_split(streams[split], parts):
+        for part in np.array_split(STREAMS[split], 3):
             writer.add(part)
         writer.close()
-        assert writer.tokens == len(streams[split])
+        assert writer.tokens == len(STREAMS[split])
         checksums |= writer.sha256
-    sizes = {split: len(streams[split]) for split in SPLITS}
+    sizes = {split: len(STREAMS[split]) for split in SPLITS}
     folder.write_index(Index("bytes", 257, dtype, shards.SHARD, sizes, sizes, checksums))
     return folder
 
@@ -56,17 +47,14 @@ def stored(
 def test_packed_samples_cover_the_stream_after_the_validation_part(
     tmp_path, short, dtype, context, first
 ):
-    samples = pickle.loads(
-        pickle.dumps(PackedTokens(stored(tmp_path, dtype), "train", context, first))
-    )
+    packed = PackedTokens(stored(tmp_path, dtype), "train", context, first)
+    samples = pickle.loads(pickle.dumps(packed))
     stream = STREAMS["train"].tolist()[first:]
     assert len(samples) == max(0, len(stream) - 1) // context
     for number in range(len(samples)):
         sample = samples[number]
         assert sample.dtype == torch.int64
         assert sample.tolist() == stream[number * context : (number + 1) * context + 1]
-    predicted = [token for number in range(len(samples)) for token in samples[number][1:].tolist()]
-    assert predicted == stream[1 : 1 + len(samples) * context]
     for outside in (-1, len(samples)):
         with pytest.raises(IndexError, match=f"of {len(samples)}"):
             samples[outside]
@@ -93,7 +81,7 @@ def truncate(path: Path) -> None:
         ("tokenizer.json", Path.unlink),
     ],
 )
-def test_damage_is_noticed(tmp_path, short, name: str, damage: Callable[[Path], None]):
+def test_damage_is_noticed(tmp_path, short, name, damage):
     folder = stored(tmp_path / "run")
     damage(Path(folder.folder) / name)
     other = RunDirectory.at(tmp_path / "other")

@@ -1,8 +1,9 @@
-"""Whole runs on a small text, by the public command: three kinds of tokens, each exported."""
+"""Runs by the public command: three kinds of tokens, each exported, and their identities."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,18 +16,23 @@ import torch
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.evaluation import load_model
+from experiments.lm_pretrain.export import check_exportable
+from experiments.lm_pretrain.model import tiny
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
 from raypipe.commands import configuration as config
+from raypipe.graph.configuration import Configuration
+from raypipe.graph.experiment import Unit
 from raypipe.store.run_directory import RunDirectory
 from tests.experiments import runs
 from tests.experiments.runs import CONFIGS, assert_declared, table
 
+PLAIN = CONFIGS / "lm_pretrain.yaml"
+TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
 SMALL = [
-    *["data.source=text", "model.width=16", "model.heads=2", "model.layers=1"],
-    *["model.feed_forward=16", "model.context=16", "model.vocabulary=270", "sample.tokens=20"],
+    *[*TINY, "data.source=text", "model.context=16", "model.vocabulary=270", "sample.tokens=20"],
     *["sample.temperature=0", "sample.prompt='line '"],
     *["train.training.steps=60", "train.training.warmup_steps=5"],
     *["model.tied=false", "train.training.micro_batch=12", "train.training.effective_batch=12"],
@@ -34,12 +40,10 @@ SMALL = [
 ]
 TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 #: by kind of the tokens: parts of the model, and the architecture that they are in transformers
+GPT2 = ["model.norm=layer", "model.positions=learned", "model.mlp=gelu", "model.tied=true"]
 KINDS = {
     "bpe": ([], "LlamaForCausalLM"),
-    "characters": (
-        ["model.norm=layer", "model.positions=learned", "model.mlp=gelu", "model.tied=true"],
-        "GPT2LMHeadModel",
-    ),
+    "characters": (GPT2, "GPT2LMHeadModel"),
     "bytes": (["model.rope_base=500", "model.tied=true"], "LlamaForCausalLM"),
 }
 
@@ -76,7 +80,7 @@ def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path
     return request.param, given, folder
 
 
-def test_it_learns_more_than_the_baseline_and_writes_on(trained) -> None:
+def test_it_learns_more_than_the_baseline_and_writes_on(trained):
     _, _, folder = trained
     measures = table(folder).set_index("method")
     model, unigram = measures.loc["language model"], measures.loc["unigram"]
@@ -95,16 +99,15 @@ def test_it_learns_more_than_the_baseline_and_writes_on(trained) -> None:
     index, tokenizer = stored.index(), stored.tokenizer()
     share = index.tokens["held_out"] / index.bytes["held_out"]
     assert model["bits_per_byte"] == pytest.approx(model["loss"] / np.log(2) * share)
-    decoded = [
-        tokenizer.decode(np.concatenate(stored.maps(split))) for split in ("train", "held_out")
-    ]
-    assert decoded == [TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]]
+    kept = len(TEXT) * 9 // 10
+    for split, text in {"train": TEXT[:kept], "held_out": TEXT[kept:]}.items():
+        assert tokenizer.decode(np.concatenate(stored.maps(split))) == text
     assert_declared(folder, TABLES, STEP_METRICS)
     written = table(folder, "samples").iloc[0]["text"]
     assert 0 < len(tokenizer.encode(written)) <= 20
 
 
-def test_a_finished_run_is_exported_when_it_is_asked_for(trained) -> None:
+def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     """The library ``transformers`` reads it, and computes the same."""
     transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
     kind, given, location = trained
@@ -112,10 +115,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained) -> None:
     folder = Path(run.artifact("export", "hf"))
     assert not folder.exists()
     assert runs.run("lm_pretrain", location, *given, "export=true") == 0
-    path = CONFIGS / "lm_pretrain.yaml"
-    settings = model_of(
-        run_folder(run), config.resolve(config.read(path), given, "cpu", []).settings.model
-    )
+    settings = model_of(run_folder(run), resolved(*given).settings.model)
     model = load_model(run, settings)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), output_loading_info=True
@@ -140,13 +140,13 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained) -> None:
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == settings.vocabulary
 
 
-def test_the_shakespeare_model_has_the_characters_of_the_text(text: Path, tmp_path: Path) -> None:
+def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):
     given = [*SMALL, f"data.files=[{text}]"]
-    assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto") == 0
+    assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 
 
-def test_a_short_text_is_repeated_a_few_times_only(run: Run, tmp_path: Path, capsys) -> None:
+def test_a_short_text_is_repeated_a_few_times_only(run, tmp_path, capsys):
     found = run("run", "data.most_passes=0.5", "data.tokens=bytes", only=("train",))
     index = run_folder(found).index()
     kept = index.tokens["train"] - int(index.tokens["train"] * 0.05) - 1
@@ -155,14 +155,14 @@ def test_a_short_text_is_repeated_a_few_times_only(run: Run, tmp_path: Path, cap
     assert f"{steps} steps: the task limits training.steps = 60" in capsys.readouterr().out
 
 
-def test_without_a_validation_part_there_is_no_mixture(run: Run, tmp_path: Path) -> None:
+def test_without_a_validation_part_there_is_no_mixture(run, tmp_path):
     run("run", "data.validation_share=0")
     methods = set(table(tmp_path / "run")["method"])
     assert "kneser-ney tokens" in methods
     assert "language model + kneser-ney" not in methods
 
 
-def test_a_second_run_directory_takes_the_cache(run: Run, monkeypatch, cache: Path) -> None:
+def test_a_second_run_directory_takes_the_cache(run, monkeypatch, cache):
     read: list[object] = []
 
     def counted(data: object) -> object:
@@ -186,9 +186,7 @@ def test_a_second_run_directory_takes_the_cache(run: Run, monkeypatch, cache: Pa
 
 
 @pytest.mark.parametrize("changed", ["inspect", "version"])
-def test_other_code_does_not_take_the_cache(
-    run: Run, monkeypatch, tmp_path: Path, cache: Path, changed
-) -> None:
+def test_other_code_does_not_take_the_cache(run, monkeypatch, tmp_path, cache, changed):
     run("first", only=("tokenize",))
     (tmp_path / "edited.py").write_text("edited")
     files = SimpleNamespace(getfile=lambda part: tmp_path / "edited.py")
@@ -197,7 +195,7 @@ def test_other_code_does_not_take_the_cache(
     assert len(list((cache / "tokens").iterdir())) == 2
 
 
-def test_a_damaged_shard_of_the_run_is_not_trained_on(run: Run, capsys) -> None:
+def test_a_damaged_shard_of_the_run_is_not_trained_on(run, capsys):
     found = run("run", only=("tokenize",))
     shard = Path(run_folder(found).folder) / "train-00000.bin"
     content = shard.read_bytes()
@@ -221,8 +219,8 @@ def test_a_damaged_shard_of_the_run_is_not_trained_on(run: Run, capsys) -> None:
     ],
 )
 def test_what_cannot_work_is_said_before_the_training(
-    run: Run, tmp_path: Path, overrides: list[str], held_out: str, message: str, capsys
-) -> None:
+    run, tmp_path, overrides, held_out, message, capsys
+):
     if held_out:
         (tmp_path / "other.txt").write_text(held_out, encoding="utf-8")
         overrides = [*overrides, f"data.held_out_files=[{tmp_path / 'other.txt'}]"]
@@ -233,8 +231,65 @@ def test_what_cannot_work_is_said_before_the_training(
     assert not found.exists(found.checkpoints("train"))
 
 
-def test_the_cache_may_be_out_of_reach(run: Run, monkeypatch, tmp_path: Path, caplog) -> None:
+def test_the_cache_may_be_out_of_reach(run, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file"))
     run("run", only=("tokenize",))
     assert "the tokens cannot be cached" in caplog.text
+
+
+def resolved(*overrides: str) -> Configuration:
+    return config.resolve(config.read(PLAIN), overrides, "cpu", [])
+
+
+def named(*overrides: str) -> dict[str, Unit]:
+    """The unit of each stage."""
+    found = resolved(*overrides).stages()
+    return {stage.name: stage.units[0] for stage in found}
+
+
+def test_a_cpu_trains_the_tiny_model():
+    settings = resolved().settings
+    changed = {"vocabulary": 2048, "context": 128, "tied": True}
+    assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
+    assert settings.train.training.effective_batch == 8
+    check_exportable(settings.model)
+
+
+@pytest.mark.parametrize(
+    ("override", "tokenized", "trained", "sampled"),
+    [
+        ("model.layers=2", False, True, True),
+        ("model.vocabulary=500", True, True, True),
+        ("data.tokens=bytes", True, True, True),
+        ("data.held_out_share=0.2", True, True, True),
+        ("data.validation_share=0.1", False, True, True),
+        ("train.training.seed=1", False, True, True),
+        ("sample.top_k=5", False, False, True),
+        ("sample.prompt=line", False, False, True),
+        ("export=true", False, False, False),
+        ("data.samples=100", False, False, False),  # of random tokens
+        ("train.training.gradient_checkpointing=true", False, False, False),
+        ("train.training.micro_batch=4", False, False, False),
+    ],
+)
+def test_what_decides_the_result_is_the_identity(override, tokenized, trained, sampled):
+    before, after = named(), named(override)
+    differ = {name: unit.fingerprint != after[name].fingerprint for name, unit in before.items()}
+    assert differ == {
+        "hardware": False,
+        "tokenize": tokenized,
+        "baselines": tokenized or "validation" in override,
+        "train": trained,
+        "evaluate": trained,
+        "sample": sampled,
+    }
+
+
+def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):
+    given = ["data.source=random", "model.vocabulary=256", "data.held_out=64", *TINY]
+    steps = ["train.training.steps=40", "train.training.warmup_steps=4"]
+    assert runs.run("lm_pretrain", tmp_path, *given, *steps) == 0
+    row = table(tmp_path, "trials").iloc[0]
+    assert (row["status"], row["steps"]) == ("succeeded", 40)
+    assert row["eval_loss"] == pytest.approx(math.log(256), abs=0.02)
