@@ -9,37 +9,23 @@ import torch
 from torch import Tensor
 
 from experiments.summarization.model import T5Settings, build_model, library_config
+from tests.experiments.references import lively
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
 #: as T5 1.1 and mT5
 GATED = T5Settings(
-    vocabulary=23,
-    width=12,
-    head_width=5,
-    heads=3,
-    feed_forward=10,
-    layers=2,
-    decoder_layers=3,
-    relative_buckets=8,
-    relative_distance=12,
-    gated=True,
-    tied=False,
-    dropout=0.0,
-)
+    vocabulary=23, width=12, head_width=5, heads=3, feed_forward=10, layers=2, decoder_layers=3,
+    relative_buckets=8, relative_distance=12, gated=True, tied=False, dropout=0.0,
+)  # fmt: skip
 #: as T5
 PLAIN = GATED.model_copy(update={"gated": False, "tied": True, "decoder_layers": None})
 BOTH = pytest.mark.parametrize("settings", [GATED, PLAIN], ids=["gated-untied", "relu-tied"])
 
 
-def lively(settings: T5Settings, seed: int = 0) -> Any:
-    """A model with weights so large that every part shows in the logits."""
+def lively_t5(settings: T5Settings, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = build_model(settings)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model.eval()
+    return lively(build_model(settings).eval(), 0.3)
 
 
 def batch(settings: T5Settings, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from experiments.common.corpora.corpus import CorpusError
@@ -15,25 +12,13 @@ from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.summarization import data as pairs
 from experiments.summarization.data import PairSplits, load
 from experiments.summarization.settings import SummarizationDataSettings
+from tests.experiments.rows import write_rows
 
 ROWS = [{"document": f"text {i} of some words.", "summary": f"text {i}"} for i in range(60)]
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
-    elif path.name.removesuffix(".gz").endswith(".csv"):
-        pd.DataFrame(rows).to_csv(path, index=False)
-    else:
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
-
-
 def of_files(*files: Path, **given: Any) -> PairSplits:
-    return load(
-        SummarizationDataSettings.model_validate({"source": "files", "files": files, **given})
-    )
+    return load(SummarizationDataSettings(source="files", files=files, **given))
 
 
 def everything(data: PairSplits) -> dict[str, tuple[str, ...]]:
@@ -45,47 +30,45 @@ def everything(data: PairSplits) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet"])
-def test_each_format_holds_the_same_pairs(tmp_path: Path, name: str) -> None:
-    data = of_files(write(tmp_path / name, ROWS))
+def test_each_format_holds_the_same_pairs(tmp_path, name):
+    data = of_files(write_rows(tmp_path / name, ROWS))
     assert everything(data) == {row["document"]: (row["summary"],) for row in ROWS}
     assert not set(data.train.documents) & set(data.held_out.documents)
     assert 0 < len(data.held_out) < 20
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_a_list_of_documents_is_joined_and_one_of_summaries_is_references(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_list_of_documents_is_joined_and_one_of_summaries_is_references(tmp_path, name):
     rows = [{"source": ["One.", f"Two {i}.", " "], "refs": ["a", f"b{i}"]} for i in range(60)]
-    data = of_files(write(tmp_path / name, rows), document="source", summary="refs")
+    data = of_files(write_rows(tmp_path / name, rows), document="source", summary="refs")
     assert everything(data) == {f"One. Two {i}.": ("a", f"b{i}") for i in range(60)}
 
 
-def test_each_file_is_read_by_the_first_of_the_names_it_has(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", ROWS)
-    other = write(tmp_path / "b.csv", [{"dialogue": f"x {i}", "gist": "y"} for i in range(60)])
+def test_each_file_is_read_by_the_first_of_the_names_it_has(tmp_path):
+    first = write_rows(tmp_path / "a.jsonl", ROWS)
+    other = write_rows(tmp_path / "b.csv", [{"dialogue": f"x {i}", "gist": "y"} for i in range(60)])
     names = {"document": ["dialogue", "document"], "summary": ["gist", "summary"]}
     found = everything(of_files(first, other, **names))
     assert len(found) == 120
     assert found["x 7"] == ("y",)
 
 
-def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
-    first = write(tmp_path / "a.jsonl", ROWS)
-    data = of_files(first, held_out_files=[write(tmp_path / "b.jsonl", ROWS[:5])])
+def test_what_is_held_out_is_not_trained_on(tmp_path):
+    first = write_rows(tmp_path / "a.jsonl", ROWS)
+    data = of_files(first, held_out_files=[write_rows(tmp_path / "b.jsonl", ROWS[:5])])
     assert len(data.held_out) == 5
     assert sorted(data.train.documents) == sorted(row["document"] for row in ROWS[5:])
     left_out = "5 documents of data.files are left out: data.held_out_files has them, too"
     assert data.notes[0] == left_out
     with pytest.raises(CorpusError, match=r"every document is also in data.held_out_files"):
         of_files(first, held_out_files=[first])
-    twice = of_files(write(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
+    twice = of_files(write_rows(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
     assert not set(twice.train.documents) & set(twice.held_out.documents)
 
 
-def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path: Path) -> None:
+def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path):
     rows = [{"document": f"text {i % 400}", "summary": f"{i}"} for i in range(800)]
-    first = write(tmp_path / "a.jsonl", rows)
+    first = write_rows(tmp_path / "a.jsonl", rows)
     whole, divided = (of_files(first, validation_share=share) for share in (0.0, 0.2))
     assert whole.notes == (
         "no validation part: data.validation_share = 0 of "
@@ -97,9 +80,8 @@ def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path: Path
     parts = (divided.train, divided.validation, divided.held_out)
     assert sum(len(part) for part in parts) == 800
     assert sum(len(set(part.documents)) for part in parts) == 400
-    files = {"validation_files": [write(tmp_path / "b.jsonl", rows[:9])],
-             "held_out_files": [write(tmp_path / "c.jsonl", rows[:3])]}  # fmt: skip
-    given = of_files(first, **files)
+    second, third = (write_rows(tmp_path / f"{n}.jsonl", rows[:n]) for n in (9, 3))
+    given = of_files(first, validation_files=[second], held_out_files=[third])
     assert given.validation.documents == [row["document"] for row in rows[3:9]]
     assert len(given.held_out) == 3
     assert len(given.train) == 800 - 2 * 9
@@ -110,7 +92,7 @@ def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path: Path
     )
 
 
-def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> None:
+def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch):
     body = "It has five words here"
     texts = [
         f"Do it.\n\n{body}.",
@@ -131,7 +113,7 @@ def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> Non
         load(SummarizationDataSettings(min_words=500))
 
 
-def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both_sides() -> None:
+def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both_sides():
     data = load(SummarizationDataSettings())
     assert len(data.train) > 1500
     assert len(data.held_out) > 100

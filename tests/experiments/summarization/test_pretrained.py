@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.common import pretrained
-from experiments.summarization.model import END, PAD, T5Settings, next_token_logits
+from experiments.summarization.model import END, PAD, next_token_logits
 from experiments.summarization.pretrained import (
     load_pretrained,
     pretrained_settings,
@@ -27,7 +27,7 @@ from tests.experiments.summarization.references import (
     PLAIN,
     batch,
     library_model,
-    lively,
+    lively_t5,
     transformers,
 )
 
@@ -78,10 +78,8 @@ def _load(folder: Path) -> Any:
     ids=["T5 1.1", "mT5", "T5"],
 )
 @pytest.mark.parametrize("shard", ["1GB", "4KB"])
-def test_weights_are_those_the_library_saved(
-    settings: T5Settings, family: str, shard: str, tmp_path: Path
-) -> None:
-    model = lively(settings)
+def test_weights_are_those_the_library_saved(settings, family, shard, tmp_path):
+    model = lively_t5(settings)
     library_model(model, settings, family).save_pretrained(tmp_path, max_shard_size=shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "4KB")
     found = pretrained_settings(str(tmp_path))
@@ -99,11 +97,9 @@ def test_weights_are_those_the_library_saved(
 @pytest.mark.parametrize(
     ("family", "stored"), [("mt5", {}), ("t5", {"tie_word_embeddings": False})]
 )
-def test_files_as_they_lie_on_the_hub_are_read(
-    family: str, stored: dict[str, Any], tmp_path: Path
-) -> None:
+def test_files_as_they_lie_on_the_hub_are_read(family, stored, tmp_path):
     """The configuration of T5 1.1 and mT5, by their published keys alone."""
-    model = lively(GATED)
+    model = lively_t5(GATED)
     tensors = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = {
@@ -117,11 +113,9 @@ def test_files_as_they_lie_on_the_hub_are_read(
 
 
 @BOTH
-def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(
-    settings: T5Settings, tmp_path: Path
-) -> None:
+def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(settings, tmp_path):
     """The library ties what is equal; an mT5 so saved has the same logits."""
-    model = lively(settings)
+    model = lively_t5(settings)
     if not settings.tied:
         model.lm_head.weight.data = model.shared.weight.data.clone()
     family = "T5" if settings.tied else "MT5"
@@ -129,20 +123,20 @@ def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(
     _same(_load(tmp_path), model)
 
 
-def test_weights_that_would_be_unpickled_are_refused(tmp_path: Path) -> None:
+def test_weights_that_would_be_unpickled_are_refused(tmp_path):
     class Touch:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (tmp_path / "unpickled",)
 
-    library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
+    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
     with pytest.raises(ConfigError, match=r"weights cannot be read: .*safetensors"):
         load_pretrained(str(tmp_path), PLAIN)
     assert not (tmp_path / "unpickled").exists()
 
 
-def test_a_model_of_other_sizes_is_refused(tmp_path: Path) -> None:
-    library_model(lively(PLAIN), PLAIN).save_pretrained(tmp_path)
+def test_a_model_of_other_sizes_is_refused(tmp_path):
+    library_model(lively_t5(PLAIN), PLAIN).save_pretrained(tmp_path)
     wider = PLAIN.model_copy(update={"feed_forward": 11})
     with pytest.raises(ConfigError, match="has feed_forward = 10, not 11"):
         load_pretrained(str(tmp_path), wider)
@@ -162,16 +156,14 @@ def test_a_model_of_other_sizes_is_refused(tmp_path: Path) -> None:
         ({"layer_norm_epsilon": 1e-5}, "has layer_norm_epsilon = 1e-05; a T5 has 1e-06"),
     ],
 )
-def test_another_architecture_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
+def test_another_architecture_is_refused(changes, message, tmp_path):
+    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
     _edit_config(tmp_path, changes)
     with pytest.raises(ConfigError, match=message):
         pretrained_settings(str(tmp_path))
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="there is no such directory"):
         pretrained_settings(str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
@@ -185,9 +177,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
             function("google-t5/t5-small")
 
 
-def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None:
+def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path):
     library = _save_tokenizer(tmp_path)
-    library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
+    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
     tokenizer = SubwordTokenizer(tokenizer_content(str(tmp_path)))
     ids = tokenizer.encode(TEXTS)
     assert ids == library(TEXTS, add_special_tokens=False)["input_ids"]
@@ -195,8 +187,8 @@ def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None
     assert tokenizer.decode([[]]) == [""]
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
-    library_model(lively(PLAIN), PLAIN).config.save_pretrained(tmp_path)
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
+    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
     with pytest.raises(
         ConfigError, match=r"no fast tokenizer; take a model with a tokenizer\.json"
     ):

@@ -136,7 +136,7 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     # and a run may begin with it: its sizes, its weights and its tokenizer
     sizes = [text for text in small(files) if not text.startswith("model.")]
     begun = [f"model={folder}", "train.training.learning_rate=1e-9", "train.training.epochs=1"]
-    assert runs.run("summarization", tmp_path, *sizes, *begun) == 0
+    assert runs.run("summarization", tmp_path, *sizes, *begun, "generation.beams=1") == 0
     after = RunDirectory.at(tmp_path)
     assert tokenizer_of(after).encode(texts) == own_ids
     unchanged = load_file(after.model("train"))
@@ -146,8 +146,8 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
 
 def test_short_of_memory_the_batch_is_halved_then_the_sources(files, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>2")
-    given = ["train.training.steps=4", "train.training.epochs=null"]
-    assert run(tmp_path / "a", files, *given, "train.training.micro_batch=8") == 0
+    given, only = ["train.training.steps=4", "train.training.epochs=null"], ("train",)
+    assert run(tmp_path / "a", files, *given, "train.training.micro_batch=8", only=only) == 0
     failures = table(tmp_path / "a", "failures")
     assert list(failures["kind"]) == ["out_of_memory"] * 2
     assert list(failures["outcome"]) == [
@@ -155,13 +155,14 @@ def test_short_of_memory_the_batch_is_halved_then_the_sources(files, tmp_path, m
     ]
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>0")
     other = ["data.source_length=256", "train.on_oom=[shorten]", "train.training.micro_batch=1"]
-    assert run(tmp_path / "b", files, *given, *other) == 1
+    assert run(tmp_path / "b", files, *given, *other, only=only) == 1
     sources = [f"again with sources of at most {length} tokens" for length in (128, 64)]
     assert list(table(tmp_path / "b", "failures")["outcome"]) == [*sources, "gave up"]
 
 
 def test_it_can_be_swept_and_fit_says_why_fp16_does_not_fit(files, tmp_path):
-    assert run(tmp_path, files, "sweep.repeats=1", name="sweeps/summarization", verb=rp.sweep) == 0
+    given = ["sweep.repeats=1", "sweep.axes.training.micro_batch=[4,8]"]
+    assert run(tmp_path, files, *given, name="sweeps/summarization", verb=rp.sweep) == 0
     trials = table(tmp_path, "trials")
     by_precision = trials.groupby("precision")["status"].agg(set).to_dict()
     assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
