@@ -62,9 +62,7 @@ def _transformer(only_transformer: int, only_svm: int, p_holm: float) -> Tables:
         (12, 52, 0.004, "40 fewer", "more than chance"),
     ],
 )
-def test_mcnemars_test_says_what_is_chance(
-    only_transformer: int, only_svm: int, p_value: float, gain: str, judged: str
-) -> None:
+def test_mcnemars_test_says_what_is_chance(only_transformer, only_svm, p_value, gain, judged):
     tables = _transformer(only_transformer, only_svm, p_value)
     certain, advice = _boxes(tables, transformer_tables.TABLES, transformer_sections)
     assert certain == [
@@ -76,7 +74,7 @@ def test_mcnemars_test_says_what_is_chance(
     assert _boxes(untested, transformer_tables.TABLES, transformer_sections) == UNTESTED
 
 
-def test_the_interval_of_the_gain_of_a_language_model_says_what_is_chance() -> None:
+def test_the_interval_of_the_gain_of_a_language_model_says_what_is_chance():
     measures = pd.DataFrame({"method": ["language model", "kneser-ney tokens"],
                              "loss": [3.0, 3.3], "bits_per_byte": [1.5, 1.7]})  # fmt: skip
     gains = pd.DataFrame(

@@ -6,23 +6,29 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from experiments.common.blocks import Block, evenly_spread, map_blocks
 from experiments.common.pretrained import model_fingerprint
-from experiments.common.tokenizer import read_tokenizer, tokenizer_path
+from experiments.common.tokenizer import (
+    FEWEST_TOKENS,
+    read_tokenizer,
+    token_lists,
+    tokenizer_path,
+    train_bpe,
+)
 from raypipe.errors import ConfigError
 from raypipe.graph.launcher import PoolOptions
 from raypipe.store.run_directory import RunDirectory
 
 
 @given(number=st.integers(0, 500), most=st.integers(1, 40))
-def test_a_spread_sample_reaches_both_ends(number: int, most: int) -> None:
+def test_a_spread_sample_reaches_both_ends(number, most):
     rows = evenly_spread(range(number), most)
     assert len(rows) <= most
     assert len(rows) > min(number, most) // 2 or not number
@@ -64,18 +70,13 @@ class Context:
             yield key, function(*arguments)
 
 
-def test_blocks_cover_every_row_once_in_order() -> None:
+def test_blocks_cover_every_row_once_in_order():
     context = Context()
     blocks = map_blocks(
         context, {"train": 5, "empty": 0, "held_out": 2}, 2, lambda b: (range, b.start, b.end)
     )
     found = [(block.split, [*rows]) for block, rows in blocks]
-    assert found == [
-        ("train", [0, 1]),
-        ("train", [2, 3]),
-        ("train", [4]),
-        ("held_out", [0, 1]),
-    ]
+    assert found == [("train", [0, 1]), ("train", [2, 3]), ("train", [4]), ("held_out", [0, 1])]
     assert context.progress == [7, 2, 4, 5, 7]
     assert str(Block("a_stage", "train", 4, 5)) == "a_stage/train/4"
 
@@ -90,7 +91,7 @@ def test_blocks_cover_every_row_once_in_order() -> None:
         (2, False, [4, 4, 3], "cpu"),
     ],
 )
-def test_all_gpus_share_the_rows(gpus: int, on_gpus: bool, sizes: list[int], device: str) -> None:
+def test_all_gpus_share_the_rows(gpus, on_gpus, sizes, device):
     context = Context()
     context.session.nodes[1].gpus = [Mock() for _ in range(gpus)]
     for gpu in context.session.nodes[1].gpus:
@@ -102,7 +103,7 @@ def test_all_gpus_share_the_rows(gpus: int, on_gpus: bool, sizes: list[int], dev
     assert (context.gpus, context.device) == (float(device == "card"), device)
 
 
-def test_a_missing_tokenizer_is_one_message(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_one_message(tmp_path):
     run_dir = RunDirectory.at(tmp_path)
     with pytest.raises(ConfigError, match=r"tokenizer.json: the result of the tokenize stage is"):
         read_tokenizer(run_dir)
@@ -110,7 +111,7 @@ def test_a_missing_tokenizer_is_one_message(tmp_path: Path) -> None:
     assert read_tokenizer(run_dir) == "é"
 
 
-def test_a_saved_model_is_identified_by_its_content(tmp_path: Path) -> None:
+def test_a_saved_model_is_identified_by_its_content(tmp_path):
     for name, weights in (("a", "1"), ("same", "1"), ("other", "2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -122,7 +123,7 @@ def test_a_saved_model_is_identified_by_its_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["lm_pretrain.shards", "summarization.tokenizer"])
-def test_tasks_that_tokenize_do_not_load_torch(module: str) -> None:
+def test_tasks_that_tokenize_do_not_load_torch(module):
     heavy = ["torch", "ray", "transformers"]
     code = (
         f"import sys, experiments.{module}; "
@@ -130,3 +131,37 @@ def test_tasks_that_tokenize_do_not_load_torch(module: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+TEXTS = ["the cat sat on the mat", "naïve café"] * 20
+TRAINED = train_bpe(TEXTS, 300, 12)
+
+
+@given(st.text(min_size=1, max_size=6))
+@example("[PAD]")
+def test_every_text_has_tokens_that_are_the_text_again(text):
+    (tokens,) = token_lists(train_bpe(TEXTS, 300, 100), [text]).to_pylist()
+    assert Tokenizer.from_str(TRAINED).decode(tokens) == text
+    assert 0 not in tokens
+    assert max(tokens) < 300
+
+
+def test_what_is_frequent_is_merged_and_what_is_long_is_cut():
+    frequent, long = token_lists(TRAINED, ["the cat sat", "x" * 50]).to_pylist()
+    assert len(frequent) < 6
+    assert len(long) == 12
+    assert train_bpe(TEXTS, 300, 12) == TRAINED
+
+
+def test_the_fewest_tokens_are_bytes():
+    (tokens,) = token_lists(train_bpe(TEXTS, FEWEST_TOKENS, 99), ["the café"]).to_pylist()
+    assert len(tokens) == len("the café".encode())
+
+
+def test_special_tokens_come_first_and_are_no_text():
+    content = train_bpe(TEXTS, 300, special=("<pad>", "</s>"))
+    (tokens,) = token_lists(content, ["<pad> the cat</s>"]).to_pylist()
+    assert min(tokens) > 1
+    tokenizer = Tokenizer.from_str(content)
+    assert [tokenizer.id_to_token(number) for number in (0, 1)] == ["<pad>", "</s>"]
+    assert tokenizer.decode(tokens) == "<pad> the cat</s>"

@@ -55,9 +55,7 @@ def plain(targets: Tensor, **options: Any) -> Loss:
                                      {"ignore_index": 3, "label_smoothing": 0.2}])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 7, 25, ROWS])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
-def test_it_is_the_plain_loss_in_any_chunks(
-    dtype: torch.dtype, tolerance: float, rows: int, options: dict[str, Any]
-) -> None:
+def test_it_is_the_plain_loss_in_any_chunks(dtype, tolerance, rows, options):
     hidden, weight, targets = drawn(dtype)
     found = with_gradients(
         lambda h, w: linear_cross_entropy(h, w, targets, chunk=rows * CLASSES, **options),
@@ -69,7 +67,7 @@ def test_it_is_the_plain_loss_in_any_chunks(
     assert_close(found, exact, tolerance)
 
 
-def test_the_value_without_smoothing_comes_along() -> None:
+def test_the_value_without_smoothing_comes_along():
     hidden, weight, targets = drawn(torch.float64)
     smoothed, value = linear_cross_entropies(
         hidden, weight.requires_grad_(), targets, ignore_index=3, label_smoothing=0.2, chunk=200
@@ -80,7 +78,7 @@ def test_the_value_without_smoothing_comes_along() -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_without_a_target_the_loss_and_its_gradients_are_zero(ignored: bool) -> None:
+def test_without_a_target_the_loss_and_its_gradients_are_zero(ignored):
     """An empty batch, and one in which every target is ignored."""
     hidden, weight, targets = drawn(torch.float32, 4 if ignored else 0)
     found = with_gradients(
@@ -89,7 +87,7 @@ def test_without_a_target_the_loss_and_its_gradients_are_zero(ignored: bool) -> 
     assert_close(found, [torch.zeros(()), torch.zeros_like(hidden), torch.zeros_like(weight)], 0)
 
 
-def test_half_precision_rounds_no_more_than_the_plain_loss() -> None:
+def test_half_precision_rounds_no_more_than_the_plain_loss():
     """The weight's gradient is summed over the chunks in single precision."""
     hidden, weight, targets = drawn(torch.float32, 2000)
     hidden, weight = hidden.bfloat16().float(), weight.bfloat16().float()
@@ -122,7 +120,7 @@ class _Largest(TorchDispatchMode):
         return result
 
 
-def test_the_logits_are_never_all_in_memory() -> None:
+def test_the_logits_are_never_all_in_memory():
     hidden, weight, targets = drawn(torch.float32)
     with _Largest() as largest:
         with_gradients(
@@ -134,7 +132,7 @@ def test_the_logits_are_never_all_in_memory() -> None:
     assert largest.entries == ROWS * CLASSES
 
 
-def test_an_evaluation_computes_no_gradients() -> None:
+def test_an_evaluation_computes_no_gradients():
     hidden, weight, targets = drawn(torch.float32)
     with torch.no_grad():
         found = linear_cross_entropy(hidden.requires_grad_(), weight, targets)
@@ -142,7 +140,7 @@ def test_an_evaluation_computes_no_gradients() -> None:
     torch.testing.assert_close(found, plain(targets)(hidden, weight).detach())
 
 
-def test_a_second_backward_pass_is_rejected() -> None:
+def test_a_second_backward_pass_is_rejected():
     """The first one scales the gradients in place."""
     hidden, weight, targets = drawn(torch.float32)
     total = linear_cross_entropy(hidden, weight.requires_grad_(), targets)
@@ -152,9 +150,7 @@ def test_a_second_backward_pass_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_compiled_caller_has_one_graph_for_all_chunks(
-    monkeypatch: pytest.MonkeyPatch, autocast: bool
-) -> None:
+def test_a_compiled_caller_has_one_graph_for_all_chunks(monkeypatch, autocast):
     """In the caller's graph, the compiler would compute the logits of several chunks ahead."""
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
@@ -178,7 +174,7 @@ def test_a_compiled_caller_has_one_graph_for_all_chunks(
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
-def test_torchs_own_rounds_its_loss_to_half_precision() -> None:
+def test_torchs_own_rounds_its_loss_to_half_precision():
     """If this fails, torch's is good enough to take the place of the function tested here."""
     options = torch.nn.LinearCrossEntropyOptions()
     errors = []

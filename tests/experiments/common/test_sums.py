@@ -71,7 +71,7 @@ def phase_of(name: str) -> str:
 
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize("name", TASKS)
-def test_the_loss_is_a_sum(name: str, samples: int) -> None:
+def test_the_loss_is_a_sum(name, samples):
     task, phase = TASKS[name], Phase(phase_of(name), 1, samples, 1e-3)
     settings, plan = TrainStageSettings(), BatchPlan(samples, 1, samples, 1)
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def sums(name: str, size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_any_micro_batches_have_the_same_sums_and_gradient(name: str) -> None:
+def test_any_micro_batches_have_the_same_sums_and_gradient(name):
     whole = sums(name, 8)
     assert whole.norm() > 0
     for size in (4, 1):

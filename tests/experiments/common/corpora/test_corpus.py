@@ -1,4 +1,10 @@
+"""Counts that become a corpus, from memory and from bags of words in files."""
+
 from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
+from experiments.common.corpora.bow import load_bow, load_uci
 from experiments.common.corpora.corpus import CorpusError, make_corpus, validate_counts
+from experiments.common.corpora.load import load_corpus
 
 DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
 
@@ -117,3 +125,118 @@ def test_indices_out_of_range_are_refused_before_use(field):
     getattr(counts, field)[1] = 1_000_000
     with pytest.raises(CorpusError, match="indices are broken"):
         validate_counts(counts, "test")
+
+
+COUNTS = sparse.random(
+    12, 9, density=0.15, format="csr", random_state=0, data_rvs=lambda n: np.arange(1, n + 1)
+).astype(np.int64)
+
+# documents, nonzeros, tokens, empty documents: the table in the README of the data
+PUBLISHED = {
+    ("20news", "train"): (8000, 324_034, 507_832, 244),
+    ("20news", "val"): (2000, 84_359, 144_390, 80),
+    ("agnews", "train"): (8000, 140_277, 163_839, 0),
+    ("agnews", "val"): (2000, 34_583, 40_254, 0),
+    ("val_out", "train"): (8000, 159_436, 193_201, 3),
+    ("val_out", "val"): (2000, 39_005, 46_940, 0),
+    ("yelp", "train"): (8000, 319_121, 395_171, 5),
+    ("yelp", "val"): (2000, 79_414, 98_026, 2),
+}
+
+
+def save_bow(folder: Path, name: str, matrix, split: str = "val") -> Path:
+    path = folder / f"X_{name}_{split}_bow.npz"
+    sparse.save_npz(path, matrix)
+    return path
+
+
+def uci_text(matrix=COUNTS) -> str:
+    entries = matrix.tocoo()
+    lines = [*(str(n) for n in matrix.shape), str(entries.nnz)]
+    triples = zip(entries.row, entries.col, entries.data, strict=True)
+    return "\n".join([*lines, *(f"{d + 1} {w + 1} {c}" for d, w, c in triples), ""])
+
+
+def save_uci(folder: Path, name: str, text: str, words: int = 9, gz: bool = False) -> Path:
+    vocabulary = "".join(f"word{i}\n" for i in range(words))
+    for stem, content in (("docword", text), ("vocab", vocabulary)):
+        path = folder / f"{stem}.{name}.txt{'.gz' if gz else ''}"
+        path.write_bytes(gzip.compress(content.encode()) if gz else content.encode())
+    return folder / f"docword.{name}.txt{'.gz' if gz else ''}"
+
+
+@pytest.mark.parametrize(("name", "split"), PUBLISHED)
+def test_real_corpora_have_the_published_sizes(data_dir, name, split):
+    corpus = load_corpus("bow", name, data_dir / "lda_bow", split=split)
+    documents, nonzeros, tokens, empty = PUBLISHED[name, split]
+    assert corpus.counts.shape == (documents, 5000)
+    assert (corpus.counts.nnz, corpus.tokens) == (nonzeros, tokens)
+    assert (corpus.empty_documents, corpus.dropped_documents) == (empty, 0)
+    raw = sparse.load_npz(data_dir / "lda_bow" / f"X_{name}_{split}_bow.npz")
+    assert (corpus.counts != raw).nnz == 0
+
+
+@pytest.mark.parametrize("convert", [sparse.csr_matrix, sparse.csc_matrix, sparse.coo_array])
+def test_bow_reads_what_scipy_saves(tmp_path, convert):
+    save_bow(tmp_path, "mine", convert(COUNTS))
+    corpus = load_bow(tmp_path, "mine")
+    np.testing.assert_array_equal(corpus.counts.toarray(), COUNTS.toarray())
+    assert corpus.name == "mine"
+    assert corpus.vocabulary is None
+    assert corpus.empty_documents == (COUNTS.sum(axis=1) == 0).sum()
+
+
+def test_fingerprint_ignores_where_the_file_lies(tmp_path):
+    (tmp_path / "other").mkdir()
+    save_bow(tmp_path, "mine", COUNTS)
+    save_bow(tmp_path / "other", "mine", COUNTS.tocsc(), "train")
+    assert load_bow(tmp_path, "mine") == load_bow(tmp_path / "other", "mine", "train")
+
+
+def test_missing_bow_names_what_there_is_and_the_nearest(tmp_path):
+    for name in ("20news", "agnews"):
+        save_bow(tmp_path, name, COUNTS)
+    with pytest.raises(CorpusError, match=r"X_20new_val_bow\.npz; there are: 20news, agnews; "
+                                          "the nearest is '20news'"):  # fmt: skip
+        load_bow(tmp_path, "20new")
+    with pytest.raises(CorpusError, match="no corpora found"):
+        load_bow(tmp_path, "20news", "train")
+    with pytest.raises(CorpusError, match="no such folder"):
+        load_bow(tmp_path / "nowhere", "20news")
+    with pytest.raises(CorpusError, match="allowed are 'train' and 'val'"):
+        load_bow(tmp_path, "20news", "test")  # type: ignore[arg-type]
+
+
+def test_bow_with_python_objects_is_refused_and_nothing_is_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    path = tmp_path / "X_bomb_val_bow.npz"
+    objects = np.array([Bomb()], dtype=object)
+    np.savez(path, format=np.array(b"csr"), data=objects, indices=[0], indptr=[0, 1], shape=(1, 1))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("gz", [False, True])
+def test_uci_reads_counts_words_and_keeps_empty_documents(tmp_path, gz):
+    save_uci(tmp_path, "mine", uci_text(), gz=gz)
+    corpus = load_corpus("uci", "mine", tmp_path)
+    np.testing.assert_array_equal(corpus.counts.toarray(), COUNTS.toarray())
+    assert corpus.vocabulary == tuple(f"word{i}" for i in range(9))
+    assert corpus.empty_documents == (COUNTS.sum(axis=1) == 0).sum() > 0
+
+
+def test_missing_uci_files_are_named(tmp_path):
+    path = save_uci(tmp_path, "kos", uci_text())
+    with pytest.raises(CorpusError, match=r"no docword\.koss\.txt or docword\.koss\.txt\.gz; .*"
+                                          "nearest is 'kos'"):  # fmt: skip
+        load_uci(tmp_path, "koss")
+    path.with_name("vocab.kos.txt").unlink()
+    with pytest.raises(CorpusError, match=r"no vocab\.kos\.txt"):
+        load_uci(tmp_path, "kos")

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
 from experiments.common.corpora.text import WORD_PATTERN, Tokenization, vectorize
+from tests.experiments.rows import write_rows
 
 TEXTS = [
     "Topic models find topics in documents",
@@ -27,21 +26,14 @@ ALL = Tokenization(min_df=1, max_df=1.0)
 KEEP = {"min_df": 1, "max_df": 1.0}
 
 
-def write(folder: Path, form: str, texts=TEXTS, name: str = "mine") -> Path:
+def write(folder: Path, form: str, name: str = "mine") -> None:
     """The texts in one of the file formats."""
     path = folder / f"{name}.{form}"
-    plain = path.name.removesuffix(".gz").rpartition(".")[2]
-    frame = pd.DataFrame({"id": range(len(texts)), "text": texts})
-    if plain == "parquet":
-        frame.to_parquet(path)
-        return path
-    content = {
-        "txt": "\n".join(texts) + "\n",
-        "jsonl": frame.to_json(orient="records", lines=True),
-        "csv": frame.to_csv(index=False),
-    }[plain].encode()
-    path.write_bytes(gzip.compress(content) if form.endswith("gz") else content)
-    return path
+    if form.startswith("txt"):
+        content = ("\n".join(TEXTS) + "\n").encode()
+        path.write_bytes(gzip.compress(content) if form.endswith("gz") else content)
+    else:
+        write_rows(path, [{"id": number, "text": text} for number, text in enumerate(TEXTS)])
 
 
 def test_counts_equal_those_of_scikit_learn():
@@ -99,10 +91,10 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path, form):
 
 
 def test_missing_values_are_empty_documents(tmp_path):
-    texts = [*TEXTS, None]
-    lines = [json.dumps({"text": t}) for t in texts]
-    (tmp_path / "j.jsonl").write_text("\n".join(lines) + "\n\n")
-    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "p.parquet")
+    rows = [{"text": text} for text in (*TEXTS, None)]
+    path = write_rows(tmp_path / "j.jsonl", rows)
+    path.write_text(f"{path.read_text()}\n")
+    write_rows(tmp_path / "p.parquet", rows)
     (tmp_path / "c.csv").write_text('id,text\n1,models NA 1.0\n2,\n3,"two\nlines"\n')
     for source, name in (("jsonl", "j"), ("parquet", "p")):
         assert load_corpus(source, name, tmp_path, **KEEP).dropped_documents == 3
