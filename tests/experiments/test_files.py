@@ -23,22 +23,18 @@ from experiments.summarization import data as pairs
 from experiments.summarization.settings import SummarizationDataSettings
 from experiments.teleclass.corpus import read_annotations
 from experiments.teleclass.documents import read_documents
-from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
+from experiments.teleclass.taxonomy import read_taxonomy
 from experiments.transformer.data import load
 from experiments.transformer.settings import TransformerDataSettings
+from tests.experiments.teleclass.sections import taxonomy_of
 
 TABLE = yaml.safe_load(Path(__file__).with_name("files.yaml").read_text())
 TABLE.pop("labels")
-CLASSES = make_taxonomy([Row("", id_, id_) for id_ in ("0", "10", "11", "12")], [], source="test")
-ABC = make_taxonomy([Row("", id_, id_) for id_ in ("a", "b", "7")], [], source="test")
+CLASSES, ABC = taxonomy_of(("0", "10", "11", "12")), taxonomy_of("ab7")
 DEEP = "[" * 100_000
 OTHERS = [
     ("documents", "a.jsonl", DEEP, r"cannot be read as JSONL.*RecursionError"),
     ("jsonl", "m.jsonl", DEEP, "m.jsonl"),
-    ("documents", "a.parquet", {"text": [1, 2]}, r"column 'text' holds int64, not text"),
-    ("documents", "a.parquet", {"txt": ["a"]}, r"no column 'text'; there are: txt"),
-    ("documents", "a.parquet", {"text": ["a"], "id": [0.5]}, r"column 'id' holds double; document"),
-    ("documents", "a.parquet", {"text": ["a"], "labels": ["0"]}, r"'labels' holds string; give"),
 ]
 
 
@@ -91,7 +87,7 @@ ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[3][:40]}")
-def test_a_file_that_cannot_be_read(tmp_path: Path, row: tuple[Any, ...]) -> None:
+def test_a_file_that_cannot_be_read(tmp_path, row):
     reader, name, content, message, *given = row
     path = write(tmp_path / name, content)
     with pytest.raises(CorpusError, match=message):
@@ -99,14 +95,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, row: tuple[Any, ...]) -> Non
 
 
 @pytest.mark.parametrize(("contents", "message"), TABLE["taxonomy"])
-def test_a_taxonomy_that_cannot_be_read(tmp_path: Path, contents: list[str], message: str) -> None:
+def test_a_taxonomy_that_cannot_be_read(tmp_path, contents, message):
     names = ("labels.txt", "hierarchy.txt", "keywords.txt")
     files = [write(tmp_path / name, text) for name, text in zip(names, contents, strict=True)]
     with pytest.raises(CorpusError, match=message):
         read_taxonomy(*files)
 
 
-def test_missing_and_truncated_files(tmp_path: Path) -> None:
+def test_missing_and_truncated_files(tmp_path):
     paths = [write(tmp_path / name, "a\tb\n") for name in ("labels.txt", "edges.txt", "terms.txt")]
     for place in range(3):
         missing = [*paths[:place], tmp_path / "none.txt", *paths[place + 1 :]]

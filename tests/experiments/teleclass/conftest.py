@@ -15,7 +15,6 @@ from scipy import sparse
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
 from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.documents import Documents
-from experiments.teleclass.taxonomy import Row, make_taxonomy
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
@@ -25,6 +24,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store.artifacts import write_parquet
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from tests.experiments.teleclass.sections import taxonomy_of
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -63,24 +63,17 @@ def labeled(context: StageContext) -> Callable[[int], Labeled]:
     every_text = [" ".join(each) for each in sets]
 
     def prepare(written: int) -> Labeled:
-        taxonomy = make_taxonomy(
-            [Row("", f"c{i}", f"name {i}") for i in range(4)],
-            [Row("", "c0", "c1"), Row("", "c1", "c2"), Row("", "c3", "c2")],
-            source="test",
-        )
+        taxonomy = taxonomy_of("0123", ["01", "12", "32"])
         texts, new = every_text[:10], every_text[10 : 10 + written]
         lists = [[[], [2], [1, 3]][i % 3] for i in range(10)]
         direct = np.zeros((10, 4), bool)
         for row, classes in enumerate(lists):
             direct[row, classes] = True
         ids = pa.array([f"d{i}" for i in range(10)], pa.large_string())
-        table = {"id": ids, "labels": label_lists(sparse.csr_matrix(direct))}
-        write_parquet(
-            context.run_dir,
-            pseudo_labels_path(context.run_dir),
-            pa.table({**table, "confidence": [1.0] * 10}),
-        )
-        about = {"class_index": 2, "class": "c2", "name": "name 2"}
+        labels = label_lists(sparse.csr_matrix(direct))
+        table = pa.table({"id": ids, "labels": labels, "confidence": [1.0] * 10})
+        write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
+        about = {"class_index": 2, "class": "2", "name": "name 2"}
         context.ledger.put(
             "generated", {f"2/{i}": {**about, "number": i, "text": t} for i, t in enumerate(new)}
         )

@@ -1,8 +1,11 @@
-"""Settings for a phase that is called without its stage."""
+"""Settings for a phase that is called without its stage, and small taxonomies."""
 
 from __future__ import annotations
 
-from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings, TrainSettings
+from collections.abc import Iterable, Sequence
+
+from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings
+from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
 from raypipe.config.settings import Settings
 from raypipe.graph.context import StageContext
 
@@ -13,10 +16,15 @@ def with_sections(context: StageContext, **sections: Settings) -> StageContext:
     return context
 
 
-def train_with(classifier: ClassifierSettings) -> TrainSettings:
-    return TrainSettings(classifier=classifier)
-
-
 def tokens_of(classifier: ClassifierSettings) -> tuple[str | None, int, int]:
     """The arguments of `make_tokenizer`."""
     return classifier.pretrained, classifier.vocabulary, classifier.length
+
+
+def taxonomy_of(
+    ids: Iterable[str], edges: Iterable[Sequence[str]] = (), keywords: Sequence | None = None
+) -> Taxonomy:
+    """Classes, whose names are ``name_`` and their ids, below each other."""
+    classes = [Row("", id_, f"name_{id_}") for id_ in ids]
+    rows = [Row(f"edge {place}", *edge) for place, edge in enumerate(edges)]
+    return make_taxonomy(classes, rows, keywords, source="test")

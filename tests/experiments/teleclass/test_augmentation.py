@@ -18,18 +18,13 @@ from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.documents import Documents
 from experiments.teleclass.generators import Assignment, from_keywords, load_generator
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
-from experiments.teleclass.taxonomy import Row, make_taxonomy
 from raypipe.errors import ConfigError, UnitError
 from raypipe.store.artifacts import write_parquet
-from tests.experiments.teleclass.sections import with_sections
+from tests.experiments.teleclass.sections import taxonomy_of, with_sections
 
 #: 0 over 1 and 2, 2 over 3; 4 alone
-TAXONOMY = make_taxonomy(
-    [Row("", f"c{i}", f"name_{i}") for i in range(5)],
-    [Row("", "c0", "c1"), Row("", "c0", "c2"), Row("", "c2", "c3")],
-    [(), ("key_word",), (), ("deep", "deeper"), ()],
-    source="test",
-)
+TERMS = [(), ("key_word",), (), ("deep", "deeper"), ()]
+TAXONOMY = taxonomy_of("01234", ["01", "02", "23"], TERMS)
 DIRECT = np.array([[0, 1, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 0]] * 2 + [[0] * 5], bool)
 
 
@@ -65,19 +60,9 @@ def generator(monkeypatch):
 
 
 def run(context, corpus, folder=None, **changed):
-    data = (
-        TeleclassDataSettings()
-        if folder is None
-        else TeleclassDataSettings(source="files", dir=folder)
-    )
-    run_augment(
-        corpus,
-        with_sections(
-            context,
-            data=data,
-            augment=AugmentSettings(starved_below=3, documents=2, **{"max_share": None} | changed),
-        ),
-    )
+    data = TeleclassDataSettings(**{"source": "files", "dir": folder} if folder else {})
+    augment = AugmentSettings(**{"starved_below": 3, "documents": 2, "max_share": None} | changed)
+    run_augment(corpus, with_sections(context, data=data, augment=augment))
     return Counter(row["class_index"] for row in context.ledger.rows("generated"))
 
 
@@ -109,7 +94,7 @@ def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpu
     assert texts.to_pylist() == [f"for name {c} {i}" for c in (2, 3, 4) for i in range(2)]
     assert classes == [2, 2, 3, 3, 4, 4]
     sizes = {row["class"]: row["documents"] for row in context.ledger.rows("classes")}
-    assert sizes == {"c0": 5, "c1": 3, "c2": 2, "c3": 2, "c4": 0}
+    assert sizes == {"0": 5, "1": 3, "2": 2, "3": 2, "4": 0}
     run(context, corpus, generator="made:remember")
     assert len(generator) == 3  # nothing is asked twice
 
@@ -146,8 +131,8 @@ def test_what_is_no_generator_is_refused(generator, name):
 
 
 def test_files_give_starved_classes_so_many_each(context, corpus, tmp_path):
-    labels = {f"g{i}": {"core_classes": f"c{i % 5}"} for i in range(25)} | {"lost": ["c3"]}
-    labels["g0"] = {"core_classes": ["c3", "c4", "c1"]}
+    labels = {f"g{i}": {"core_classes": str(i % 5)} for i in range(25)} | {"lost": ["3"]}
+    labels["g0"] = {"core_classes": ["3", "4", "1"]}
     (tmp_path / "labels.json").write_text(json.dumps(labels))
     (tmp_path / "texts.txt").write_text("".join(f"g{i}\twritten {i}\n" for i in range(26)))
     written = run(

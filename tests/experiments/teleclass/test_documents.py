@@ -1,4 +1,4 @@
-"""Documents: the layouts of their files, what is dropped and counted, what is refused."""
+"""Documents and their labels: layouts of files, the built-in corpus, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import docstring_records
+from experiments.teleclass import corpus as corpus_module
+from experiments.teleclass.corpus import builtin_documents, read_annotations
 from experiments.teleclass.documents import Documents, read_documents
-from experiments.teleclass.taxonomy import Row, make_taxonomy, read_taxonomy
+from experiments.teleclass.taxonomy import read_taxonomy
+from tests.experiments.rows import write_rows
+from tests.experiments.teleclass.sections import taxonomy_of
 
-TAXONOMY = make_taxonomy(
-    [Row("", id_, f"name {id_}") for id_ in ("0", "10", "11", "12")],
-    [Row("", "0", "10"), Row("", "10", "11")],
-    source="test",
-)
+TAXONOMY = taxonomy_of(("0", "10", "11", "12"), [("0", "10"), ("10", "11")])
 #: Texts that readers like to damage.
 TEXTS = [
     "NA",
@@ -42,10 +42,6 @@ REPEATED = [{"id": i, "text": "t" * (i != "b"), "labels": []} for i in "abcdba"]
 UNKNOWN = [*ROWS[:5], ROWS[5] | {"labels": ["12", "111"]}, ROWS[6] | {"labels": ["x"]}]
 
 
-def jsonl(rows: list) -> str:
-    return "".join(f"{json.dumps(row)}\n" for row in rows)
-
-
 def write(path: Path, content: str | bytes) -> Path:
     data = content.encode() if isinstance(content, str) else content
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -54,16 +50,14 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def save(path: Path, rows: list[dict] = ROWS) -> Path:
     """Rows in the layout of the suffix."""
-    name = path.name.removesuffix(".gz")
-    if name.endswith(".jsonl"):
-        return write(path, jsonl(rows))
-    if name.endswith(".csv"):
-        flat = [row | {"labels": ", ".join(row["labels"])} for row in rows]
-        return write(path, pd.DataFrame(flat).to_csv(index=False))
-    if name.endswith(".parquet"):
+    if ".txt" in path.suffixes:
+        return write(path, "".join(f"{row['id']}\t{row['text']}\n" for row in rows))
+    if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
         return path
-    return write(path, "".join(f"{row['id']}\t{row['text']}\n" for row in rows))
+    if ".csv" in path.suffixes:
+        rows = [row | {"labels": ", ".join(row["labels"])} for row in rows]
+    return write_rows(path, rows)
 
 
 def gold_of(read: Documents) -> list[list[int]]:
@@ -95,17 +89,15 @@ def test_lines(tmp_path, suffix):
 
 def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
     whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
+    joined = pa.concat_arrays([whole.texts[:3], whole.texts[3:]])
+    sliced = pa.array(["before", *TEXTS], pa.large_string())[1:]
     same = [
         read_documents(save(tmp_path / "a.parquet"), TAXONOMY),
         read_documents(save(tmp_path / "a.csv"), TAXONOMY),
         whole.take(range(len(whole))),
         pickle.loads(pickle.dumps(whole)),
-        Documents(
-            whole.ids[:], pa.concat_arrays([whole.texts[:3], whole.texts[3:]]), whole.gold, {}
-        ),
+        *(Documents(whole.ids[:], texts, whole.gold, {}) for texts in (joined, sliced)),
     ]
-    sliced = pa.array(["before", *TEXTS], pa.large_string())[1:]
-    same.append(Documents(whole.ids, sliced, whole.gold, {}))
     assert {d.fingerprint for d in same} == {whole.fingerprint}
     others = [
         whole.take([1, 0, 2, 3, 4, 5, 6]),
@@ -117,11 +109,10 @@ def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_several_columns_make_the_text_and_rows_are_ids(tmp_path, suffix):
+    columns = [("a", "b"), ("", "c"), ("", ""), ("d", None)]
     rows = [
-        {"title": "a", "number": 1, "body": "b", "labels": []},
-        {"title": "", "number": 2, "body": "c", "labels": []},
-        {"title": "", "number": 3, "body": "", "labels": []},
-        {"title": "d", "number": 4, "body": None, "labels": []},
+        {"title": title, "number": number, "body": body, "labels": []}
+        for number, (title, body) in enumerate(columns, 1)
     ]
     path = save(tmp_path / f"a{suffix}", rows)
     read = read_documents(path, TAXONOMY, columns=("title", "body"), labels_column="none")
@@ -150,15 +141,12 @@ def test_labels_may_be_numbers_missing_or_none(tmp_path, suffix):
 def test_gold_labels_of_their_own_file(tmp_path, suffix):
     rows = [{"id": 1, "text": "a", "labels": ["unknown"]}, {"id": 2, "text": "b"}]
     rows += [{"id": 3, "text": ""}, {"id": 4, "text": "d"}, {"id": 5, "text": "e"}]
-    path = write(tmp_path / "a.jsonl", jsonl(rows))
+    path = save(tmp_path / "a.jsonl", rows)
     gold = write(tmp_path / f"gold.txt{suffix}", "9\t0\n5\t12,10\n\n3\t0\n1\t11\n4\t\n8\t0\n")
     read = read_documents(path, TAXONOMY, labels=gold)
     assert gold_of(read) == [[0, 1, 2], [], [], [0, 1, 3]]
-    assert read.dropped == {
-        "empty documents": 1,
-        "gold of other documents": 3,
-        "documents without gold": 1,
-    }
+    dropped = {"empty documents": 1, "gold of other documents": 3, "documents without gold": 1}
+    assert read.dropped == dropped
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -251,3 +239,59 @@ def test_amazon_531_has_the_published_labels(data_dir, tmp_path):
     assert labels.gold.sum() / 29_487 >= 2.93
     generated = read_documents(place / "generated_docs.txt.gz", classes)
     assert (len(generated), generated.gold) == (2555, None)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda classes: classes,
+        lambda classes: {"core_classes": classes, "other": 1},
+        lambda classes: {"core classes": classes},
+        lambda classes: {"labels": classes},
+    ],
+)
+def test_every_form(tmp_path, suffix, wrap):
+    given = {"x": ["b", "a"], "y": "7", "z": 7, "none": [], "twice": ["a", "b", "a"]}
+    content = json.dumps({name: wrap(classes) for name, classes in given.items()}).encode()
+    path = write(tmp_path / f"labels{suffix}", content)
+    expected = {"x": [1, 0], "y": [2], "z": [2], "none": [], "twice": [0, 1]}
+    assert read_annotations(path, taxonomy_of("ab7")) == expected
+
+
+@pytest.fixture(scope="module")
+def records():
+    return list(docstring_records())
+
+
+@pytest.fixture
+def corpus(records, monkeypatch):
+    monkeypatch.setattr(corpus_module, "docstring_records", lambda: iter(records))
+    return builtin_documents()
+
+
+def test_classes_follow_the_dotted_names(corpus):
+    taxonomy, train, test = corpus
+    assert len(taxonomy) > 100
+    assert taxonomy.depth.max() >= 3
+    assert {"xml", "xml.dom", "xml.dom.minidom"} <= set(taxonomy.ids)
+    assert taxonomy.names[taxonomy.ids.index("xml.dom.minidom")] == "xml dom minidom"
+    for parent, child in taxonomy.edges:
+        assert taxonomy.ids[child].rpartition(".")[0] == taxonomy.ids[parent]
+    assert taxonomy.depth.tolist() == [id_.count(".") + 1 for id_ in taxonomy.ids]
+    sizes = np.asarray(train.gold.sum(axis=0) + test.gold.sum(axis=0)).ravel()
+    assert sizes.min() >= 12
+
+
+def test_split_and_samples_hang_on_names_only(corpus):
+    taxonomy, train, test = corpus
+    assert len(test) / (len(train) + len(test)) == pytest.approx(0.3, abs=0.03)
+    assert not set(train.ids.to_pylist()) & set(test.ids.to_pylist())
+    small = builtin_documents(200)
+    assert small[0].fingerprint == taxonomy.fingerprint
+    for sample, whole in zip(small[1:], (train, test), strict=True):
+        names = whole.ids.to_pylist()
+        chosen = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:200]
+        assert sample.ids.to_pylist() == [name for name in names if name in set(chosen)]
+    again = builtin_documents()
+    assert [d.fingerprint for d in again] == [d.fingerprint for d in corpus]

@@ -11,12 +11,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from experiments.common import pretrained
-from experiments.teleclass.encoders import (
-    LsaEncoder,
-    fit_lsa,
-    model_identity,
-    sentence_encoder,
-)
+from experiments.teleclass.encoders import LsaEncoder, fit_lsa, model_identity, sentence_encoder
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 

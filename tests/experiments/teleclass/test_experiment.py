@@ -26,12 +26,12 @@ from tests.experiments import runs
 from tests.experiments.conftest import TOPICS
 from tests.experiments.runs import CONFIGS, table
 
-DOCUMENTS = 400
+DOCUMENTS, BLOCK = 200, 64
 SMALL = (
     f"data.max_documents={DOCUMENTS}",
     "encode.dimensions=64",
-    "encode.block=128",
-    "infer.block=128",
+    f"encode.block={BLOCK}",
+    f"infer.block={BLOCK}",
     "train.training.epochs=1",
     "train.training.log_every=5",
     "train.classifier.hidden=32",
@@ -40,8 +40,8 @@ SMALL = (
 )
 
 
-def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), verb=rp.run) -> int:
-    return runs.run("teleclass", folder, *SMALL, *overrides, only=only, verb=verb)
+def run(folder: Path, *overrides: str, only: tuple[str, ...] = ()) -> int:
+    return runs.run("teleclass", folder, *SMALL, *overrides, only=only)
 
 
 def measures(folder: Path) -> pd.DataFrame:
@@ -107,7 +107,7 @@ def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
     texts = {*builtin_documents(DOCUMENTS)[1].texts.to_pylist()}
     assert len(texts) < sum(seen) <= 2 * DOCUMENTS + 2 * len(builtin_documents(DOCUMENTS)[0])
     one, other = (
-        Embeddings(RunDirectory.at(tmp_path / name), "train", DOCUMENTS, 128).read(1)
+        Embeddings(RunDirectory.at(tmp_path / name), "train", DOCUMENTS, BLOCK).read(1)
         for name in ("run", "other")
     )
     np.testing.assert_array_equal(one, other)
@@ -121,24 +121,9 @@ def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
         return predict(inputs, rows, part)
 
     monkeypatch.setattr(infer, "_predict", failing)
-    assert run(tmp_path / "run") == 1
-    assert run(tmp_path / "run") == 0
-    assert sorted(blocks) == [0, 128, 128, 256, 384]
-
-
-def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
-    axes = ("sweep.stage=train", "sweep.axes.training.micro_batch=[4, 8]", "sweep.steps=4")
-    more = ("sweep.axes.training.precision=[fp32, bf16]", "sweep.warmup_steps=2")
-    assert runs.run("teleclass", tmp_path / "run", *SMALL, *axes, *more, verb=rp.sweep) == 0
-    rows = table(tmp_path / "run", "trials")
-    assert (len(rows), set(rows["status"])) == (4 * 3, {"succeeded"})  # each point three times
-    assert rows["parity"].max() < 0.02
-    assert "micro_batch" in capsys.readouterr().out
-
-    with runs.inline():
-        rows = rp.fit(CONFIGS / "teleclass.yaml", SMALL, profile="cpu")
-    assert set(rows["stage"]) == {"train"}
-    assert set(rows["micro_batch"][~rows["failed"]].dropna()) == {16}
+    assert run(tmp_path / "run", only=("infer",)) == 1
+    assert run(tmp_path / "run", only=("infer",)) == 0
+    assert sorted(blocks) == [0, 64, 64, 128, 192]
 
 
 @pytest.mark.slow
@@ -152,7 +137,9 @@ def test_workers_do_not_change_the_result(launcher, tmp_path):
         done = in_process(launcher, *words, environment={})
         assert done.status == 0, done.output
     for name in ("train", "test"):
-        one, two = (Embeddings(RunDirectory.at(folder), name, DOCUMENTS, 128) for folder in folders)
+        one, two = (
+            Embeddings(RunDirectory.at(folder), name, DOCUMENTS, BLOCK) for folder in folders
+        )
         for number in range(len(one)):
             np.testing.assert_allclose(one.read(number), two.read(number), rtol=0, atol=1e-5)
     one, two = (
@@ -168,6 +155,22 @@ def test_workers_do_not_change_the_result(launcher, tmp_path):
 def topics(files: Path) -> list[str]:
     """The overrides that read a small corpus of two clear topics."""
     return [*TOPICS, f"data.dir={files / 'topics'}"]
+
+
+def test_the_training_can_be_swept_and_fitted(tmp_path, topics, capsys):
+    axes = ("sweep.stage=train", "sweep.axes.training.micro_batch=[4, 8]", "sweep.steps=4")
+    more = ("sweep.axes.training.precision=[fp32, bf16]", "sweep.warmup_steps=2")
+    given = (*SMALL, *topics, *axes, *more)
+    assert runs.run("teleclass", tmp_path / "run", *given, verb=rp.sweep) == 0
+    rows = table(tmp_path / "run", "trials")
+    assert (len(rows), set(rows["status"])) == (4 * 3, {"succeeded"})  # each point three times
+    assert rows["parity"].max() < 0.02
+    assert "micro_batch" in capsys.readouterr().out
+
+    with runs.inline():
+        rows = rp.fit(CONFIGS / "teleclass.yaml", [*SMALL, *topics], profile="cpu")
+    assert set(rows["stage"]) == {"train"}
+    assert set(rows["micro_batch"][~rows["failed"]].dropna()) == {16}
 
 
 def test_files_of_two_clear_topics_are_told_apart(tmp_path, topics, capsys):

@@ -10,36 +10,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+from benchmarks.teleclass import measure_refine
 from experiments.teleclass import refinement
-from experiments.teleclass.refinement import (
-    NEVER,
-    TopDocuments,
-    best_labels,
-    candidates,
-    class_vectors,
-    cut_at_gap,
-    margins,
-    ranked,
-    reached,
-    similarities,
-    sums,
-)
 from experiments.teleclass.settings import PUBLISHED_REFINE, RefineSettings
-from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
+from experiments.teleclass.taxonomy import Taxonomy
+from tests.experiments.teleclass.sections import taxonomy_of
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def taxonomy_of(size: int, edges: list[tuple[int, int]]) -> Taxonomy:
-    classes = [Row("", f"id{c}", f"name {c}") for c in range(size)]
-    return make_taxonomy(classes, [Row("", f"id{a}", f"id{b}") for a, b in edges], source="test")
 
 
 def random_taxonomy(draw: np.random.Generator, size: int, share: float) -> Taxonomy:
     """Every pair of classes, in some order, is an edge with this probability."""
     order = draw.permutation(size)
     pairs = [(a, b) for a in range(size) for b in range(a + 1, size) if draw.random() < share]
-    return taxonomy_of(size, [(int(order[a]), int(order[b])) for a, b in pairs])
+    edges = [(str(order[a]), str(order[b])) for a, b in pairs]
+    return taxonomy_of(map(str, range(size)), edges)
 
 
 def related_to(taxonomy: Taxonomy) -> list[set[int]]:
@@ -54,7 +39,7 @@ def related_to(taxonomy: Taxonomy) -> list[set[int]]:
 def rough(draw: np.random.Generator, *shape: int) -> np.ndarray:
     """Scores of a few values only, so that many are equal, some of them NEVER."""
     scores = draw.integers(-3, 4, shape).astype(np.float32) / 4
-    scores[draw.random(shape) < 0.1] = NEVER
+    scores[draw.random(shape) < 0.1] = refinement.NEVER
     return scores
 
 
@@ -69,15 +54,17 @@ def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
     cuts = np.sort(draw.integers(0, rows + 1, 5))
     blocks = [(a, scores[a:b]) for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
     draw.shuffle(blocks)
-    tasks = [[TopDocuments.of_block(scores[:0], 0, k)] for _ in range(3)]
+    tasks = [[refinement.TopDocuments.of_block(scores[:0], 0, k)] for _ in range(3)]
     for start, block in blocks:
-        tasks[draw.integers(3)].append(TopDocuments.of_block(block, start, k))
+        tasks[draw.integers(3)].append(refinement.TopDocuments.of_block(block, start, k))
     draw.shuffle(tasks)
-    best = TopDocuments.merged([TopDocuments.merged(parts, k) for parts in tasks], k)
+    best = refinement.TopDocuments.merged(
+        [refinement.TopDocuments.merged(parts, k) for parts in tasks], k
+    )
     members = [
         (c, row, scores[row, c])
         for c in range(classes)
-        for row in [row for row in in_order(scores[:, c]) if scores[row, c] > NEVER][:k]
+        for row in [row for row in in_order(scores[:, c]) if scores[row, c] > refinement.NEVER][:k]
     ]
     assert list(zip(*(part.tolist() for part in best), strict=True)) == members
 
@@ -87,7 +74,9 @@ def naive_margins(scores: np.ndarray, taxonomy: Taxonomy) -> np.ndarray:
     found = scores.copy()
     for row, values in enumerate(scores):
         for c, value in enumerate(values):
-            rivals = [v for o, v in enumerate(values) if o not in related[c] and v > NEVER]
+            rivals = [
+                v for o, v in enumerate(values) if o not in related[c] and v > refinement.NEVER
+            ]
             if rivals:
                 found[row, c] = value - max(rivals)
     return found
@@ -107,7 +96,7 @@ def test_margins_are_those_of_the_definition(seed, size, share, ranks):
     scores = rough(draw, 6, size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refinement, "_RANKED", ranks)  # the rest goes another way
-        found = margins(scores, related_matrix(taxonomy))
+        found = refinement.margins(scores, related_matrix(taxonomy))
     np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
 
 
@@ -115,10 +104,10 @@ def test_margins_are_those_of_the_definition(seed, size, share, ranks):
 def test_a_document_without_a_vector_is_none_of_the_documents_of_a_class():
     documents = np.array([[0, 0], [1, 0], [0.6, 0.8]], np.float32)
     classes = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
-    scores = similarities(documents, classes)
+    scores = refinement.similarities(documents, classes)
     nothing_related = sparse.csr_matrix(np.eye(3, dtype=bool))
-    for values in (scores, margins(scores, nothing_related)):
-        best = TopDocuments.of_block(values, 0, 5)
+    for values in (scores, refinement.margins(scores, nothing_related)):
+        best = refinement.TopDocuments.of_block(values, 0, 5)
         assert sorted(zip(best.classes, best.rows, strict=True)) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
@@ -138,10 +127,10 @@ def test_class_vectors_are_weighted_sums_of_unit_vectors_and_anchors(seed, class
     weights = draw.uniform(0.1, 2, len(rows)).astype(np.float32)
     cut = draw.integers(len(rows) + 1)  # two tasks
     parts = [
-        sums(own[part], rows[part], weights[part], documents, classes)
+        refinement.sums(own[part], rows[part], weights[part], documents, classes)
         for part in (slice(cut), slice(cut, None))
     ]
-    found = class_vectors(parts[0] + parts[1], earlier, anchor * earlier)
+    found = refinement.class_vectors(parts[0] + parts[1], earlier, anchor * earlier)
     assert found.dtype == np.float32
     for c in range(classes):
         members = [place for place in np.flatnonzero(own == c) if documents[rows[place]].any()]
@@ -159,14 +148,16 @@ def refined(
     documents: np.ndarray, described: np.ndarray, taxonomy: Taxonomy, given: RefineSettings
 ) -> np.ndarray:
     """The class vectors after one round over all documents."""
-    scores = candidates(similarities(documents, described), related_matrix(taxonomy), given)
-    rows, classes = np.nonzero(scores > NEVER)
-    total = sums(classes, rows, scores[rows, classes], documents, len(described))
-    return class_vectors(total, described, given.anchor * described)
+    scores = refinement.candidates(
+        refinement.similarities(documents, described), related_matrix(taxonomy), given
+    )
+    rows, classes = np.nonzero(scores > refinement.NEVER)
+    total = refinement.sums(classes, rows, scores[rows, classes], documents, len(described))
+    return refinement.class_vectors(total, described, given.anchor * described)
 
 
 def test_a_small_class_stays_at_its_description_beside_a_large_one():
-    taxonomy = taxonomy_of(2, [])
+    taxonomy = taxonomy_of("01")
     described = np.eye(2, 3, dtype=np.float32)
     large = np.tile([0.8, 0.0, 0.6], (200, 1))
     small = np.tile([0.0, 0.8, 0.6], (2, 1))
@@ -180,19 +171,21 @@ def test_a_small_class_stays_at_its_description_beside_a_large_one():
 
 
 def test_candidates_are_all_documents_in_the_published_settings():
-    taxonomy = taxonomy_of(3, [(0, 1)])
+    taxonomy = taxonomy_of("012", ["01"])
     scores = np.array([[0.5, 0.4, 0.3], [0.1, 0.2, 0.3]], np.float32)
     related = related_matrix(taxonomy)
     published = RefineSettings.model_validate(PUBLISHED_REFINE)
-    np.testing.assert_array_equal(candidates(scores, related, published), scores)
-    own = candidates(scores, related, FIRST)
-    np.testing.assert_allclose(own, [[0.2, 0.1, NEVER], [NEVER, NEVER, 0.1]], atol=1e-6)
+    np.testing.assert_array_equal(refinement.candidates(scores, related, published), scores)
+    own = refinement.candidates(scores, related, FIRST)
+    np.testing.assert_allclose(
+        own, [[0.2, 0.1, refinement.NEVER], [refinement.NEVER, refinement.NEVER, 0.1]], atol=1e-6
+    )
 
 
 @given(SEEDS, st.integers(1, 12), st.integers(1, 15))
 def test_ranked_sorts_with_ties_by_index(seed, classes, count):
     scores = rough(np.random.default_rng(seed), 6, classes)
-    found = ranked(scores, min(count, classes))
+    found = refinement.ranked(scores, min(count, classes))
     assert found.tolist() == [in_order(row)[:count] for row in scores]
 
 
@@ -201,7 +194,7 @@ def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], 
 
     And the gap there, 0 where no class comes after.
     """
-    order = [c for c in in_order(scores) if scores[c] > NEVER]
+    order = [c for c in in_order(scores) if scores[c] > refinement.NEVER]
     if not order:
         return [], 0
     best = [float(scores[c]) for c in order[: most + 1]]
@@ -217,7 +210,7 @@ def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], 
 def test_labels_end_at_the_largest_gap(seed, classes, least, more):
     most = least + more
     scores = rough(np.random.default_rng(seed), 8, classes)
-    labels, width = cut_at_gap(*best_labels(scores, most), least)
+    labels, width = refinement.cut_at_gap(*refinement.best_labels(scores, most), least)
     assert labels.shape == (8, most)
     for row, values in enumerate(scores):
         expected, gap = naive_labels(values, least, most)
@@ -254,6 +247,14 @@ def test_the_search_is_that_of_the_paper(seed, size, share):
     draw = np.random.default_rng(seed)
     taxonomy = random_taxonomy(draw, size, share)
     scores = draw.uniform(-1, 1, (4, size)).astype(np.float32)
-    found = reached(scores, taxonomy.children, taxonomy.roots)
+    found = refinement.reached(scores, taxonomy.children, taxonomy.roots)
     for row, values in enumerate(scores):
         assert set(np.flatnonzero(found[row])) == naive_reached(values, taxonomy)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_memory_does_not_grow_with_the_documents():
+    rows = measure_refine([100_000, 1_000_000])["rows"]
+    peaks = [row["peak_bytes"] for row in rows]
+    assert peaks[1] < min(4e9, 2 * peaks[0])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy, read_taxonomy
+from experiments.teleclass.taxonomy import Taxonomy, read_taxonomy
+from tests.experiments.teleclass.sections import taxonomy_of
 
 LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
 EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"
@@ -28,9 +29,7 @@ def graphs(draw) -> tuple[int, list[tuple[int, int]]]:
 
 
 def build(size: int, edges: list[tuple[int, int]]) -> Taxonomy:
-    classes = [Row("here", f"id{c}", f"name {c}") for c in range(size)]
-    rows = [Row(f"edge {i}", f"id{a}", f"id{b}") for i, (a, b) in enumerate(edges)]
-    return make_taxonomy(classes, rows, source="here")
+    return taxonomy_of(map(str, range(size)), [(str(a), str(b)) for a, b in edges])
 
 
 def paths_up(taxonomy: Taxonomy, c: int) -> list[list[int]]:
@@ -82,32 +81,28 @@ def test_closure_adds_the_ancestors_and_nothing_else(graph, data):
 
 
 def test_files_of_the_layout(tmp_path):
-    terms = (
-        "physics_lab:optics, laser_beam,,optics\nalchemy:gold\nscience:\nphysics_lab:optics,atom\n"
-    )
+    terms = "physics_lab:optics, laser_beam,,optics\nalchemy:gold\nscience:\n"
+    terms += "physics_lab:optics,atom\n"
     taxonomy = read_taxonomy(*write(tmp_path, edges=f"{EDGES}\ns\tp\n", terms=terms))
     assert taxonomy.ids == ("s", "p", "c", "q")
     assert taxonomy.names[1] == "physics_lab"
     assert taxonomy.edges == ((0, 1), (0, 2), (1, 3), (2, 3))
     assert taxonomy.keywords == ((), ("optics", "laser_beam", "atom"), (), ())
     assert taxonomy.dropped == {"repeated edges": 1, "keywords of unknown classes": 1}
-    assert taxonomy.descriptions() == [
-        "science",
-        "physics lab: optics, laser beam, atom",
-        "chemistry",
-        "quantum chemistry",
-    ]
+    lab = "physics lab: optics, laser beam, atom"
+    assert taxonomy.descriptions() == ["science", lab, "chemistry", "quantum chemistry"]
     assert taxonomy.depth.tolist() == [1, 2, 2, 3]
 
 
 def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
     paths = write(tmp_path, terms="science:lab")
     plain = read_taxonomy(*paths)
-    for path in paths:
+    packed = [path.with_name(f"{path.name}.gz") for path in paths]
+    for path, gz in zip(paths, packed, strict=True):
         content = path.read_bytes()
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+        gz.write_bytes(gzip.compress(content))
         path.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
-    for other in (paths, [path.with_name(f"{path.name}.gz") for path in paths]):
+    for other in (paths, packed):
         again = read_taxonomy(*other)
         assert again == plain
         assert again.fingerprint == plain.fingerprint
