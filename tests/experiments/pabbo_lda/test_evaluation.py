@@ -1,39 +1,112 @@
+"""Functions with a known optimum, searches on them, and the process they are compared with."""
+
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, Matern
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.evaluation import (
-    EvaluationSettings,
-    HeldOut,
-    Searches,
-    by_function,
-    duels_to,
-    held_out_functions,
-    measure_rows,
-    policy_scorer,
-    random_scorer,
-    regret_rows,
-    simple_regret,
-)
+from experiments.pabbo_lda import experiment
+from experiments.pabbo_lda.experiment import stages
+from experiments.pabbo_lda.pabbo import evaluation, preferential_gp
 from experiments.pabbo_lda.pabbo.functions import (
     Candidates,
     SyntheticFunctionSettings,
+    _log_normal,
+    covariance,
     sample_functions,
     winners,
 )
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
+from experiments.pabbo_lda.settings import MainSettings
+from raypipe.errors import ConfigError
+from raypipe.store.run_directory import RunDirectory
+from raypipe.training.weights import read_verified, write_weights
 
-SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
 FUNCTIONS = SyntheticFunctionSettings()
 
 
-def _held_out() -> HeldOut:
-    return held_out_functions(SETTINGS, FUNCTIONS)
+@pytest.mark.parametrize(
+    ("row", "kernel"),
+    [(0, RBF(0.4)), (1, Matern(0.4, nu=0.5)), (2, Matern(0.4, nu=1.5)), (3, Matern(0.4, nu=2.5))],
+)
+def test_kernels_are_scikit_learn_s(row, kernel):
+    x = np.linspace(-1, 1, 30)
+    distance = torch.from_numpy(np.abs(x[:, None] - x[None, :]) / 0.4)[None]
+    ours = covariance(torch.tensor([row]), distance)[0]
+    np.testing.assert_allclose(ours.numpy(), kernel(x[:, None]), atol=1e-12)
+
+
+@pytest.mark.parametrize("points", [50, 200])
+def test_no_point_is_above_the_known_optimum(points):
+    drawn = sample_functions(0, torch.arange(64), points, FUNCTIONS)
+    assert (drawn.utility <= drawn.best_utility[:, None] + 1e-5).all()
+    assert drawn.points.abs().max() <= 1
+    assert drawn.best_utility.abs().max() <= 5
+
+
+def test_a_function_does_not_depend_on_its_batch():
+    samples = torch.tensor([5, 900, 2**40])
+    together = sample_functions(1, samples, 20, FUNCTIONS)
+    alone = sample_functions(1, samples[1:2], 20, FUNCTIONS)
+    torch.testing.assert_close(together.utility[1:2], alone.utility)
+    other = sample_functions(2, samples, 20, FUNCTIONS)
+    assert not torch.allclose(together.points, other.points)
+
+
+def test_length_scales_follow_the_cut_log_normal():
+    u = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    drawn = torch.log(_log_normal(u, FUNCTIONS.length_scale)).numpy()
+    low, high = np.log(FUNCTIONS.length_scale)
+    mean, std = np.log(1 / 3), 0.75
+    law = scipy.stats.truncnorm((low - mean) / std, (high - mean) / std, loc=mean, scale=std)
+    assert scipy.stats.kstest(drawn, law.cdf).statistic < 1e-3
+
+
+def test_the_draw_is_the_conditional_process():
+    """|g| at two points near and far from the optimum against scikit-learn's posterior."""
+    settings = SyntheticFunctionSettings(
+        length_scale=(0.5, 0.5001), std=(1.0, 1.0001), sharp_probability=0.0
+    )
+    drawn = sample_functions(0, torch.arange(40000), 1, settings, dtype=torch.float64)
+    distance = drawn.points - drawn.best_point[:, None]
+    g = -(drawn.utility - drawn.best_utility[:, None]) - distance.square() / 8
+    near = (distance.abs() - 0.2).abs()[:, 0] < 0.02
+    # prior mean: the largest of four half-normal draws; its second moment by quadrature
+    grid = np.linspace(0, 8, 20001)
+    density = 4 * (2 * scipy.stats.norm.cdf(grid) - 1) ** 3 * 2 * scipy.stats.norm.pdf(grid)
+    second = np.trapezoid(grid**2 * density, grid)
+    expected = []
+    for kernel in (RBF(0.5), Matern(0.5, nu=0.5), Matern(0.5, nu=1.5), Matern(0.5, nu=2.5)):
+        process = GaussianProcessRegressor(kernel, optimizer=None).fit([[0.0]], [0.0])
+        _, std = process.predict([[0.2]], return_std=True)
+        rho = kernel([[0.0]], [[0.2]])[0, 0]
+        expected.append(std[0] ** 2 + (1 - rho) ** 2 * second)
+    assert g[near].square().mean().item() == pytest.approx(np.mean(expected), rel=0.1)
+
+
+def test_autocast_does_not_reach_the_factorisation():
+    samples = torch.arange(4)
+    plain = sample_functions(0, samples, 30, FUNCTIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = sample_functions(0, samples, 30, FUNCTIONS)
+    assert torch.equal(plain.utility, cast.utility)
+
+
+SETTINGS = evaluation.EvaluationSettings(
+    functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40
+)
+
+
+HELD_OUT = evaluation.held_out_functions(SETTINGS, FUNCTIONS)
 
 
 def _oracle(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
@@ -41,35 +114,32 @@ def _oracle(duels: Tensor, preferred: Tensor, candidates: Candidates, used: floa
     return candidates.utility.amax(2)[:, None].expand(-1, duels.shape[1], -1)
 
 
-def test_an_oracle_finds_the_best_candidate_at_once() -> None:
-    held_out = _held_out()
-    regret = simple_regret(_oracle, held_out, SETTINGS)
+def test_an_oracle_finds_the_best_candidate_at_once():
+    regret = evaluation.simple_regret(_oracle, HELD_OUT, SETTINGS)
     assert regret.shape == (6, 3, 9)
-    gap = held_out.best_utility - held_out.candidates.utility.amax((1, 2))
+    gap = HELD_OUT.best_utility - HELD_OUT.candidates.utility.amax((1, 2))
     torch.testing.assert_close(regret[:, :, 1], gap[:, None].expand(-1, 3))
 
 
-def test_regret_starts_with_the_first_duel_and_never_grows() -> None:
-    held_out = _held_out()
-    regret = simple_regret(random_scorer(0, held_out), held_out, SETTINGS)
-    first = held_out.best_utility[:, None] - held_out.utility.amax((2, 3))
+def test_regret_starts_with_the_first_duel_and_never_grows():
+    regret = evaluation.simple_regret(evaluation.random_scorer(0, HELD_OUT), HELD_OUT, SETTINGS)
+    first = HELD_OUT.best_utility[:, None] - HELD_OUT.utility.amax((2, 3))
     torch.testing.assert_close(regret[:, :, 0], first)
     assert (regret.diff(dim=2) <= 0).all()
     assert (regret >= -1e-5).all()
 
 
-def test_held_out_functions_are_not_training_functions() -> None:
+def test_held_out_functions_are_not_training_functions():
     trained = sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
-    assert not torch.allclose(trained.points, _held_out().candidates.points)
+    assert not torch.allclose(trained.points, HELD_OUT.candidates.points)
 
 
-def test_all_runs_together_are_each_run_alone() -> None:
+def test_all_runs_together_are_each_run_alone():
     torch.manual_seed(0)
     model = PabboModel(SMALL).eval()
-    held_out = _held_out()
-    together = simple_regret(policy_scorer(model), held_out, SETTINGS)
-    c, b, r = held_out.candidates, 4, 2
-    duels, utility = held_out.duels[b, r], held_out.utility[b, r]
+    together = evaluation.simple_regret(evaluation.policy_scorer(model), HELD_OUT, SETTINGS)
+    c, b, r = HELD_OUT.candidates, 4, 2
+    duels, utility = HELD_OUT.duels[b, r], HELD_OUT.utility[b, r]
     asked = torch.zeros(40, dtype=torch.bool)
     best = [utility.max()]
     for step in range(SETTINGS.steps):
@@ -80,12 +150,12 @@ def test_all_runs_together_are_each_run_alone() -> None:
         duels = torch.cat((duels, c.duels[b, choice][None]))
         utility = torch.cat((utility, c.utility[b, choice][None]))
         best.append(utility.max())
-    torch.testing.assert_close(together[b, r], held_out.best_utility[b] - torch.stack(best))
+    torch.testing.assert_close(together[b, r], HELD_OUT.best_utility[b] - torch.stack(best))
 
 
-def test_curve_and_band_are_over_functions() -> None:
+def test_curve_and_band_are_over_functions():
     regret = torch.rand(50, 4, 3, dtype=torch.float64)
-    rows = regret_rows({"pabbo": regret, "one": regret[:1]})
+    rows = evaluation.regret_rows({"pabbo": regret, "one": regret[:1]})
     means = regret.mean(1).numpy()
     half = 1.96 * means.std(0, ddof=1) / np.sqrt(50)
     for step, row in enumerate(rows[:3]):
@@ -99,20 +169,20 @@ def test_curve_and_band_are_over_functions() -> None:
 REGRET = torch.tensor(
     [[[5.0, 0.4, 0.1], [5, 5, 5]], [[0.0, 0, 0], [5, 5, 0.5]], [[1, 0.6, 0.6], [8, 0.2, 0.2]]]
 )
-SEARCHES = Searches(
+SEARCHES = evaluation.Searches(
     {"pabbo": REGRET, "random": 2 * REGRET},
     torch.tensor([[True, False], [False, False], [True, True]]),
     torch.full((3,), 10.0),
 )
 
 
-def test_duels_are_counted_after_the_first_one() -> None:
-    needed = duels_to(REGRET, SEARCHES.spread, 0.05)
+def test_duels_are_counted_after_the_first_one():
+    needed = evaluation.duels_to(REGRET, SEARCHES.spread, 0.05)
     assert needed.tolist() == [[1, math.inf], [0, 2], [math.inf, 1]]
 
 
-def test_a_function_is_the_mean_of_its_starts_of_a_kind() -> None:
-    every, far = by_function(SEARCHES, "all"), by_function(SEARCHES, "far")
+def test_a_function_is_the_mean_of_its_starts_of_a_kind():
+    every, far = evaluation.by_function(SEARCHES, "all"), evaluation.by_function(SEARCHES, "far")
     assert every["regret"]["pabbo"].tolist() == pytest.approx([2.55, 0.25, 0.4])
     assert far["regret"]["pabbo"].tolist() == pytest.approx([0.1, math.nan, 0.4], nan_ok=True)
     assert every["area"]["pabbo"].tolist() == pytest.approx([2.625, 1.375, 0.4])
@@ -120,8 +190,10 @@ def test_a_function_is_the_mean_of_its_starts_of_a_kind() -> None:
     assert every["duels_to_5_percent"]["pabbo"].tolist() == [2, 1, 2]
 
 
-def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start() -> None:
-    rows = {(row["start"], row["method"]): row for row in measure_rows(SEARCHES, "pabbo")}
+def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start():
+    rows = {
+        (row["start"], row["method"]): row for row in evaluation.measure_rows(SEARCHES, "pabbo")
+    }
     assert len(rows) == 3 * 2
     ours = rows["all", "pabbo"]
     assert (ours["functions"], ours["searches"]) == (3, 6)
@@ -132,3 +204,55 @@ def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start() -> Non
     assert rows["far", "pabbo"]["functions"] == 2
     assert rows["near", "random"]["duels_to_1_percent"] is None
     assert rows["near", "random"]["reached_1_percent"] == pytest.approx(1 / 3)
+
+
+GP = SETTINGS.model_copy(update={"functions": 4, "preferential_gp": True})
+needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="BoTorch is missing")
+
+
+@needs_botorch
+def test_the_process_is_ahead_of_random_search_on_smooth_functions():
+    smooth = SyntheticFunctionSettings(length_scale=(1.0, 2.0), sharp_probability=0)
+    settings = GP.model_copy(update={"functions": 12, "starts": 1})
+    held_out = evaluation.held_out_functions(settings, smooth)
+    ours = evaluation.simple_regret(preferential_gp_scorer(), held_out, settings)
+    random = evaluation.simple_regret(evaluation.random_scorer(0, held_out), held_out, settings)
+    assert ours[..., 1:].mean() < random[..., 1:].mean()
+
+
+def test_the_acquisitions_equal_means_of_draws(monkeypatch):
+    monkeypatch.setattr(preferential_gp, "DRAWS", 400_000)
+    mean = torch.tensor([0.0, 0.5, -1.0], dtype=torch.float64)
+    root = torch.tensor([[1.0, 0, 0], [0.5, 0.8, 0], [0.0, 0.3, 0.4]], dtype=torch.float64)
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 0]])
+    noise = torch.randn(400_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    utility = mean + noise @ root.T
+    covariance = root @ root.T
+    ends = utility[:, pairs].amax(2)
+    best_option = preferential_gp._best_option(mean, covariance, pairs)
+    torch.testing.assert_close(best_option, ends.mean(0), atol=0.01, rtol=0)
+    known = torch.tensor([True, False, False])
+    improvement = preferential_gp._improvement(mean, covariance, pairs, known)
+    expected = (ends - utility[:, :1]).relu().mean(0)
+    torch.testing.assert_close(improvement, expected, atol=0.01, rtol=0)
+
+
+@needs_botorch
+def test_an_evaluation_can_compare_with_the_process(tmp_path):
+    torch.manual_seed(0)
+    run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
+    write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
+    weights = read_verified(run, run.model("m"))
+    drawn = GP.model_copy(update={"sampled": True})
+    searches = evaluation.search({"pabbo": weights}, drawn, FUNCTIONS)
+    assert list(searches.regret) == ["pabbo", "random", "preferential_gp"]
+    held_out = evaluation.held_out_functions(GP, FUNCTIONS)
+    alone = evaluation.simple_regret(preferential_gp_scorer("improvement"), held_out, GP)
+    assert torch.equal(searches.regret["preferential_gp"], alone)
+
+
+def test_a_missing_library_is_refused_with_its_extra(monkeypatch):
+    monkeypatch.setattr(experiment, "find_spec", lambda name: None)
+    settings = MainSettings(evaluate_large=evaluation.EvaluationSettings(preferential_gp=True))
+    with pytest.raises(ConfigError, match=r"evaluate_large.preferential_gp: .*\[duels\]"):
+        stages(settings)

@@ -14,7 +14,6 @@ from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
-from raypipe.graph.launcher import Launcher
 from raypipe.launch.inline import InlineLauncher
 from tests.clusters import main_job
 from tests.command import Ended, in_process, start
@@ -23,20 +22,22 @@ from tests.experiments.runs import assert_declared, table
 PROJECT = Path(__file__).resolve().parents[3]
 WAIT_S = 400
 CONFIG = main_job.CONFIG.replace("cpus: 1, cache: false", "final_seeds: 1")
-# each process of a task first loads its packages: fewer of them than in the whole job
-WHOLE_CPUS = "lda.cpus=1"
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands on one configuration, in this process."""
+    """Commands on one configuration, in this process without Ray."""
 
     config: Path
     cache: Path
 
-    def run(self, launcher: Launcher, folder: Path, *arguments: str, verb: str = "run") -> Ended:
+    def run(self, folder: Path, *arguments: str, verb: str = "run", status: int = 0) -> str:
+        """Return the output."""
         given = (verb, self.config, "--run-dir", folder, *arguments)
-        return in_process(launcher, *given, environment={"RAYPIPE_CACHE": str(self.cache)})
+        environment = {"RAYPIPE_CACHE": str(self.cache)}
+        ended = in_process(InlineLauncher(), *given, environment=environment)
+        assert ended.status == status, ended.output
+        return ended.output
 
 
 def results_of(folder: Path) -> pd.DataFrame:
@@ -90,8 +91,7 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
 
 def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
     folder, _ = whole
-    ended = commands.run(InlineLauncher(), tmp_path / "run", "lda.cache=false")
-    assert ended.status == 0, ended.output
+    commands.run(tmp_path / "run", "lda.cache=false")
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(folder))
     for name, keys, columns in (
         ("steps", ["trial_id", "step"], ["loss", "lr"]),
@@ -110,9 +110,8 @@ def test_the_plan_knows_what_it_took(whole, commands, tmp_path):
     del whole
 
     def lines(*overrides: str) -> dict[str, str]:
-        ended = commands.run(InlineLauncher(), tmp_path / "new", *overrides, verb="plan")
-        assert ended.status == 0, ended.output
-        return {line.split()[0]: line for line in ended.output.splitlines() if line.strip()}
+        output = commands.run(tmp_path / "new", *overrides, verb="plan")
+        return {line.split()[0]: line for line in output.splitlines() if line.strip()}
 
     known = lines()
     assert "unknown" not in known["train_small"] + known["lda"]
@@ -137,30 +136,23 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands
 def test_studies_agree_with_their_history(whole):
     folder, _ = whole
     history = table(folder, "study_history")
+    evaluations = table(folder, "evaluations").set_index(["seed", "T"])["value"]
     for _, study in table(folder, "studies").iterrows():
-        mine = history[
-            (history["optimizer"] == study["optimizer"]) & (history["run"] == study["run"])
-        ]
+        mine = history[(history[["optimizer", "run"]] == study[["optimizer", "run"]]).all(axis=1)]
         assert study["best_perplexity"] == mine["value"].min()
         assert study["best_T"] == mine.loc[mine["value"].idxmin(), "T"]
         assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
         assert list(mine["T"][:3]) == [9, 30, 55]
         assert study["duration_s"] == pytest.approx(mine["elapsed_s"].max())
-    evaluations = table(folder, "evaluations").set_index(["seed", "T"])["value"]
-    for _, study in table(folder, "studies").iterrows():
         unseen = lda_seeds(study["seed"], 2)[1]
         assert study["confirmed_value"] == evaluations[unseen, study["best_T"]]
 
 
-def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands, launcher):
+def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     folder, _ = whole
     before = table(folder, "evaluations"), table(folder, "trials"), results_of(folder)
-    again = commands.run(launcher, folder)
-    assert again.status == 0
-    assert "nothing to do" in again.output
-    more = commands.run(launcher, folder, "lda.runs=3", WHOLE_CPUS)
-    assert more.status == 0, more.output
-    assert "train_small: done before" in more.output
+    assert "nothing to do" in commands.run(folder)
+    assert "train_small: done before" in commands.run(folder, "lda.runs=3")
     evaluations = table(folder, "evaluations")
     old = evaluations[evaluations["seed"].isin(before[0]["seed"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(old, before[0])
@@ -170,9 +162,8 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands, l
     pd.testing.assert_frame_equal(kept, before[2])
     assert set(history["run"]) == {0, 1, 2}
     assert set(table(folder, "summary")["runs"]) == {3}
-    refused = commands.run(launcher, folder, "lda.runs=3", "lda.max_iter=3")
-    assert refused.status == 2
-    assert "lda.max_iter: stored 2, now 3" in refused.output
+    refused = commands.run(folder, "lda.runs=3", "lda.max_iter=3", status=2)
+    assert "lda.max_iter: stored 2, now 3" in refused
 
 
 @pytest.mark.slow
@@ -184,14 +175,11 @@ def test_studies_follow_a_model_that_is_trained_further(commands, tmp_path):
     words += ["train_curves.training.learning_rate=0.1", "train_curves.training.warmup_steps=0"]
     words += ["train_curves.scaling.cpus_per_worker=1", "--only", "lda"]
     short, longer = "train_curves.training.steps=1", "train_curves.training.steps=8"
-    first = commands.run(InlineLauncher(), tmp_path / "run", short, *words)
-    assert first.status == 0, first.output
+    commands.run(tmp_path / "run", short, *words)
     before = results_of(tmp_path / "run").set_index("optimizer")
-    then = commands.run(InlineLauncher(), tmp_path / "run", longer, *words)
-    assert then.status == 0, then.output
-    assert "lda: computed again: what it needs has gone on" in then.output
-    fresh = commands.run(InlineLauncher(), tmp_path / "fresh", longer, *words)
-    assert fresh.status == 0, fresh.output
+    said = commands.run(tmp_path / "run", longer, *words)
+    assert "lda: computed again: what it needs has gone on" in said
+    commands.run(tmp_path / "fresh", longer, *words)
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(tmp_path / "fresh"))
     after = results_of(tmp_path / "run").set_index("optimizer")
     pd.testing.assert_frame_equal(before.loc[["random"]], after.loc[["random"]])

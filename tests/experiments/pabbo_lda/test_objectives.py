@@ -125,10 +125,7 @@ def test_the_key_holds_what_decides_a_value_and_nothing_else(folder):
         ({"datasets": ("narrow",), "objective": "heldout_perplexity"}, "share a vocabulary"),
         ({"objective": "tabular", "table": "missing.csv"}, "lda.table = missing.csv"),
         ({"objective": "tabular", "table": "table.csv", "runs": 1}, "toy', 42"),
-        (
-            {"objective": "tabular", "table": "table.csv", "datasets": ("none",)},
-            "datasets are toy",
-        ),
+        ({"objective": "tabular", "table": "table.csv", "datasets": ("none",)}, "datasets are toy"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(folder, changed, message, monkeypatch):

@@ -9,8 +9,7 @@ import pytest
 
 import raypipe as rp
 from experiments.pabbo_lda import settings
-from raypipe.launch.inline import InlineLauncher
-from tests.command import in_process
+from raypipe.commands import configuration as config
 from tests.experiments.runs import CONFIGS, run, table
 
 OWN = ("data.source=bow", "data.dir=bow", "lda.datasets=[mine]")
@@ -44,29 +43,25 @@ def test_the_quickstart_runs_on_own_files(tmp_path, caplog):
     assert told == ["data.options: max_documents, max_features: left out, since data.source = bow"]
 
 
+SIZES = {"max_documents": 4000, "max_features": 1000}
+
+
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ((), "{max_documents: 4000, max_features: 1000}"),
-        (("data.source=builtin",), "{max_documents: 4000, max_features: 1000}"),
-        (("data.options.min_df=2",), "{max_documents: 4000, max_features: 1000, min_df: 2}"),
-        (("data.options={}",), "{}"),
-        (("data.options={}", "data.options.min_df=2"), "{min_df: 2}"),
-        (OWN, "{}"),
-        ((*OWN, "data.options.split=train"), "{split: train}"),
-        (("data.source=text", "data.options={max_features: 9}"), "{max_features: 9}"),
+        ((), SIZES),
+        (("data.source=builtin",), SIZES),
+        (("data.options.min_df=2",), {**SIZES, "min_df": 2}),
+        (("data.options={}",), {}),
+        (("data.options={}", "data.options.min_df=2"), {"min_df": 2}),
+        (OWN, {}),
+        ((*OWN, "data.options.split=train"), {"split": "train"}),
+        (("data.source=text", "data.options={max_features: 9}"), {"max_features": 9}),
     ],
 )
 def test_options_belong_to_the_source_that_was_chosen(words, options):
-    ended = in_process(
-        InlineLauncher(), "config", CONFIGS / "quickstart.yaml", *words, environment={}
-    )
-    shown = ended.output.partition("\ndata:\n")[2]
-    lines = [line.partition("#")[0].strip() for line in shown.splitlines()]
-    items = [line for line in lines[3 : lines.index("train_small:")] if line]
-    found = options.strip("{}").split(", ") if options != "{}" else []
-    assert lines[2] == ("options:" if found else "options: {}")
-    assert items == found
+    document = config.read(CONFIGS / "quickstart.yaml")
+    assert config.resolve(document, words, "cpu", []).settings.data.options == options
 
 
 def studied(folder: Path, *stages: str, **lda: object) -> rp.Run:
@@ -83,9 +78,8 @@ def test_documents_without_a_word_are_counted_where_they_are_left_out(tmp_path, 
     assert "WARNING: corpus mixed: 3 of 7 documents have no word of the vocabulary" in shown
 
 
-def test_letters_outside_all_words_are_counted_and_short_words_are_words_if_the_pattern_says_so(
-    tmp_path, capsys, monkeypatch
-):
+def test_letters_outside_all_words_are_counted(tmp_path, capsys, monkeypatch):
+    """And short words are words if the pattern says so."""
     studied(tmp_path / "some", datasets=["cjk"], t_max=3, start=[2])
     assert "33% of the letters are in no word" in capsys.readouterr().out
     monkeypatch.setitem(TEXTS, "data.options.word_pattern", r"\w{2,}")

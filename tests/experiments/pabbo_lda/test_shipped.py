@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import raypipe as rp
 from experiments.pabbo_lda.experiment import EXPERIMENT, untrained_settings
 from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.optimizers import make_optimizer
@@ -19,11 +20,9 @@ from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import START, MainSettings
 from experiments.pabbo_lda.space import Point, Space
 from experiments.pabbo_lda.study.study import Study
+from raypipe.config.yaml_text import load_yaml
 from raypipe.graph.experiment import Stage
-from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import Ended, in_process
 
 STAGES = ("train_small", "train_large", "train_curves")
 MOST_BYTES = 2 * 2**20
@@ -42,11 +41,8 @@ lda:
 """
 
 
-def run(tmp_path: Path, *arguments: str) -> Ended:
-    config = tmp_path / "shipped.yaml"
-    config.write_text(CONFIG)
-    given = ("run", config, "--run-dir", tmp_path / "run", *arguments)
-    return in_process(InlineLauncher(), *given, environment={"RAYPIPE_CACHE": str(tmp_path)})
+def run(folder: Path, *overrides: str, **options: object) -> rp.Run:
+    return rp.run(load_yaml(CONFIG, "shipped"), overrides, run_dir=folder, local=True, **options)
 
 
 def stage(name: str, **sections: dict[str, Any]) -> Stage:
@@ -97,25 +93,22 @@ def test_the_shipped_curve_policy_is_close_to_the_optimum_after_five_evaluations
     assert (found["ours"].mean() <= 1.01 * found["recorded"].mean()).all()
 
 
-def test_a_run_takes_shipped_models_without_a_training(tmp_path):
-    ended = run(tmp_path)
-    assert ended.status == 0, ended.output
-    assert "steps" not in {path.stem for path in (tmp_path / "run" / "results").glob("*.parquet")}
-    found = RunDirectory.at(tmp_path / "run")
+def test_a_run_takes_shipped_models_without_a_training(tmp_path, capsys):
+    found, stored = run(tmp_path), RunDirectory.at(tmp_path)
+    assert "steps" not in {path.stem for path in (tmp_path / "results").glob("*.parquet")}
     for name in STAGES:
-        assert found.read(found.model(name)) == shipped_weights(name)
-    regret = read_table(found, "regret")
-    assert set(regret["method"]) == {"pabbo", "random"}
-    assert set(read_table(found, "studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
-    again = run(tmp_path)
-    assert again.status == 0
-    assert "nothing to do" in again.output
+        assert stored.read(stored.model(name)) == shipped_weights(name)
+    assert set(found.table("regret")["method"]) == {"pabbo", "random"}
+    assert set(found.table("studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
+    capsys.readouterr()
+    run(tmp_path)
+    assert "nothing to do" in capsys.readouterr().out
 
 
-def test_a_shipped_model_says_that_it_was_trained_for_other_samples(tmp_path):
-    ended = run(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", "--only", "train_small")
-    assert ended.status == 0, ended.output
-    assert "WARNING: the shipped model was trained with other values of std" in ended.output
+def test_a_shipped_model_says_that_it_was_trained_for_other_samples(tmp_path, capsys):
+    run(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", only=("train_small",))
+    said = capsys.readouterr().out
+    assert "WARNING: the shipped model was trained with other values of std" in said
 
 
 def test_a_trained_model_is_measured_beside_the_shipped_one_on_the_same_functions():

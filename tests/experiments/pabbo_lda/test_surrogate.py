@@ -1,4 +1,4 @@
-"""The surrogate that ships: exact properties of the network, and what its weights have learned."""
+"""The surrogate that ships: the network, what its weights have learned, and its training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from importlib import resources
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 
 from experiments.pabbo_lda.surrogate import posterior
+from experiments.pabbo_lda.surrogate.model import SurrogateSettings, restore_surrogate
 from experiments.pabbo_lda.surrogate.posterior import Surrogate
+from experiments.pabbo_lda.surrogate_training.experiment import (
+    PriorFittingSettings,
+    PriorFittingTask,
+)
+from experiments.pabbo_lda.surrogate_training.prior import sample_searches
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +42,7 @@ def test_the_weights_ship_and_are_small():
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
-def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(
-    surrogate: Surrogate, d: int
-):
+def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(surrogate, d):
     known, values, candidates = drawn(9, d)
     gain = surrogate.expected_improvement(known, values, candidates)
     order = np.random.default_rng(1).permutation(len(known))
@@ -47,7 +55,7 @@ def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(
 
 @given(factor=st.floats(1e-20, 1e20), shift=st.floats(-10, 10), n=st.integers(2, 12))
 @settings(deadline=None, max_examples=20)
-def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor: float, shift: float, n: int):
+def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor, shift, n):
     surrogate = posterior.load()
     known, values, candidates = drawn(n, 2, seed=n)
     mean, deviation = surrogate.predict(known, values, candidates)
@@ -61,7 +69,7 @@ def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor: float, shif
     [[2.0, 2.0, 2.0], [1.0, 1e44, 1e300], [-1e300, 0.0, 1e300], [0.0, 5e-324, 1.0]],
     ids=["equal", "exploding", "largest", "smallest"],
 )
-def test_extreme_values_have_a_finite_improvement(surrogate: Surrogate, values: list[float]):
+def test_extreme_values_have_a_finite_improvement(surrogate, values):
     known, _, candidates = drawn(3, 1)
     gain = surrogate.expected_improvement(known, values, candidates)
     assert np.isfinite(gain).all()
@@ -69,7 +77,7 @@ def test_extreme_values_have_a_finite_improvement(surrogate: Surrogate, values: 
     assert np.isfinite(surrogate.predict(known, values, candidates)).all()
 
 
-def test_a_point_that_no_training_has_seen_is_refused(surrogate: Surrogate):
+def test_a_point_that_no_training_has_seen_is_refused(surrogate):
     known, values, candidates = drawn(5, 4)
     with pytest.raises(ValueError, match="4 dimensions; the surrogate was trained on 1 to 3"):
         surrogate.expected_improvement(known, values, candidates)
@@ -86,7 +94,7 @@ def test_a_point_that_no_training_has_seen_is_refused(surrogate: Surrogate):
             surrogate.predict(*wrong)
 
 
-def test_it_agrees_with_the_posterior_of_a_gaussian_process(surrogate: Surrogate):
+def test_it_agrees_with_the_posterior_of_a_gaussian_process(surrogate):
     """Values of a Gaussian process with a known kernel, whose posterior is exact."""
     errors = []
     grid = np.linspace(-1, 1, 41)[:, None]
@@ -99,3 +107,55 @@ def test_it_agrees_with_the_posterior_of_a_gaussian_process(surrogate: Surrogate
         mean, _ = surrogate.predict(known, values, grid)
         errors.append(np.abs(mean - exact)[inside].mean() / values.std())
     assert np.mean(errors) < 0.15
+
+
+TINY = SurrogateSettings(d_model=16, heads=2, layers=2, feed_forward=16, distance=4, components=2)
+SETTINGS = PriorFittingSettings(model=TINY, evaluations=12, queries=8, held_out=16)
+
+
+def context(step: int) -> StepContext:
+    return StepContext(step, Phase("train", 10, 8, 1e-3), seed=3)
+
+
+def test_a_sample_is_the_same_in_any_batch():
+    together = sample_searches(1, torch.tensor([4, 9, 2**40]), 11, 6)
+    alone = sample_searches(1, torch.tensor([9]), 11, 6)
+    for name in ("known", "values", "queries", "targets", "used"):
+        ours, other = getattr(together, name)[1], getattr(alone, name)[0]
+        assert torch.allclose(ours, other, atol=1e-4), name
+
+
+def test_searches_are_finite_and_lie_in_the_space_of_their_function():
+    for size in (1, 2, 17, 40):
+        s = sample_searches(0, torch.arange(300), size, 10)
+        assert s.values.isfinite().all()
+        assert s.targets.isfinite().all()
+        for points in (s.known, s.queries):
+            assert points.abs().max() <= 1
+            assert (points * (1 - s.used[:, None]) == 0).all()
+        assert (s.values.amin(1) == 0).all(), "the best value is the origin of the scale"
+    assert {1.0, 2.0, 3.0} == set(s.used.sum(1).tolist())
+
+
+def test_training_lowers_the_surprise_of_held_out_functions():
+    task = PriorFittingTask(SETTINGS)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    device = torch.device("cpu")
+    with torch.no_grad():
+        before = task.evaluate(model, device, 64)["surprise"]
+    for step in range(30):
+        loss = task.loss(model, torch.arange(16) + 16 * step, context(step))
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert task.evaluate(model, device, 64)["surprise"] < before - 0.1
+
+
+def test_a_file_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="lack the key 'surrogate'"):
+        restore_surrogate(save({"a": torch.zeros(1)}))
+    with pytest.raises(ValueError, match="safetensors"):
+        restore_surrogate(b"nothing")

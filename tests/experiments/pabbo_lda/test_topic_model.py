@@ -71,12 +71,7 @@ def test_values_are_scikit_learns(T, method):
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(1, 40),
-    st.floats(1e-3, 1.0),
-    st.floats(1e-3, 1.0),
-    st.integers(0, 2**31),
-)
+@given(st.integers(1, 40), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.integers(0, 2**31))
 def test_values_are_scikit_learns_for_any_prior(T, alpha, eta, seed):
     counts = corpus(30, 20, seed).astype(float)
     models = pair(
@@ -174,7 +169,7 @@ for kind in (np.float64, np.float32):
 
 
 @pytest.mark.parametrize(("T", "published"), [(2, 1871.23), (7, 1691.05)])
-def test_perplexity_agrees_with_the_published_values(data_dir: Path, T: int, published: float):
+def test_perplexity_agrees_with_the_published_values(data_dir, T, published):
     counts = load_npz(data_dir / "lda_bow" / "X_20news_val_bow.npz").tocsr()
     with threadpool_limits(1):
         value = lda_perplexity(counts, Point(T), 42, LdaFit(60, 2048, "float64"))

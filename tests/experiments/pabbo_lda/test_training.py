@@ -1,12 +1,23 @@
+"""The networks of PABBO, their losses, and the metrics of their trainings."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
 from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs, sample_functions
-from experiments.pabbo_lda.pabbo.model import PabboModel, PabboModelSettings
+from experiments.pabbo_lda.pabbo.model import (
+    LARGE,
+    SMALL,
+    PabboModel,
+    PabboModelSettings,
+    attend,
+    load_model,
+)
 from experiments.pabbo_lda.pabbo.training import (
     PabboSettings,
     PabboTask,
@@ -15,8 +26,106 @@ from experiments.pabbo_lda.pabbo.training import (
     expected_improvement,
     reinforce,
 )
+from experiments.pabbo_lda.tables import STEP_METRICS
 from raypipe.training.schedule import Phase
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext
+from tests.experiments.references import torch_encoder
+
+
+def _model(settings: PabboModelSettings = SMALL) -> PabboModel:
+    torch.manual_seed(0)
+    return PabboModel(settings).double()
+
+
+def _tokens(settings: PabboModelSettings, size: int, points: int = 7) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    context = torch.randn(2, 3, size, settings.d_model, generator=generator, dtype=torch.float64)
+    targets = torch.randn(2, points, settings.d_model, generator=generator, dtype=torch.float64)
+    return context, targets
+
+
+@pytest.mark.parametrize("settings", [SMALL, LARGE])
+def test_the_encoder_is_pytorch_s_with_the_context_as_keys(settings):
+    model = _model(settings)
+    context, targets = _tokens(settings, size=5)
+    joint = torch.cat((context, targets[:, None].expand(-1, 3, -1, -1)), 2).flatten(0, 1)
+    blocked = torch.zeros(12, 12, dtype=torch.bool)
+    blocked[:, 5:] = True
+    encoder = torch_encoder(
+        model.layers, lambda ours: (ours.query_key_value.weight, ours.query_key_value.bias),
+        settings.d_model, settings.heads, settings.feed_forward,
+    ).train()  # the training path: no fused inference kernel  # fmt: skip
+    expected = encoder(joint, mask=blocked)[:, 5:].view(2, 3, 7, -1)
+    torch.testing.assert_close(model(context, targets), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_cpu_s_attention_is_the_fused_one_with_its_gradient():
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 4))
+    tensors = [
+        torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes
+    ]
+    for mask in (None, torch.arange(5) < torch.tensor([1, 3, 5])[:, None, None, None]):
+        results = []
+        for attention in (attend, nn.functional.scaled_dot_product_attention):
+            out = attention(*tensors, mask)
+            results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+        torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_mask_is_a_shorter_context():
+    model = _model()
+    context, targets = _tokens(SMALL, size=6)
+    sizes = torch.tensor([[1, 6, 3], [2, 5, 4]])
+    masked = model(context, targets, torch.arange(6) < sizes[..., None])
+    for b in range(2):
+        for r in range(3):
+            short = context[b : b + 1, r : r + 1, : sizes[b, r]]
+            alone = model(short, targets[b : b + 1])
+            torch.testing.assert_close(masked[b, r], alone[0, 0])
+
+
+def test_scores_are_the_acquisition_mlp_of_the_pair_and_the_time():
+    model = _model()
+    context, targets = _tokens(SMALL, size=4)
+    encoded = model(context, targets)
+    pairs = torch.tensor([[[0, 1], [5, 2]], [[3, 6], [4, 0]]])
+    scores = model.score(encoded, pairs, 0.3)
+    for b in range(2):
+        for r in range(3):
+            for p, (i, j) in enumerate(pairs[b].tolist()):
+                ends = (encoded[b, r, i], encoded[b, r, j], torch.tensor([0.3]).double())
+                hidden = torch.relu(model.acquisition_entry(torch.cat(ends)))
+                torch.testing.assert_close(scores[b, r, p], model.acquisition(hidden)[0])
+
+
+def test_parameter_counts_are_those_of_the_published_code():
+    assert sum(p.numel() for p in PabboModel(SMALL).parameters()) == 38_659
+    # two point embeddings, the preferences, six layers, two heads
+    embeddings = 2 * (2 * 64 + 2 * (64 * 64 + 64)) + 3 * 64
+    layer = 4 * (64 * 64 + 64) + 64 * 128 + 128 + 128 * 64 + 64 + 4 * 64
+    heads = 64 * 128 + 128 + 2 * 128 + 2 + 129 * 128 + 128 + 128 * 128 + 128 + 128 + 1
+    assert sum(p.numel() for p in PabboModel(LARGE).parameters()) == embeddings + 6 * layer + heads
+
+
+def test_weights_and_settings_survive_the_file(tmp_path):
+    settings = PabboModelSettings(d_model=8, heads=2, layers=1, feed_forward=4, embedding_depth=3)
+    model = PabboModel(settings)
+    metadata = dict(PabboTask(PabboSettings(model=settings)).metadata())
+    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata)
+    loaded = load_model(tmp_path / "model.safetensors")
+    assert loaded.settings == settings
+    assert not loaded.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name])
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="does not hold a PABBO model"):
+        load_model(tmp_path / "other.safetensors")
+
 
 TINY = PabboSettings(
     model=PabboModelSettings(d_model=8, heads=2, layers=2, feed_forward=8),
@@ -26,28 +135,14 @@ TINY = PabboSettings(
 BURN_IN = Phase("burn_in", 1, 8, 1e-3)
 
 
-def _model(settings: PabboSettings = TINY) -> PabboModel:
-    torch.manual_seed(0)
-    return PabboTask(settings).build_model().double()
-
-
-def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out() -> None:
+def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
     """Against a plain loop that encodes each split alone, without masks."""
-    model, seed = _model(), 7
-    total = PabboTask(TINY).loss(model, torch.tensor([3]), StepContext(0, BURN_IN, seed)).total
+    model, seed = _model(TINY.model), 7
     contexts: list[tuple[Tensor, Tensor]] = []
-    original = PabboModel.forward
-
-    def spy(self: PabboModel, context: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-        contexts.append((context, mask))
-        return original(self, context, targets, mask)
-
-    PabboModel.forward = spy  # type: ignore[method-assign]
-    try:
-        PabboTask(TINY).loss(model, torch.tensor([3]), StepContext(0, BURN_IN, seed))
-    finally:
-        PabboModel.forward = original  # type: ignore[method-assign]
-    ((context, mask),) = contexts
+    hook = model.register_forward_pre_hook(lambda _, given: contexts.append(given))
+    total = PabboTask(TINY).loss(model, torch.tensor([3]), StepContext(0, BURN_IN, seed)).total
+    hook.remove()
+    ((context, _, mask),) = contexts
     functions = sample_functions(seed, torch.tensor([3]), 8, TINY.functions, dtype=torch.float64)
     pairs = draw_pairs(seed, 10, torch.tensor([3]), 8, 10)
     duels = Candidates.of(functions.points, functions.utility, pairs)
@@ -67,8 +162,8 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out() -> Non
     torch.testing.assert_close(total, torch.stack(losses).mean())
 
 
-def test_trajectories_never_ask_twice_and_report_their_log_probability() -> None:
-    model, samples = _model(), torch.arange(5)
+def test_trajectories_never_ask_twice_and_report_their_log_probability():
+    model, samples = _model(TINY.model), torch.arange(5)
     s = TINY.model_copy(update={"horizon": 12})
     functions = sample_functions(0, samples, 9, s.functions, dtype=torch.float64)
     pairs = draw_pairs(0, 13, samples, 9, 12)
@@ -100,14 +195,14 @@ def _random_policy(steps: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     ("dtype", "rel"), [(torch.float64, 1e-10), (torch.bfloat16, 0.1)]
 )  # the second one as autocast
 def test_one_pass_over_all_steps_has_the_trajectories_and_the_gradient_of_one_per_step(
-    horizon: int, dtype: torch.dtype, rel: float
-) -> None:
+    horizon, dtype, rel
+):
     settings = TINY.model_copy(update={"horizon": horizon})
     autocast = dtype == torch.bfloat16
     samples = torch.arange(6)
     found = []
     for trajectories in (_trajectories, _trajectories_at_once):
-        model = _model().float() if autocast else _model()
+        model = _model(TINY.model).to(torch.float32 if autocast else dtype)
         kind = next(model.parameters()).dtype
         functions = sample_functions(7, samples, 9, settings.functions, dtype=kind)
         pairs = draw_pairs(7, 0, samples, 9, 12)
@@ -126,7 +221,7 @@ def test_one_pass_over_all_steps_has_the_trajectories_and_the_gradient_of_one_pe
     assert (other - whole).norm() <= rel * whole.norm()
 
 
-def test_the_published_loss_standardises_returns_over_each_trajectory() -> None:
+def test_the_published_loss_standardises_returns_over_each_trajectory():
     log_probs, chosen, _, best = _random_policy()
     expected = torch.zeros(2, dtype=torch.float64)
     for b in range(2):
@@ -138,7 +233,7 @@ def test_the_published_loss_standardises_returns_over_each_trajectory() -> None:
     torch.testing.assert_close(reinforce(log_probs, chosen, best, 0.9), expected)
 
 
-def test_expected_improvement_sums_over_all_candidates() -> None:
+def test_expected_improvement_sums_over_all_candidates():
     log_probs, _, utility, best = _random_policy()
     expected = torch.zeros(2, dtype=torch.float64)
     for b in range(2):
@@ -151,3 +246,21 @@ def test_expected_improvement_sums_over_all_candidates() -> None:
                     expected[b] -= log_probs[b, r, t, p].exp() * gain * lasts / 4
     expected /= utility.std(1) + 1e-3
     torch.testing.assert_close(expected_improvement(log_probs, utility, best, 0.9), expected)
+
+
+def test_metrics_of_the_trainings_are_declared():
+    small = TrainingSettings(steps=4)
+    tiny = {"query_points": 9, "candidate_pairs": 12, "horizon": 4, "policy_batch": 2}
+    evaluation = {"functions": 2, "steps": 2, "query_points": 9, "candidate_pairs": 12}
+    found = set()
+    for task in (
+        PabboTask(PabboSettings.model_validate({**tiny, "evaluation": evaluation})),
+        CurvePolicyTask(CurvePolicySettings(held_out=4, steps=2)),
+    ):
+        model = task.build_model()
+        for phase in task.phases(small, 2):
+            batch = torch.arange(2)
+            found |= task.loss(model, batch, StepContext(0, phase, 0)).metrics.keys()
+        measures = task.evaluate(model, torch.device("cpu"), 2)
+        found |= {f"eval_{name}" for name in measures}
+    assert found == {column.name for column in STEP_METRICS}

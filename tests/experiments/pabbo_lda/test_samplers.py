@@ -1,4 +1,4 @@
-"""PABBO's sampler for Optuna."""
+"""PABBO's sampler for Optuna, and as a search algorithm of Ray Tune, without a cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,28 @@ from optuna.testing.pytest_samplers import (
     SingleOnlySamplerTestCase,
 )
 from optuna.trial import TrialState, create_trial
+from ray import tune
 
 from experiments.pabbo_lda.samplers.optuna import PabboSampler
-from tests.experiments.pabbo_lda.surrogates import Nearest
+from experiments.pabbo_lda.samplers.ray_tune import PabboSearch
+
+
+class Nearest:
+    """Expects at a point the value of the nearest known one, and more the farther that is."""
+
+    def __init__(self):
+        self.known = self.values = None
+
+    def expected_improvement(self, known, values, candidates):
+        assert known.shape == (len(values), candidates.shape[1])
+        assert np.isfinite(values).all()
+        assert (np.abs(known) <= 1).all()
+        assert (np.abs(candidates) <= 1).all()
+        self.known, self.values = known, values
+        distances = np.linalg.norm(candidates[:, None] - known[None], axis=2)
+        unit = np.ptp(values) or 1.0
+        return distances.min(axis=1) * unit - values[distances.argmin(axis=1)]
+
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -166,3 +185,66 @@ def test_several_objectives_are_refused():
     study = study_of(directions=["minimize", "maximize"])
     with pytest.raises(ValueError, match="one objective, and the study has 2; take NSGAII"):
         study.optimize(lambda trial: (trial.suggest_float("x", 0, 1), 0), n_trials=1)
+
+
+SPACE = {"rate": tune.loguniform(1e-4, 1.0), "model": {"depth": tune.randint(1, 9)}, "name": "x"}
+
+
+def search(**options):
+    found = PabboSearch(**{"seed": 0, "n_startup_trials": 2, "surrogate": Nearest()} | options)
+    assert found.set_search_properties("loss", "min", SPACE)
+    return found
+
+
+def loss(point):
+    return abs(math.log10(point["rate"]) + 2) + abs(point["model"]["depth"] - 3)
+
+
+def drive(searcher, trials, first=0):
+    found = []
+    for number in range(first, first + trials):
+        point = searcher.suggest(f"t{number}")
+        found.append(point)
+        searcher.on_trial_complete(f"t{number}", {"loss": loss(point), "training_iteration": 1})
+    return found
+
+
+def test_points_lie_in_the_space_of_tune_and_come_near_the_optimum():
+    found = drive(search(), 30)
+    assert all(
+        1e-4 <= p["rate"] <= 1 and p["model"]["depth"] in range(1, 9) and len(p) == 2 for p in found
+    )
+    assert min(map(loss, found)) < 0.3
+
+
+@pytest.mark.parametrize("result", [None, {}, {"loss": math.nan}, {"loss": math.inf}])
+def test_a_trial_without_a_value_fails(result):
+    surrogate = Nearest()
+    searcher = search(surrogate=surrogate)
+    searcher.suggest("t")
+    searcher.on_trial_result("t", {"training_iteration": 1, **(result or {})})
+    searcher.on_trial_complete("t", result)
+    found = drive(searcher, 2)
+    searcher.suggest("next")
+    assert surrogate.values.tolist() == [loss(point) for point in found]
+
+
+def test_a_trial_that_ends_early_counts_with_its_last_result():
+    surrogate = Nearest()
+    searcher = search(n_startup_trials=1, surrogate=surrogate)
+    searcher.suggest("t")
+    searcher.on_trial_result("t", {"loss": 5.0, "training_iteration": 1})
+    searcher.on_trial_result("t", {"loss": 4.0, "training_iteration": 2})
+    searcher.on_trial_complete("t", {"loss": 4.0, "training_iteration": 2})
+    searcher.suggest("next")
+    assert surrogate.values.tolist() == [4.0]
+
+
+def test_a_restored_search_goes_on_as_if_it_had_not_ended(tmp_path):
+    whole = drive(search(), 8)
+    part = search()
+    first = drive(part, 5)
+    part.save(str(tmp_path / "state.pkl"))
+    restored = PabboSearch(seed=1)
+    restored.restore(str(tmp_path / "state.pkl"))
+    assert first + drive(restored, 3, first=5) == whole

@@ -1,9 +1,9 @@
-"""Concurrent studies, on made-up values and a pool that ends its tasks in any order."""
+"""A study, and concurrent studies on made-up values and a pool that ends tasks in any order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.objectives import (
-    CorpusObjective,
-)
+from experiments.pabbo_lda.objective.objectives import CorpusObjective
 from experiments.pabbo_lda.optimizers import Optimizer, OptimizerName, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study import runner
 from experiments.pabbo_lda.study.comparison import aggregate
-from experiments.pabbo_lda.study.evaluations import (
-    lda_seeds,
-)
+from experiments.pabbo_lda.study.evaluations import lda_seeds
 from experiments.pabbo_lda.study.runner import StudySpec, run_studies, study_specs
+from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, HistoryMismatchError, Study
 from raypipe.errors import UnitError
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage
-from raypipe.graph.launcher import PoolOptions, TaskResult
+from raypipe.graph.launcher import TaskResult
 from raypipe.graph.progress import Display
 from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
@@ -39,6 +36,107 @@ from raypipe.store.cache import Cache
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from tests.raypipe.composed import composed
+
+
+def points(*topics: int) -> list[Point]:
+    return [Point(T) for T in topics]
+
+
+class Script:
+    """Asks for given batches of T and remembers what it is told."""
+
+    def __init__(self, batches: Iterable[list[int]]) -> None:
+        self._batches = iter(batches)
+        self.told: list[tuple[list[int], list[float]]] = []
+
+    def ask(self) -> list[Point]:
+        return points(*next(self._batches, []))
+
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        self.told.append(([point.T for point in points], list(values)))
+
+
+def finish(study: Study, value: Callable[[int], float]) -> tuple[Evaluation, ...]:
+    while not study.done:
+        wanted = study.request()
+        assert wanted, "a study that is not done needs a value"
+        study.supply(wanted[0], value(wanted[0].T))
+    return study.history
+
+
+def test_tells_whole_batches_in_the_order_asked():
+    script = Script([[5, 9, 5, 7], [7, 3]])
+    study = Study(script, points(7, 2, 7), budget=10)
+    assert study.request() == points(7, 2)
+    study.supply(Point(2), 20.0)
+    assert study.request() == points(7)
+    assert (study.evaluated, len(study.history)) == (1, 0)
+    assert script.told == []
+    study.supply(Point(7), 70.0)
+    assert script.told == [([7, 2, 7], [70.0, 20.0, 70.0])]
+    assert study.request() == points(5, 9)
+    study.supply(Point(9), 90.0)
+    study.supply(Point(5), 50.0)
+    assert study.request() == points(3)
+    study.supply(Point(3), 30.0)
+    assert script.told[1:] == [([5, 9, 5, 7], [50.0, 90.0, 50.0, 70.0]), ([7, 3], [70.0, 30.0])]
+    assert study.done
+    assert study.request() == []
+    assert study.asked == 3 + 4 + 2
+    rows = [
+        (e.evaluation, e.batch, e.point.T, e.value, e.best_point.T, e.best_value)
+        for e in study.history
+    ]
+    assert rows == [
+        (1, 0, 7, 70.0, 7, 70.0),
+        (2, 0, 2, 20.0, 2, 20.0),
+        (3, 1, 5, 50.0, 2, 20.0),
+        (4, 1, 9, 90.0, 2, 20.0),
+        (5, 2, 3, 30.0, 2, 20.0),
+    ]
+
+
+def test_ends_after_twenty_batches_without_a_new_point():
+    script = Script([[7]] * 19 + [[8]] + [[7, 8]] * 50)
+    study = Study(script, points(7), budget=99)
+    assert [e.point.T for e in finish(study, float)] == [7, 8]
+    assert len(script.told) == 1 + 19 + 1 + PATIENCE
+
+
+def test_iterations_count_batches_that_bring_nothing_new():
+    script = Script([[7], [8], [9], [10]])
+    study = Study(script, points(7), budget=99, iterations=3)
+    assert [(e.point.T, e.batch) for e in finish(study, float)] == [(7, 0), (8, 2), (9, 3)]
+    assert [
+        e.point.T for e in finish(Study(Script([[8]]), points(7), 99, iterations=0), float)
+    ] == [7]
+
+
+def test_values_that_are_not_finite_are_kept_but_never_best():
+    values = {2: math.nan, 3: math.inf, 4: 5.0, 5: -math.inf, 6: math.nan}
+    study = Study(Script([[4], [5, 6]]), points(2, 3), budget=9)
+    for T in (2, 3):
+        study.supply(Point(T), values[T])
+    assert study.best is None
+    assert [(e.best_point, e.best_value) for e in study.history] == [(None, math.inf)] * 2
+    history = finish(study, values.__getitem__)
+    assert [e.best_point and e.best_point.T for e in history] == [None, None, 4, 4, 4]
+    assert math.isnan(history[0].value)
+    assert study.best == (Point(4), 5.0)
+
+
+def test_a_recorded_history_must_be_proposed_again():
+    batches = [[5, 9], [3, 4]]
+    recorded = points(7, 2, 5, 9, 3)
+    study = Study(Script(batches), points(7, 2), budget=9, recorded=recorded)
+    assert [row.point for row in finish(study, float)] == points(7, 2, 5, 9, 3, 4)
+    other = Study(Script([[5, 8]]), points(7, 2), budget=9, recorded=recorded)
+    other.supply(Point(7), 7.0)
+    with pytest.raises(HistoryMismatchError, match="proposed T=8, stored T=9 at evaluation 4"):
+        other.supply(Point(2), 2.0)
+    with pytest.raises(HistoryMismatchError, match="proposed T=2, stored T=7 at evaluation 1"):
+        Study(Script(batches), points(2, 7), budget=9, recorded=recorded)
+
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")
 DATASETS = ("hills", "slope")
@@ -50,10 +148,8 @@ class ShuffledPool:
     def __init__(self, random: Random, fate: Callable[[str], TaskResult | None]) -> None:
         self.random, self.fate = random, fate
         self.capacity = random.choice([1.0, 2.0, 7.0])
-        self.in_flight: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+        self.in_flight, self.submitted, self.ran = [], [], []
         self.most = 0
-        self.submitted: list[str] = []
-        self.ran: list[str] = []
 
     @property
     def has_room(self) -> bool:
@@ -83,71 +179,53 @@ class ShuffledPool:
 
 
 class ShuffledLauncher(InlineLauncher):
-    def __init__(self, random: Random, fate: Callable[[str], TaskResult | None]) -> None:
+    def __init__(self, random, fate) -> None:
         super().__init__()
         self.made = ShuffledPool(random, fate)
 
     @contextmanager
-    def pool(
-        self,
-        options: PoolOptions,
-        say: Callable[[str], None] = print,
-        rank: float = 0.0,
-        seconds: float = math.inf,
-    ) -> Iterator[ShuffledPool]:
+    def pool(self, options, say=print, rank=0.0, seconds=math.inf):
         yield self.made
 
 
 class Hills:
     """Values of a noisy curve over T, for any seed."""
 
-    noise = 0.05
-
     def value(self, dataset: str, seed: int, T: int) -> float:
         best = {"hills": 12, "slope": 2}[dataset]
-        noise = np.random.default_rng((seed, T)).normal(0, self.noise)
+        noise = np.random.default_rng((seed, T)).normal(0, 0.05)
         return float(np.exp(np.log(T / best) ** 2 + noise))
 
 
-def objective(dataset: str, values: Hills) -> CorpusObjective:
-    return CorpusObjective(dataset, "tabular", {"corpus": dataset}, values)
+def objective(dataset: str) -> CorpusObjective:
+    return CorpusObjective(dataset, "tabular", {"corpus": dataset}, Hills())
 
 
 def study_settings(**changed) -> LdaSettings:
+    """Studies without the cache."""
     usual = {"datasets": DATASETS, "optimizers": OPTIMIZERS, "runs": 2, "seed": 0, "t_max": 200}
-    return LdaSettings(
-        **{**usual, "start": (150, 90, 190), "evaluations": 12, "final_seeds": 0, **changed}
-    )
+    usual |= {"start": (150, 90, 190), "evaluations": 12, "final_seeds": 0, "cache": False}
+    return LdaSettings(**{**usual, **changed})
 
 
 def small(**changed) -> LdaSettings:
-    """Studies of few evaluations, without the cache."""
     usual = {"datasets": ("hills",), "optimizers": ("random", "tpe"), "evaluations": 6}
-    return study_settings(**{"cache": False, **usual, **changed})
+    return study_settings(**{**usual, **changed})
 
 
-def no_model(optimizer: str) -> None:
-    """No optimizer of these studies has a model."""
-
-
-def run(
-    folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0,
-):  # fmt: skip
+def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0):
     """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
     directory = RunDirectory.at(folder)
-    launcher = ShuffledLauncher(Random(seed), fate)
-    ledger = Ledger(directory)
+    launcher, ledger = ShuffledLauncher(Random(seed), fate), Ledger(directory)
     trackers = Trackers((), directory, "id", "example", {})
     session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
-    made = Hills()
-    corpora = [replace(objective(name, made), counts=cost) for name in lda.datasets]
-    specs = study_specs(lda, corpora)
+    specs = study_specs(lda, [replace(objective(name), counts=cost) for name in lda.datasets])
     units = [spec.unit(lda, None) for spec in specs]
     (stage,) = composed([Stage("lda", lambda context: None, units)])
     error = None
     try:
         with Cache("evaluations", enabled=lda.cache) as cache:
-            run_studies(StageContext(stage, session), lda, specs, no_model, cache)
+            run_studies(StageContext(stage, session), lda, specs, lambda optimizer: None, cache)
     except (KeyboardInterrupt, UnitError) as caught:
         error = caught
     return ledger, launcher.made, error
@@ -175,20 +253,13 @@ def outcome(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[str, Any]:
-    lda = study_settings(cache=False)
-    return outcome(run(tmp_path_factory.mktemp("undisturbed"), lda)[0])
+    return outcome(run(tmp_path_factory.mktemp("undisturbed"), study_settings())[0])
 
 
 def test_every_study_has_its_budget_and_equal_requests_are_one_task(undisturbed, tmp_path):
-    ledger, pool, error = run(tmp_path / "run", study_settings(cache=False))
+    ledger, pool, error = run(tmp_path / "run", study_settings())
     assert error is None
     assert len(pool.ran) == len(set(pool.ran)) == len(ledger.rows("evaluations"))
     studies = ledger.rows("studies")
@@ -211,9 +282,9 @@ def test_any_order_any_kill_and_a_smaller_budget_before_give_the_same_studies(
     seed, budget, kills, undisturbed, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("run")
-    ran = run(folder, study_settings(cache=False, evaluations=budget), seed)[1].ran
+    ran = run(folder, study_settings(evaluations=budget), seed)[1].ran
     for number, kill in enumerate([*kills, math.inf], 1):
-        lda = study_settings(cache=False)
+        lda = study_settings()
         ledger, pool, _ = run(folder, lda, seed + number, interrupted_after(kill))
         ran += pool.ran
     assert outcome(ledger) == undisturbed
@@ -221,8 +292,9 @@ def test_any_order_any_kill_and_a_smaller_budget_before_give_the_same_studies(
     assert len(ran) <= len(ledger.rows("evaluations")) + 3 * len(kills)
 
 
+@pytest.mark.usefixtures("cache")
 def test_another_run_directory_takes_over_what_is_known(undisturbed, tmp_path):
-    lda = study_settings()
+    lda = study_settings(cache=True)
     run(tmp_path / "first", lda.model_copy(update={"runs": 1}))
     ledger, pool, _ = run(tmp_path / "second", lda)
     again, idle, _ = run(tmp_path / "third", lda)
@@ -239,7 +311,7 @@ def test_a_value_that_is_no_number_is_a_failure_and_the_worst_of_all(value, tmp_
         odd = key.startswith("hills/seed 0/") and int(key.rpartition("/")[2].strip("T=")) % 2
         return TaskResult(key, value, duration_s=1.0, cpu_s=0.5) if odd else None
 
-    ledger, _, error = run(tmp_path / "run", study_settings(cache=False), fate=fate)
+    ledger, _, error = run(tmp_path / "run", study_settings(), fate=fate)
     assert error is None
     odd = [row for row in ledger.rows("evaluations") if not math.isfinite(row["value"])]
     failures = ledger.rows("failures")
@@ -257,41 +329,33 @@ def test_an_evaluation_that_fails_for_good_breaks_its_studies_alone(undisturbed,
             return TaskResult(key, error="took too long", kind="timeout")
         return None
 
-    ledger, _, error = run(tmp_path / "run", study_settings(cache=False), fate=fate)
+    ledger, _, error = run(tmp_path / "run", study_settings(), fate=fate)
     assert isinstance(error, UnitError)
     assert error.kind == "timeout"
     done = {row["optimizer"] for row in ledger.rows("studies") if row["dataset"] == "hills"}
     assert done == set(OPTIMIZERS)  # of the other run
     assert len(ledger.rows("studies")) == len(undisturbed["studies"]) - len(OPTIMIZERS)
     assert [row["kind"] for row in ledger.rows("failures")] == ["timeout"]
-    ledger, _, error = run(tmp_path / "run", study_settings(cache=False))
+    ledger, _, error = run(tmp_path / "run", study_settings())
     assert error is None
     assert outcome(ledger) == undisturbed
 
 
 def test_the_longest_path_is_served_first(tmp_path):
-    lda = study_settings(cache=False, optimizers=("random",), datasets=("hills",), runs=1)
+    lda = study_settings(optimizers=("random",), datasets=("hills",), runs=1)
     _, pool, _ = run(tmp_path / "run", lda, cost=10**6)  # the more topics, the longer
     assert pool.submitted[:3] == [f"hills/seed 0/T={T}" for T in (190, 150, 90)]
 
 
-class Shifted:
-    """An optimizer as another release of its library might be: it proposes other points."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def ask(self) -> list[Point]:
-        return [Point(min(200, point.T + 1)) for point in self.optimizer.ask()]
-
-    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        self.optimizer.tell(points, values)
-
-
 def run_with_another_tpe(folder: Path, lda: LdaSettings):
+    """As another release of the library might be: it proposes other points."""
+
     def make(name: OptimizerName, **options: Any) -> Optimizer:
         made = make_optimizer(name, **options)
-        return Shifted(made) if name == "tpe" else made
+        if name == "tpe":
+            ask = made.ask
+            made.ask = lambda: [Point(min(200, point.T + 1)) for point in ask()]
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "make_optimizer", make)
@@ -303,9 +367,8 @@ def of_tpe(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undisturbed, tmp_path):
-    ledger, _, _ = run(tmp_path / "run", study_settings(cache=False, evaluations=7))
-    before = outcome(ledger)
-    ledger, _, error = run_with_another_tpe(tmp_path / "run", study_settings(cache=False))
+    before = outcome(run(tmp_path / "run", study_settings(evaluations=7))[0])
+    ledger, _, error = run_with_another_tpe(tmp_path / "run", study_settings())
     after = outcome(ledger)
     assert isinstance(error, UnitError)
     assert after["values"].items() >= before["values"].items()
@@ -323,7 +386,7 @@ def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undistur
     failures = ledger.rows("failures")
     assert {row["unit"] for row in failures} == of_tpe(before["studies"]).keys()
     assert error.message in {row["message"] for row in failures}
-    ledger, _, error = run(tmp_path / "run", study_settings(cache=False))
+    ledger, _, error = run(tmp_path / "run", study_settings())
     assert error is None
     assert outcome(ledger) == undisturbed
 
@@ -355,7 +418,8 @@ def test_every_fit_is_computed_once_and_the_value_is_their_mean(
     assert any("/confirmed_value/" in key for key in tables["rankings"])
 
 
-def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path: Path):
+@pytest.mark.usefixtures("cache")
+def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path):
     run(tmp_path / "one", small(optimizers=("random",), cache=True))
     ledger, pool, _ = run(tmp_path / "three", small(optimizers=("random",), cache=True, seeds=3))
     start = [row for row in ledger.rows("evaluations") if row["T"] in (90, 150, 190)]
@@ -364,9 +428,9 @@ def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path: Path):
     assert not any(f"seed {seed}/T=90" in " ".join(pool.ran) for seed in (0, 1))
 
 
-def test_the_numbers_of_seeds_decide_a_study(tmp_path: Path):
+def test_the_numbers_of_seeds_decide_a_study(tmp_path):
     def decisive(name: OptimizerName = "tpe", **changed) -> Any:
-        spec = StudySpec(objective("hills", Hills()), name, 0, 0)
+        spec = StudySpec(objective("hills"), name, 0, 0)
         return spec.unit(small(**changed), None).literals.get("lda")
 
     assert decisive() is None
