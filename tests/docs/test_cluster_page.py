@@ -78,7 +78,7 @@ def head() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_the_commands_of_the_page(head: tuple[dict[str, str], dict[str, str]], tmp_path: Path):
+def test_the_commands_of_the_page(head, tmp_path):
     ports, environment = head
     reader = Reader(tmp_path)
     for block in files_before(PAGE):

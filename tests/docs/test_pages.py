@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from raypipe import cli
 from raypipe.commands import configuration
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
+from tests.docs import pages
 from tests.docs.pages import DOCS, PROJECT, Block, Reader, blocks, commands, files_before
 
 PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
@@ -36,37 +38,23 @@ def _name(page: Path) -> str:
     return str(page.relative_to(DOCS if DOCS in page.parents else PROJECT))
 
 
-def _marks(page: Path) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if _name(page) in SLOW else []
-
-
-def _each(found: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "page", [pytest.param(page, marks=_marks(page), id=_name(page)) for page in found]
-    )
-
-
-@_each(RUN)
-def test_the_code_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=_name(p), marks=[pytest.mark.slow] * (_name(p) in SLOW)) for p in RUN],
+)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     for name in ("RAYPIPE_RUNS", "RAYPIPE_FAULTS"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "work"
     folder.mkdir()
     reader = Reader(folder)
-    for name in [name for name, module in sys.modules.items() if _is_temporary(module)]:
-        monkeypatch.delitem(sys.modules, name)  # a module of another test may have its name
+    earlier = f"{tempfile.gettempdir()}/pytest"
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(earlier):
+            monkeypatch.delitem(sys.modules, name)  # a module of another test may have its name
     for block in [*files_before(page), *blocks(page)]:
         reader.follow(block)
-
-
-def _is_temporary(module: object) -> bool:
-    """Whether a module is a file of an earlier test."""
-    return str(getattr(module, "__file__", None) or "").startswith(
-        tempfile.gettempdir() + "/pytest"
-    )
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -74,17 +62,16 @@ ALL = [block for page in PAGES for block in blocks(page)]
 
 def _of(*languages: str) -> pytest.MarkDecorator:
     chosen = [block for block in ALL if block.language in languages]
-    marked = [pytest.param(b, id=b.place) for b in chosen]
-    return pytest.mark.parametrize("block", marked)
+    return pytest.mark.parametrize("block", chosen, ids=lambda block: block.place)
 
 
 @_of("python")
-def test_python_compiles(block: Block) -> None:
+def test_python_compiles(block):
     compile(block.text, block.place, "exec", dont_inherit=True)
 
 
 @_of("bash")
-def test_shell_commands_are_valid(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_commands_are_valid(block, monkeypatch):
     monkeypatch.chdir(PROJECT)
     subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
     for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
@@ -120,9 +107,7 @@ def accept(arguments: list[str]) -> None:
 
 
 @_of("yaml")
-def test_yaml_has_keys_that_an_experiment_accepts(
-    block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_yaml_has_keys_that_an_experiment_accepts(block, monkeypatch):
     values = yaml.safe_load(block.text)
     assert isinstance(values, Mapping)
     if block.is_file or (block.page in RUN and not block.needs):
@@ -145,13 +130,13 @@ def test_yaml_has_keys_that_an_experiment_accepts(
     raise AssertionError("\n".join(errors))
 
 
-def test_a_guide_has_no_block_without_a_language() -> None:
+def test_a_guide_has_no_block_without_a_language():
     without = [block.place for block in ALL if not block.language and block.page in RUN]
     assert without == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.S | re.M)
     dead = []
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -170,7 +155,7 @@ def _anchors(page: Path) -> set[str]:
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
-def test_the_site_builds(tmp_path: Path) -> None:
+def test_the_site_builds(tmp_path):
     """Strictly: no dead link, no page without a place; and it loads nothing from elsewhere."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
@@ -187,3 +172,79 @@ def test_the_site_builds(tmp_path: Path) -> None:
     loaded = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//")
     for page in tmp_path.rglob("*.html"):
         assert not loaded.search(page.read_text("utf-8")), page
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pages, "PROJECT", tmp_path)
+    return tmp_path / "page.md"
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "title", "message"),
+    [
+        ("bash", "raypipe run missing.yaml\n", "", "no such file"),
+        ("bash", "raypipe doctor # exit status 2\n", "", "doctor"),
+        ("bash", "sbatch job\n", "", "needs"),
+        ("python", "assert 1 == 2, 'wrong'\n", "", "wrong"),
+        ("text", "not printed\n", "Output", "not printed"),
+        ("ruby", "puts 1\n", "", "cannot run"),
+    ],
+)
+def test_what_is_wrong_on_a_page_fails(page, tmp_path, language, text, title, message):
+    with pytest.raises(AssertionError, match=message):
+        Reader(tmp_path).follow(Block(page, 1, language, title, text))
+
+
+@pytest.mark.parametrize(
+    ("page", "written", "expected"),
+    [
+        ("howto/gpu.md", "[a](../training.md#x)", "[a](../training.md#x)"),
+        ("howto/gpu.md", "[a](../../README.md)", "[a](../project/README.md)"),
+        ("security.md", "[a](../SECURITY.md)", "[a](project/SECURITY.md)"),
+        ("project/README.md", "[a](docs/training.md)", "[a](../training.md)"),
+        ("project/README.md", "[a](CONTRIBUTING.md#b)", "[a](CONTRIBUTING.md#b)"),
+        ("faq.md", "[a](../raypipe/stats.py)", "a"),
+        ("faq.md", "[a](https://x.org) [b](#c)", "[a](https://x.org) [b](#c)"),
+        ("faq.md", "`[a](../x.py)`", "`[a](../x.py)`"),
+        ("faq.md", "```text\n[a](../x.py)\n```\n", "```text\n[a](../x.py)\n```\n"),
+    ],
+)
+def test_links_of_the_site(page, written, expected):
+    pytest.importorskip("mkdocs")
+    from docs.site_links import rewritten
+
+    assert rewritten(written, page, None) == expected
+    source = "[a](https://x.org/r/blob/main/raypipe/stats.py)"
+    assert rewritten("[a](../raypipe/stats.py)", "faq.md", "https://x.org/r") == source
+
+
+_HEADING = re.compile(r"^### `(.+)`$", re.MULTILINE)
+MESSAGES = _HEADING.findall((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
+_VALUE = "\0"  # a value that a message inserts
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """All texts of a module; an f-string is one text with its values left out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (v.value if isinstance(v, ast.Constant) else _VALUE for v in node.values)
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    sources = (PROJECT / "raypipe").rglob("*.py")
+    return [text for file in sources for text in _texts(ast.parse(file.read_text("utf-8")))]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_quoted_message_is_in_the_source(message, texts):
+    pattern = re.compile(r"[\s\S]*".join(map(re.escape, message.split("..."))))
+    assert any(pattern.search(text) for text in texts)
+
+
+def test_the_page_quotes_messages():
+    assert len(MESSAGES) > 25
