@@ -30,6 +30,17 @@ if "RAYPIPE_COVERAGE" in os.environ:
     sitecustomize.finish()
 os._exit(0)
 """
+#: processes that it starts import it
+TRAIN = """
+from tests.gpu import trainings
+if __name__ == "__main__":
+    trainings.main()
+"""
+
+
+def compiler_caches(folder: Path) -> dict[str, str]:
+    """Variables that let the compiler find nothing that was compiled before."""
+    return {"TRITON_CACHE_DIR": f"{folder}/t", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/i"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,14 @@ class Rig:
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return result
+
+    def train(self, cases: Mapping[str, Any], **machine: Any) -> dict[str, Any]:
+        """Train the small language model in each case and return what ``trainings.run`` does.
+
+        A case has fields of ``trainings.Case``; the other arguments are those of ``environment``.
+        """
+        environment = {"CASES": json.dumps(cases), **machine.pop("env", {})}
+        return self.run(TRAIN, env=environment, **machine)
 
     def call(self, arguments: Sequence[str], **machine: Any) -> subprocess.CompletedProcess[str]:
         """Run the interpreter with arguments on a machine, in the project's folder."""

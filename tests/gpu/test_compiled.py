@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.gpu.conftest import Rig
+from tests.gpu.conftest import compiler_caches
 from tests.gpu.test_profiles import NEWSGROUPS
 
 pytestmark = pytest.mark.gpu_rig
@@ -43,17 +42,19 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("capability", ["8.0", "8.6", "9.0"])
-def test_a_compiled_step_has_fewer_kernels(rig: Rig, capability: str, tmp_path: Path) -> None:
-    folders = {"TRITON_CACHE_DIR": f"{tmp_path}/t", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/i"}
-    found = rig.run(SCRIPT, capability=capability, env={"MODELS": json.dumps(SMALL), **folders})
+def test_a_compiled_step_has_fewer_kernels(rig, capability, tmp_path):
+    found = rig.run(
+        SCRIPT,
+        capability=capability,
+        env={"MODELS": json.dumps(SMALL), **compiler_caches(tmp_path)},
+    )
     for config, share in found.items():
         assert isinstance(share, float), (config, share)
         assert share < 0.9, config
 
 
-def test_what_does_not_compile_is_trained_without(rig: Rig, tmp_path: Path) -> None:
+def test_what_does_not_compile_is_trained_without(rig, tmp_path):
     """Inductor cannot split a kernel of PABBO's policy, whose number of duels varies."""
-    folders = {"TRITON_CACHE_DIR": f"{tmp_path}/t", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/i"}
     models = {"pabbo_lda": ["train_small.pabbo.burn_in=0"]}
-    found = rig.run(SCRIPT, env={"MODELS": json.dumps(models), **folders})
+    found = rig.run(SCRIPT, env={"MODELS": json.dumps(models), **compiler_caches(tmp_path)})
     assert found == {"pabbo_lda": "compile_error"}

@@ -56,7 +56,7 @@ def results(rig: Rig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_command_says_what_is_wrong_with_the_gpus(name: str, results: dict[str, Any]) -> None:
+def test_a_command_says_what_is_wrong_with_the_gpus(name, results):
     _, _, expected, parts = CASES[name]
     status, output = results[name]
     assert status == expected, output

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from tests.gpu.conftest import Rig
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -58,7 +54,7 @@ print(json.dumps({
 """
 
 
-def test_the_group_starts_again_with_smaller_micro_batches(rig: Rig, tmp_path: Path) -> None:
+def test_the_group_starts_again_with_smaller_micro_batches(rig, tmp_path):
     """At first rank 0 waits in an exchange for rank 1, which has failed."""
     found = rig.run(ONE_FULL, cards=2, env={"RIG_NCCL_MEETING": str(tmp_path)})
     again = "again with micro-batch {} x accumulation {}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.conftest import Rig
+from tests.gpu.conftest import Rig, compiler_caches
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -48,14 +48,13 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.fixture(scope="module")
 def found(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("compiled")
-    folders = {"TRITON_CACHE_DIR": f"{folder}/t", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/i"}
-    steps = rig.run(STEPS, env=folders)
+    steps = rig.run(STEPS, env=compiler_caches(folder))
     if steps is None:
         pytest.skip("torchao is not installed for the Python of the rig (extra fp8)")
     return steps
 
 
-def test_the_linear_layers_of_blocks_multiply_in_fp8(found: dict[str, Any]) -> None:
+def test_the_linear_layers_of_blocks_multiply_in_fp8(found):
     """Three products per step and layer: the output, and the gradients of input and weight."""
     products = 3 * 4 * found["layers"]
     half, fp8 = found["bf16"], found["fp8"]
@@ -64,29 +63,14 @@ def test_the_linear_layers_of_blocks_multiply_in_fp8(found: dict[str, Any]) -> N
     assert fp8["scaled"] == 3 * products  # three steps
 
 
-def test_fp8_needs_no_more_memory_than_bf16_and_never_waits(found: dict[str, Any]) -> None:
+def test_fp8_needs_no_more_memory_than_bf16_never_waits_and_fuses_conversions(found):
     assert found["fp8"]["peak"] <= found["bf16"]["peak"]  # no copies of the weights in bf16
     assert found["fp8"]["syncs"] == found["compiled"]["syncs"] == 0
-
-
-def test_compilation_fuses_the_conversions(found: dict[str, Any]) -> None:
     assert found["compiled"]["launches"] < 0.5 * found["fp8"]["launches"]
 
 
-@pytest.fixture(scope="module")
-def sharded(found: dict[str, Any], rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
-    assert "fp8" in found  # with torchao
+@pytest.mark.usefixtures("found")  # with torchao
+def test_sharded_weights_are_gathered_in_bf16_and_need_hardly_more_memory(rig):
     half, fp8 = (rig.run(SHARDED, env={"PRECISION": name}) for name in ("bf16", "fp8"))
-    return half, fp8
-
-
-def test_sharded_weights_are_gathered_in_bf16(sharded: tuple[dict[str, Any], ...]) -> None:
-    half, fp8 = sharded
     assert fp8["gather_bytes"] == half["gather_bytes"]
-
-
-def test_sharded_fp8_needs_hardly_more_memory_than_bf16(
-    sharded: tuple[dict[str, Any], ...],
-) -> None:
-    half, fp8 = sharded
     assert fp8["peak"] <= 1.05 * half["peak"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.conftest import Rig
-
 pytestmark = pytest.mark.gpu_rig
 
 TASKS = """
@@ -38,7 +36,7 @@ print(json.dumps(found))
 SLICES = [f"MIG-11111111-1111-1111-1111-11111111{slice:02x}01" for slice in range(2)]
 
 
-def test_a_task_sees_its_gpus_and_no_others(rig: Rig) -> None:
+def test_a_task_sees_its_gpus_and_no_others(rig):
     """On a machine whose first card has two MIG slices and whose second card is lost."""
     env = {"RIG_LOST": "0;1", "RIG_SLICES": "2;-1"}
     found = rig.run(TASKS, cards=2, name="A100", capability="8.0", env=env)
@@ -90,7 +88,7 @@ print(json.dumps(found))
 """
 
 
-def test_trainings_run_on_the_devices_that_they_reserve(rig: Rig) -> None:
+def test_trainings_run_on_the_devices_that_they_reserve(rig):
     found = rig.run(JOBS + TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
     assert found == {
         "1 x 0": [1, 0.0, 0.0, 0.0],
@@ -111,7 +109,7 @@ print(json.dumps(found))
 """
 
 
-def test_workers_whose_cuda_does_not_start_fail_with_one_line(rig: Rig) -> None:
+def test_workers_whose_cuda_does_not_start_fail_with_one_line(rig):
     """As with a driver that was replaced after Ray had counted the GPUs."""
     found = rig.run(JOBS + BROKEN, cards=2)
     assert [kind for kind, _ in found.values()] == ["error", "error"]

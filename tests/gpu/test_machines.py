@@ -105,7 +105,7 @@ def found(nvml: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_gpus_and_problems_of_a_machine(name: str, found: dict[str, Any]) -> None:
+def test_gpus_and_problems_of_a_machine(name, found):
     _, uuids, problems = MACHINES[name]
     machine = found[name]
     assert [gpu["uuid"] for gpu in machine["gpus"]] == uuids
@@ -117,7 +117,7 @@ def test_gpus_and_problems_of_a_machine(name: str, found: dict[str, Any]) -> Non
     assert machine["gpu_note"] == expected
 
 
-def test_a_slice_has_its_own_memory_and_the_capability_of_its_card(found: dict[str, Any]) -> None:
+def test_a_slice_has_its_own_memory_and_the_capability_of_its_card(found):
     for name in ("MIG", "MIG, one slice named", "MIG, the card named"):
         gpu = found[name]["gpus"][0]
         assert gpu["memory_bytes"] == 85_000_000_000 // 8
@@ -125,12 +125,12 @@ def test_a_slice_has_its_own_memory_and_the_capability_of_its_card(found: dict[s
         assert gpu["name"] == f"{H100} MIG 1g"
 
 
-def test_a_gpu_without_memory_of_its_own_has_the_host_s(found: dict[str, Any]) -> None:
+def test_a_gpu_without_memory_of_its_own_has_the_host_s(found):
     for name in ("GB10", "GB10 that reports no bytes"):
         assert found[name]["gpus"][0]["memory_bytes"] == psutil.virtual_memory().total
 
 
-def test_numbers_are_those_of_nvml(found: dict[str, Any]) -> None:
+def test_numbers_are_those_of_nvml(found):
     assert [(gpu["index"], gpu["name"]) for gpu in found["mixed cards"]["gpus"]] == [
         (0, A100),
         (1, H100),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.conftest import Rig
-
 pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
@@ -42,7 +40,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("segments", ["False", "True"])
-def test_kinds_of_failure_on_a_card(rig: Rig, segments: str) -> None:
+def test_kinds_of_failure_on_a_card(rig, segments):
     options = {
         "RIG_PINNED": str(2**24),
         "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{segments}",

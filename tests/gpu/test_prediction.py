@@ -12,7 +12,6 @@ from raypipe.study.sweep import training_stage
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
-from tests.gpu.conftest import Rig
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -69,9 +68,7 @@ def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSe
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("name", TRAININGS)
-def test_the_predicted_memory_is_what_cuda_reserves(
-    rig: Rig, name: str, accumulation: int, checkpointing: bool
-) -> None:
+def test_the_predicted_memory_is_what_cuda_reserves(rig, name, accumulation, checkpointing):
     given = {"name": name, "accumulation": accumulation, "checkpointing": checkpointing}
     found = rig.run(LOOP.format(**given), **MACHINE, env=ALLOCATOR)
     task, settings = of_workload(name, checkpointing)

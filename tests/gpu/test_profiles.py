@@ -69,9 +69,7 @@ def shares(rig: Rig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("config", "profile"), [case[:2] for case in cases()])
-def test_a_profile_fits_on_its_smallest_card(
-    config: str, profile: str, shares: dict[str, Any]
-) -> None:
+def test_a_profile_fits_on_its_smallest_card(config, profile, shares):
     """Without compilation, which lowers the peak. The card refuses more memory than it has."""
     found = {key: each for key, each in shares.items() if key.startswith(f"{config} {profile} ")}
     assert found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.conftest import Rig
-
 pytestmark = pytest.mark.gpu_rig
 
 STEP = """
@@ -22,7 +20,7 @@ print(json.dumps({
 """
 
 
-def test_launches_products_copies_and_syncs_are_counted(rig: Rig) -> None:
+def test_launches_products_copies_and_syncs_are_counted(rig):
     found = rig.run(STEP, name="NVIDIA RTX A6000", capability="8.6")
     before, after = found["before"], found["after"]
     assert found["name"] == "NVIDIA RTX A6000"
@@ -51,7 +49,7 @@ print(json.dumps({"error": error, "held": held, "free": torch.cuda.mem_get_info(
 
 
 @pytest.mark.parametrize("segments", ["expandable_segments:False", "expandable_segments:True"])
-def test_memory_ends_at_the_capacity(rig: Rig, segments: str) -> None:
+def test_memory_ends_at_the_capacity(rig, segments):
     found = rig.run(FILL, memory=8 * 2**30, env={"PYTORCH_CUDA_ALLOC_CONF": segments})
     assert "CUDA out of memory" in found["error"]
     assert found["held"] == 7  # the context takes the rest
@@ -70,7 +68,7 @@ print(json.dumps({"error": error}))
 """
 
 
-def test_a_card_without_kernels_fails_at_the_first_one(rig: Rig) -> None:
+def test_a_card_without_kernels_fails_at_the_first_one(rig):
     found = rig.run(FIRST_KERNEL, name="Tesla V100-SXM2-16GB", capability="7.0")
     assert "no kernel image is available" in found["error"]
     # kernels for 8.0 and 8.6 run there
@@ -99,7 +97,7 @@ print(json.dumps({
 """
 
 
-def test_one_rank_of_two_exchanges_its_gradients(rig: Rig) -> None:
+def test_one_rank_of_two_exchanges_its_gradients(rig):
     found = rig.run(EXCHANGE, cards=2)
     size = 512 * 512 * 4
     assert found["ddp"] == [0, 0, size]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from tests.gpu.conftest import Rig
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -63,7 +59,7 @@ print(json.dumps({
 """
 
 
-def test_a_training_on_a_card(rig: Rig, tmp_path: Path) -> None:
+def test_a_training_on_a_card(rig, tmp_path):
     found = rig.run(SCRIPT.replace("FOLDER", repr(str(tmp_path))))
     assert found["said"] == ["continues from step 4 of 60 (checkpoint)"]
     assert found["pinned"] == [True]

@@ -55,8 +55,8 @@ class Case:
 def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
     """Train each case for three steps; all have the same number of workers, a card for each.
 
-    Return of rank 0 the peak memory and the weights in bytes, whether segments of memory expand,
-    and the counters of the last step.
+    Return of rank 0 the peak memory, the weights and those of blocks in bytes, the numbers in
+    matrices of blocks, whether segments of memory expand, and the counters of the last step.
     """
     (workers,) = {case.plan[3] for case in cases.values()}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,6 +66,12 @@ def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
         spawn(_member, (folder, cases, workers), nprocs=workers)
         found: dict[str, dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
         return found
+
+
+def main() -> None:
+    """Train the cases of the variable CASES, and print as JSON what ``run`` returns."""
+    task, cases = language_model(), json.loads(os.environ["CASES"])
+    print(json.dumps(run({name: Case(task, **case) for name, case in cases.items()})))
 
 
 def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> None:
@@ -97,8 +103,13 @@ def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[s
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(worker.device)
         found[name] = counted(job, worker)
-        weights = case.task.build_model().parameters()
-        found[name]["weights"] = sum(weight.nbytes for weight in weights)
+        model = case.task.build_model()
+        inside = [weight for block in case.task.blocks(model) for weight in block.parameters()]
+        found[name] |= {
+            "weights": sum(weight.nbytes for weight in model.parameters()),
+            "blocks": sum(weight.nbytes for weight in inside),
+            "matrices": sum(weight.numel() for weight in inside if weight.ndim == 2),
+        }
     return found
 
 
