@@ -107,6 +107,7 @@ def test_two_workers_on_ray_end_at_the_same_step(tmp_path: Path) -> None:
     environment = {"RAYPIPE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(EXAMPLES)}
     given = ["run", "c.yaml", "--run-dir", "run", "train.scaling.workers=2"]
     given += ["train.training.steps=400", "train.training.checkpoint_every=1000"]  # none is due
+    given += ["train.training.monitor=null"]  # neither evaluated nor ended on the way
     process = start(
         tmp_path, *given, "pause_s=0.3", "--time-budget", "90s", environment=environment
     )
