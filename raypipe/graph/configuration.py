@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from raypipe import import_path
 from raypipe.config import shipped
 from raypipe.config.levels import did_you_mean, nested, settings_of
 from raypipe.config.settings import Level
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, trace_of
 from raypipe.graph.experiment import Experiment, Stage, Unit, in_order
 from raypipe.graph.identity import Identity, fingerprint, reads_by_default, values_of, view
 from raypipe.graph.source import SourceCode
@@ -171,10 +170,10 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
         found = f" in {used}" if within and used.is_file() else ""
         advice = f"run from the directory that contains it, or move the configuration there{near}"
         if not (isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name))):
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            advice = f"raised at {frame.filename}:{frame.lineno}"
+            place = trace_of(error).frame or "an unknown place"
+            advice = f"raised at {place}"
             if isinstance(error, ModuleNotFoundError):
-                advice = f"imported at {_importer(error)}; install it, or correct the name"
+                advice = f"imported at {place}; install it, or correct the name"
             elif isinstance(error, SyntaxError):
                 advice = f"line {error.lineno} of {error.filename}"
         raise ConfigError(
@@ -200,10 +199,3 @@ def _refuse_another(loaded: ModuleType, where: str) -> None:
                 f"{where}: {used or f'the module {top} of Python'} was imported before {own}, "
                 f"which has the same name; rename {own}, and give the new name"
             )
-
-
-def _importer(error: ModuleNotFoundError) -> str:
-    """Return the file and line of the import that failed."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"
