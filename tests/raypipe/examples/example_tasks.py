@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, Subset, default_collate
 
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.schedule import Phase
@@ -158,6 +165,31 @@ def job(
     return TrainingJob("fit", "run-1", task, settings, BatchPlan(*plan), run)
 
 
+def outcome(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
+    """The logged losses, of which each step has one, and the stored weights."""
+    steps = read_table(job.run_dir, "steps")
+    assert list(steps["step"]) == list(range(1, len(steps) + 1))
+    return list(steps["loss"]), weights(job)
+
+
+def weights(job: TrainingJob) -> dict[str, Tensor]:
+    return load(job.run_dir.read(job.run_dir.model(job.trial_id)))
+
+
+def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Weights are the same to the last bit."""
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rel: float) -> None:
+    """Weights differ by a small part of their norm."""
+    assert found.keys() == expected.keys()
+    difference = math.sqrt(sum(float((found[k] - expected[k]).square().sum()) for k in expected))
+    norm = math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
+    assert difference <= rel * norm
+
+
 def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
     """The losses and the weights after the same steps, one big batch each, written out."""
     training, task = job.settings.training, job.task
@@ -204,19 +236,42 @@ def sample_at(position: int, task: TrainTask, seed: int) -> int:
     return int(torch.randperm(samples, generator=generator)[offset])
 
 
-def in_group(member: Callable[..., None], workers: int, folder: Path, *arguments: Any) -> None:
-    """Call ``member(rank, folder, *arguments)`` in each process of a group."""
-    spawn(_join, (member, workers, folder, arguments), nprocs=workers)
+@contextmanager
+def worker_group(workers: int, folder: Path) -> Iterator[Callable[..., list[Any]]]:
+    """Start a group of processes once, for many functions.
+
+    What it yields calls ``member(rank, *arguments)`` in each of them, and returns their results by
+    rank. After an error in one of them the group has ended.
+    """
+    spawned = get_context("spawn")
+    ranks = spawned.SimpleQueue()
+    for rank in range(workers):
+        ranks.put(rank)
+    with ProcessPoolExecutor(workers, spawned, _join, (ranks, workers, folder)) as pool:
+
+        def call(member: Callable[..., Any], *arguments: Any) -> list[Any]:
+            ended = [pool.submit(_call, member, arguments) for _ in range(workers)]
+            return [result for _, result in sorted(each.result() for each in ended)]
+
+        yield call
+        for _ in range(workers):  # sharded models that outlive the group abort a usual end
+            pool.submit(os._exit, 0)
 
 
-def _join(
-    rank: int, member: Callable[..., None], workers: int, folder: Path, arguments: tuple[Any, ...]
-) -> None:
+def _join(ranks: SimpleQueue[int], workers: int, folder: Path) -> None:
     gc.freeze()  # each training collects garbage: not among what is imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=workers)
-    member(rank, folder, *arguments)
-    dist.barrier()
-    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+    dist.init_process_group("gloo", init_method=meeting, rank=ranks.get(), world_size=workers)
+
+
+def _call(member: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+    """Call a function in one process; all end together, so that each takes one call."""
+    try:
+        result = member(dist.get_rank(), *arguments)
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the others may wait for this one
+    return dist.get_rank(), result

@@ -2,16 +2,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from example_tasks import Regression, job
-from safetensors.torch import load
+from example_tasks import Regression, assert_equal, job, weights
 from torch import nn
 
 from raypipe.store.run_directory import RunDirectory
@@ -131,32 +130,28 @@ def test_a_kill_anywhere_in_saving_leaves_a_whole_one(
         local.save(checkpoint(earlier))
     calls = iter(range(100))
 
-    def count(real: Any, *arguments: Any, **options: Any) -> Any:
-        if next(calls) == after:
-            raise _Killed
-        return real(*arguments, **options)
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) == after:
+                raise _Killed
+            return real(*arguments, **options)
 
-    with monkeypatch.context() as patch:
-        for kind, name in _REAL:
-            patch.setattr(kind, name, partialmethod(_through, count, (kind, name)))
-        with suppress(_Killed):
-            local.save(checkpoint(step))
+        return call
+
+    with monkeypatch.context() as patch, suppress(_Killed):
+        for kind, name in (
+            (RunDirectory, "writing"),
+            (RunDirectory, "delete"),
+            (_Hashing, "write"),
+        ):
+            patch.setattr(kind, name, counted(getattr(kind, name)))
+        local.save(checkpoint(step))
     found = local.newest()
     assert found is not None
     assert found.step in (step - 1, step)
     assert same(found, checkpoint(found.step))
     local.save(checkpoint(3))
     assert same(local.newest(), checkpoint(3))
-
-
-_REAL = {
-    (kind, name): getattr(kind, name)
-    for kind, name in [(RunDirectory, "writing"), (RunDirectory, "delete"), (_Hashing, "write")]
-}
-
-
-def _through(owner: Any, count: Any, key: Any, *arguments: Any, **options: Any) -> Any:
-    return count(_REAL[key], owner, *arguments, **options)
 
 
 class Stepping(Regression):
@@ -190,9 +185,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(
     store = CheckpointStore(asked.run_dir, "fit")
     short = job(Regression(), tmp_path / "short", steps=2, **given)
     train(short, WORKER)
-    expected = load(short.run_dir.read(short.run_dir.model("fit")))
-    found = store.read("step_00000002").model
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert_equal(store.read("step_00000002").model, weights(short))
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(

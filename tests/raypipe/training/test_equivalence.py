@@ -1,4 +1,4 @@
-"""Any micro-batch, accumulation, number of workers and strategy is the one big batch.
+"""Any micro-batch, accumulation, workers, strategy and restart is the one big batch, never cut.
 
 In float64 losses and gradients agree to 1e-10; in single precision the gradients differ by at
 most 1e-5 of their norm. Sample means and token means, small networks and the language model.
@@ -6,30 +6,91 @@ most 1e-5 of their norm. Sample means and token means, small networks and the la
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import torch
-from example_tasks import Regression, by_hand, in_group, job
+import torch.distributed as dist
+from example_tasks import (
+    Points,
+    Regression,
+    TwoHeads,
+    TwoPhases,
+    assert_close,
+    assert_equal,
+    by_hand,
+    job,
+    outcome,
+    weights,
+)  # fmt: skip
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import IterableDataset
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training import precision
+from raypipe.training import parallel, precision
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
+from raypipe.training.schedule import Phase
+from raypipe.training.settings import LoaderSettings, TrainingSettings
 from raypipe.training.task import TrainTask
+from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 
+Group = Callable[..., list[Any]]
+#: micro-batch, accumulation, effective batch, workers
+Plan = tuple[int, int, int, int]
+CPU = torch.device("cpu")
+STRATEGIES = ["ddp", "fsdp"]
 LM = LmSettings(
     vocabulary=31, width=16, heads=2, layers=2, feed_forward=24, context=9, tied=True, dropout=0.0
 )
+
+
+@contextmanager
+def gradients() -> Iterator[list[np.ndarray]]:
+    """Keep the gradient that each step of an optimizer takes, whole and in one piece."""
+    steps: list[np.ndarray] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        whole = [parallel.whole(p.grad).flatten() for p in weights if p.grad is not None]
+        steps.append(torch.cat(whole).double().numpy().copy())
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        yield steps
+    finally:
+        hook.remove()
+
+
+def attempt(rank: int, asked: TrainingJob) -> list[np.ndarray]:
+    """Train until the end, or the step that the task fails at; return the gradients."""
+    fails = getattr(asked.task, "fail_at", None) is not None
+    with gradients() as steps, pytest.raises(ConnectionError) if fails else nullcontext():
+        train(asked, Worker(rank, CPU, asked.plan.workers))
+    return steps
+
+
+def trained(group: Group, *attempts: TrainingJob) -> list[np.ndarray]:
+    """Train in attempts; return the gradients of the last one."""
+    for one in attempts:
+        alone = one.plan.workers == 1
+        steps: list[np.ndarray] = attempt(0, one) if alone else group(attempt, one)[0]
+    return steps
 
 
 class Language(LanguageModelTask):
@@ -43,149 +104,265 @@ class Language(LanguageModelTask):
         return super().build_model().to(self.dtype)
 
 
-TASKS = ["samples", "tokens", "language"]
-DTYPES = [torch.float64, torch.float32]
+TASKS: dict[str, Callable[..., TrainTask]] = {
+    "samples": Regression,
+    "tokens": partial(Regression, by_token=True),
+    "language": Language,
+}
+# two workers have shares of 9 and 8 in the last two; in the last one 8 ends with an empty run
 ALONE = [(16, 1, 16, 1), (4, 4, 16, 1), (5, 4, 17, 1), (1, 16, 16, 1)]
-# shares of 9 and 8 in the last two; in the last one the smaller ends with an empty run
 TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2), (1, 9, 17, 2)]
+SPLITS = [(p, "ddp") for p in ALONE] + [(p, strategy) for p in TOGETHER for strategy in STRATEGIES]
+UNEVEN = [((5, 4, 17, 1), "ddp"), *(((3, 3, 17, 2), strategy) for strategy in STRATEGIES)]
 
 
-def build(task: str, dtype: torch.dtype) -> TrainTask:
-    if task == "language":
-        return Language(dtype)
-    return Regression(by_token=task == "tokens", dtype=dtype)
-
-
-def asked(
-    folder: Path, task: str, dtype: torch.dtype, plan: tuple[int, ...], strategy: str = "ddp"
-) -> TrainingJob:
-    name = f"{task}-{str(dtype)[6:]}-{'-'.join(map(str, plan))}-{strategy}"
-    return job(build(task, dtype), folder / name, plan, strategy=strategy, steps=4)  # type: ignore[arg-type]
-
-
-class Gradients:
-    """While open, keeps the gradient that each step of AdamW takes, whole and in one piece."""
-
-    def __enter__(self) -> Gradients:
-        self.steps: list[Tensor] = []
-        self._real = AdamW.step
-
-        def step(optimizer: AdamW, *arguments: Any) -> Any:
-            found = [p.grad for group in optimizer.param_groups for p in group["params"]]
-            full = [g.full_tensor() if isinstance(g, DTensor) else g for g in found]
-            self.steps.append(torch.cat([g.flatten() for g in full]).clone())
-            return self._real(optimizer, *arguments)
-
-        AdamW.step = step  # type: ignore[method-assign, assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        AdamW.step = self._real  # type: ignore[method-assign]
-
-
-def assert_same(found: TrainingJob, gradients: list[Tensor], dtype: torch.dtype) -> None:
-    with Gradients() as expected:
-        losses, _ = by_hand(found)
-    rel = 1e-10 if dtype == torch.float64 else 1e-5
-    steps = results.read_table(found.run_dir, "steps")
-    torch.testing.assert_close(list(steps["loss"]), losses, rtol=rel, atol=0)
-    assert len(gradients) == len(expected.steps) == 4
-    # the first step starts from equal weights; in single precision the later ones drift apart
-    for ours, theirs in list(zip(gradients, expected.steps, strict=True))[
-        : 4 if dtype == torch.float64 else 1
-    ]:
-        assert float((ours - theirs).norm() / theirs.norm()) <= rel
-
-
-@pytest.mark.parametrize("plan", ALONE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "plan", "strategy"),
+    [
+        *((torch.float64, *split) for split in SPLITS),
+        *((torch.float32, *split) for split in UNEVEN),
+    ],
+)
 @pytest.mark.parametrize("task", TASKS)
-def test_one_worker(tmp_path: Path, task: str, dtype: torch.dtype, plan: tuple[int, ...]) -> None:
-    found = asked(tmp_path, task, dtype, plan)
-    with Gradients() as gradients:
-        train(found, Worker(0, torch.device("cpu")))
-    assert_same(found, gradients.steps, dtype)
+def test_every_split_takes_the_steps_of_the_big_batch(
+    group: Group, tmp_path: Path, task: str, dtype: torch.dtype, plan: Plan, strategy: str
+) -> None:
+    done = job(TASKS[task](dtype=dtype), tmp_path, plan, strategy=strategy, steps=4)
+    found = trained(group, done)
+    with gradients() as expected:
+        losses, _ = by_hand(done)
+    rel, exact = (1e-10, 4) if dtype == torch.float64 else (1e-5, 1)
+    torch.testing.assert_close(outcome(done)[0], losses, rtol=rel, atol=0)
+    assert len(found) == len(expected) == 4
+    # the first step starts from equal weights; in single precision the later ones drift apart
+    for ours, theirs in list(zip(found, expected, strict=True))[:exact]:
+        assert np.linalg.norm(ours - theirs) <= rel * np.linalg.norm(theirs)
 
 
-def _member(rank: int, folder: Path) -> None:
-    for strategy in ("ddp", "fsdp"):
-        for task in TASKS:
-            for dtype in DTYPES:
-                for plan in TOGETHER:
-                    one = asked(folder, task, dtype, plan, strategy)
-                    with Gradients() as gradients:
-                        train(one, Worker(rank, torch.device("cpu"), 2))
-                    if rank == 0:
-                        torch.save(gradients.steps, one.run_dir.path("gradients.pt"))
-        kept = job(Regression(), folder / f"kept-{strategy}", (2, 4, 16, 2), strategy=strategy)
-        states = _gradients_after_passes(kept, rank)
-        if rank == 0:
-            torch.save(states, folder / f"{strategy}.pt")
-    _in_half_precision(folder, rank)
+class Own(Regression):
+    """Momentum with a rate of its own for the last layer, and a schedule of its own."""
+
+    def optimizer(self, model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
+        assert isinstance(model, nn.Sequential)
+        rate, last = training.learning_rate, list(model[-1].parameters())
+        first = list(model[:-1].parameters())
+        groups = [{"params": last, "lr": 2 * rate}, {"params": first, "lr": rate}]
+        return torch.optim.SGD(groups, momentum=0.9)
+
+    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
+        return phase.learning_rate / (1 + step)
 
 
-def _gradients_after_passes(asked: TrainingJob, rank: int) -> list[str]:
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        points = Points()
+        return (points[i] for i in range(len(points)))
+
+    def __len__(self) -> int:
+        return len(Points())
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return Points()[i]
+
+
+class Streaming(Regression):
+    def build_dataset(self) -> Any:
+        return Stream()
+
+
+Heads = partial(TwoHeads, by_token=True)
+CUT: dict[str, Any] = {"checkpoint_every": 3}
+GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
+#: by name, settings of the optimizer. The scale of fp16 is exact, and float64 is not cast
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": GIVEN,
+    "adafactor": {"optimizer": "adafactor", **GIVEN},
+    "fp16": {"precision": "fp16", **GIVEN},
+}
+#: a task; the plans of its attempts, each but the last one cut at step 4; settings
+ATTEMPTS: dict[str, tuple[Callable[..., TrainTask], list[Plan], dict[str, Any]]] = {
+    "phases": (TwoPhases, [(4, 4, 16, 1)], {"warmup_steps": 2}),
+    "an optimizer and a schedule of its own": (Own, [(4, 4, 16, 1)], {"warmup_steps": 2}),
+    "another cut": (Regression, [(16, 1, 16, 1), (4, 4, 16, 1)], CUT),
+    "a stream": (partial(Streaming, shuffle=False), [(5, 4, 16, 1), (4, 4, 16, 1)], CUT),
+    **{
+        # then shares of 3 and 2; then an empty run
+        f"{strategy}, micro-batch {plan[0]}": (Heads, [plan], {"strategy": strategy, **GIVEN})
+        for strategy in STRATEGIES
+        for plan in [(2, 4, 16, 2), (1, 8, 16, 2)]
+    },
+    **{
+        # a checkpoint holds the whole state, however it was spread
+        f"{strategy} with {name}, then one worker": (
+            Heads, [(4, 2, 16, 2), (4, 4, 16, 1)], {"strategy": strategy, **given, **CUT},
+        )
+        for strategy in STRATEGIES
+        for name, given in OPTIMIZERS.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ATTEMPTS)
+def test_every_task_and_restart_takes_the_steps_of_the_big_batch(
+    group: Group, tmp_path: Path, case: str
+) -> None:
+    build, plans, given = ATTEMPTS[case]
+    ends = [*[4] * (len(plans) - 1), None]
+    jobs = [
+        job(build(fail_at=at), tmp_path, plan, **given)
+        for at, plan in zip(ends, plans, strict=True)
+    ]
+    trained(group, *jobs)
+    (losses, stored), (expected, whole) = outcome(jobs[-1]), by_hand(jobs[-1])
+    torch.testing.assert_close(losses, expected, rtol=1e-10, atol=0)
+    assert_close(stored, whole, 1e-10)
+    run = jobs[-1].run_dir
+    assert run.list(run.table("steps")) == ["fit.parquet"]
+    steps, two = results.read_table(run, "steps"), isinstance(jobs[-1].task, TwoPhases)
+    assert list(steps["phase"]) == (["first"] * 4 + ["second"] * 3 if two else ["train"] * 7)
+    if build is Own:
+        assert list(steps["lr"])[:3] == pytest.approx([0.01, 0.005, 0.01 / 3])
+
+
+#: a task, its plan and settings
+RESUMED: dict[str, tuple[Callable[..., TrainTask], Plan, dict[str, Any]]] = {
+    "dropout": (
+        partial(Regression, dropout=0.3), (5, 4, 16, 1), {"eval_every": 2, "warmup_steps": 2},
+    ),
+    **{
+        name: (build, (5, 4, 16, 1), given)
+        for name, build, given in [
+            ("loader process", Regression, {"loader": LoaderSettings(workers=1)}),
+            ("parameters without a gradient yet", TwoHeads, {"weight_decay": 0.1}),
+            ("tied weights", partial(Regression, tied=True), {}),
+            ("recomputed activations", Regression, {"gradient_checkpointing": True}),
+            ("groups in another order than the weights", Own, {}),
+            ("groups by dimension", Regression,
+             {"weight_decay_on": "matrices", "weight_decay": 0.1}),
+            ("muon", Regression, {"optimizer": "muon", "weight_decay": 0.1}),
+            ("half-precision weights", partial(Regression, dtype=torch.float32),
+             {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"}),
+        ]
+    },
+    **{
+        f"{strategy} with {name}": (Heads, (4, 2, 16, 2), {"strategy": strategy, **given})
+        for strategy in STRATEGIES
+        for name, given in OPTIMIZERS.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "fail_at"), [(case, 4) for case in RESUMED] + [("dropout", at) for at in (1, 3, 6)]
+)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    group: Group, tmp_path: Path, case: str, fail_at: int
+) -> None:
+    build, plan, given = RESUMED[case]
+    whole, cut, again = (
+        job(build(fail_at=at), tmp_path / folder, plan, **CUT, **given)
+        for folder, at in (("whole", None), ("cut", fail_at), ("cut", None))
+    )
+    trained(group, whole)
+    trained(group, cut, again)
+    assert_equal(weights(again), weights(whole))
+    one, other = (results.read_table(j.run_dir, "steps") for j in (whole, again))
+    assert one.drop(columns="samples_per_s").equals(other.drop(columns="samples_per_s"))
+
+
+LARGE = 8  # layers of 4 MiB each
+
+
+def resumed_memory(rank: int, run: RunDirectory, strategy: str) -> int:
+    """Return the host memory that a worker takes at most to resume a large model."""
+    worker, store = Worker(rank, CPU, 2), CheckpointStore(run, "large")
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LARGE)))
+        if strategy == "fsdp":
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    model, optimizer = build()
+    model(torch.randn(2, 1024)).sum().backward()
+    optimizer.step()
+    contents = gathered(model, optimizer, worker)
+    if rank == 0:
+        store.save(Checkpoint(1, *contents, {}))
+    dist.barrier()
+    del model, optimizer, contents
+    model, optimizer = build()
+    forget_peaks(CPU)
+    before = psutil.Process().memory_info().rss
+    found = store.newest() if rank == 0 else None
+    stored = (found.model, found.optimizer) if found else ({}, {})
+    load_state(model, optimizer, *stored, worker)
+    return host_peak_bytes() - before
+
+
+@pytest.mark.parametrize(
+    ("strategy", "most"),
+    [
+        ("ddp", 3.5),  # the state of AdamW is twice as large as the weights, which come once more
+        ("fsdp", 2.0),  # half of it
+    ],
+)
+def test_a_worker_that_resumes_holds_only_its_part(
+    group: Group, tmp_path: Path, strategy: str, most: float
+) -> None:
+    """Rank 1, in sizes of the weights; every worker held the whole checkpoint several times."""
+    _, peak = group(resumed_memory, RunDirectory.at(tmp_path), strategy)
+    assert peak < most * LARGE * 4 * 2**20
+
+
+def gradients_after_passes(rank: int, asked: TrainingJob) -> list[str]:
     """Train, and say after each backward pass of the first two steps what the gradients are."""
     states: list[str] = []
     real = Update.backward
 
     def backward(update: Update, loss: Tensor) -> None:
         real(update, loss)
-        gradients = [p.grad for g in update.optimizer.param_groups for p in g["params"]]
+        found = [p.grad for group in update.optimizer.param_groups for p in group["params"]]
         kinds = {
             "none" if g is None else
-            "sharded" if isinstance(g, DTensor) else
+            "sharded" if parallel.local(g) is not g else
             "whole" if g._base is None else "view"
-            for g in gradients
+            for g in found
         }  # fmt: skip
         states.append("+".join(sorted(kinds)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Update, "backward", backward)
-        train(asked, Worker(rank, torch.device("cpu"), 2))
+        train(asked, Worker(rank, CPU, 2))
     return states[:8]
 
 
-def _in_half_precision(folder: Path, rank: int) -> None:
-    """Train the language model in bf16: replicated, and sharded as on a GPU."""
+@pytest.mark.parametrize(("strategy", "state"), [("ddp", "view"), ("fsdp", "sharded")])
+def test_no_pass_keeps_a_second_whole_gradient(
+    group: Group, tmp_path: Path, strategy: str, state: str
+) -> None:
+    """Gradients are views of DDP's buckets, or this worker's shard, in every micro-batch."""
+    asked = job(Regression(), tmp_path, (2, 4, 16, 2), strategy=strategy)
+    assert group(gradients_after_passes, asked)[0] == [state] * 8
+
+
+def as_on_a_gpu(rank: int, asked: TrainingJob) -> None:
+    """Train with weights that are gathered in the precision of the products."""
     gpu, real = torch.device("cuda"), precision.sharded
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(precision, "sharded", lambda asked, _: real(asked, gpu))
-        for strategy in ("ddp", "fsdp"):
-            task, where = Language(torch.float32), folder / f"bf16-{strategy}"
-            one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=8, precision="bf16")
-            train(one, Worker(rank, torch.device("cpu"), 2))
+        train(asked, Worker(rank, CPU, 2))
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every run of two workers, in one group of two processes."""
-    folder = tmp_path_factory.mktemp("group")
-    in_group(_member, 2, folder)
-    return folder
-
-
-@pytest.mark.parametrize("plan", TOGETHER)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_workers(
-    group: Path, strategy: str, task: str, dtype: torch.dtype, plan: tuple[int, ...]
+def test_weights_gathered_in_half_precision_train_as_replicated_ones(
+    group: Group, tmp_path: Path
 ) -> None:
-    found = asked(group, task, dtype, plan, strategy)
-    assert_same(found, torch.load(found.run_dir.path("gradients.pt")), dtype)
-
-
-@pytest.mark.parametrize(("strategy", "state"), [("ddp", "view"), ("fsdp", "sharded")])
-def test_no_pass_keeps_a_second_whole_gradient(group: Path, strategy: str, state: str) -> None:
-    """Gradients are views of DDP's buckets, or this worker's shard, in every micro-batch."""
-    assert torch.load(group / f"{strategy}.pt") == [state] * 8
-
-
-def test_weights_gathered_in_half_precision_train_as_replicated_ones(group: Path) -> None:
-    ddp, fsdp = (
-        list(results.read_table(RunDirectory.at(group / f"bf16-{strategy}"), "steps")["loss"])
-        for strategy in ("ddp", "fsdp")
-    )
+    losses = []
+    for strategy in STRATEGIES:
+        given: dict[str, Any] = {"strategy": strategy, "steps": 8, "precision": "bf16"}
+        asked = job(Language(torch.float32), tmp_path / strategy, (4, 2, 16, 2), **given)
+        group(as_on_a_gpu, asked)
+        losses.append(outcome(asked)[0])
+    ddp, fsdp = losses
     assert fsdp != ddp  # weights of the norms are rounded, too
     assert fsdp == pytest.approx(ddp, rel=2e-3)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from example_tasks import HeldOut, Regression, in_group, job
-from safetensors.torch import load as load_tensors
+from example_tasks import HeldOut, Regression, assert_equal, job, weights
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -31,9 +30,7 @@ CURVE = [5.0, 3.0, 4.0, 2.9, 3.5, 3.4, 1.0, 6.0]
 class Curve(Regression):
     """An evaluation that follows a written curve: each call of it takes the next value."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.trained = 0
+    trained = 0
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Any:
         self.trained = context.step + 1
@@ -44,14 +41,9 @@ class Curve(Regression):
         return {"written": value, "negative": -value}
 
 
-def curve(folder: Path, monitor: dict[str, Any], **given: Any) -> TrainingJob:
-    task = Curve(fail_at=given.pop("fail_at", None))
+def curve(folder: Path, monitor: dict[str, Any]) -> TrainingJob:
     monitored = MonitorSettings(**{"metric": "written", **monitor})
-    return job(task, folder, (8, 2, 16, 1), steps=16, eval_every=2, monitor=monitored, **given)
-
-
-def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
+    return job(Curve(), folder, (8, 2, 16, 1), steps=16, eval_every=2, monitor=monitored)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +53,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
     asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, checkpoint_every=1, keep_checkpoints=100)
     train(asked, Worker(0, CPU))
     return CheckpointStore(asked.run_dir, "fit")
-
-
-def assert_equal(found: TrainingJob, expected: dict[str, Tensor]) -> None:
-    assert all(torch.equal(value, expected[name]) for name, value in weights(found).items())
 
 
 @pytest.mark.parametrize(
@@ -87,21 +75,7 @@ def test_the_best_model_is_the_result_and_patience_ends_the_run(
     assert outcome["steps"] == stopped
     assert results.read_table(asked.run_dir, "steps")["step"].max() == stopped
     assert any("stopped at step" in text for text in map(str, said)) == (stopped < 16)
-    assert_equal(asked, checkpoints.read(f"step_{best:08d}").model)
-
-
-@pytest.mark.parametrize("fail_at", [5, 9, 11])
-def test_a_resumed_run_stops_where_the_uninterrupted_one_does(tmp_path: Path, fail_at: int) -> None:
-    whole = curve(tmp_path / "whole", {"patience": 2}, checkpoint_every=3)
-    train(whole, Worker(0, CPU))
-    broken = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3, fail_at=fail_at)
-    with pytest.raises(ConnectionError):
-        train(broken, Worker(0, CPU))
-    resumed = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3)
-    assert train(resumed, Worker(0, CPU))["steps"] == 12
-    assert_equal(resumed, weights(whole))
-    never = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3, fail_at=12)
-    assert train(never, Worker(0, CPU))["steps"] == 12  # it had stopped, and does nothing
+    assert_equal(weights(asked), checkpoints.read(f"step_{best:08d}").model)
 
 
 def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
@@ -109,8 +83,7 @@ def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
         train(curve(tmp_path, {"metric": "loss"}), Worker(0, CPU))
 
 
-@pytest.mark.parametrize("fail_at", [5, 13, 30])
-def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int) -> None:
+def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
     """Few samples and a high rate overfit soon; cut and continued, it is the same to the digit."""
 
     def overfitting(folder: str, **given: Any) -> TrainingJob:
@@ -133,18 +106,20 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int
     last = overfitting("last", monitor=None)
     assert "best_step" not in train(last, Worker(0, CPU))
     assert not all(torch.equal(v, weights(whole)[name]) for name, v in weights(last).items())
-    with pytest.raises(ConnectionError):
-        train(overfitting("cut", fail_at=fail_at), Worker(0, CPU))
-    resumed = overfitting("cut")
-    again = train(resumed, Worker(0, CPU))
     names = ["steps", "best_step", "stopped_early", "eval_loss", "loss_final"]
-    assert [again[name] for name in names] == [outcome[name] for name in names]
-    assert_equal(resumed, weights(whole))
+    for fail_at in (5, 13, 30):
+        folder = f"cut-{fail_at}"
+        with pytest.raises(ConnectionError):
+            train(overfitting(folder, fail_at=fail_at), Worker(0, CPU))
+        for fails in (None, outcome["steps"]):  # the second time it had stopped: it does nothing
+            resumed = overfitting(folder, fail_at=fails)
+            again = train(resumed, Worker(0, CPU))
+            assert [again[name] for name in names] == [outcome[name] for name in names]
+            assert_equal(weights(resumed), weights(whole))
 
 
-def _member(rank: int, folder: Path) -> None:
-    for strategy in ("ddp", "fsdp"):
-        train(held_out(folder / strategy, 2, strategy), Worker(rank, CPU, 2))
+def member(rank: int, asked: TrainingJob) -> None:
+    train(asked, Worker(rank, CPU, 2))
 
 
 def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
@@ -155,7 +130,9 @@ def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
                eval_every=2, monitor=monitor)  # fmt: skip
 
 
-def test_the_evaluation_set_is_measured_once_whoever_measures_it(tmp_path: Path) -> None:
+def test_the_evaluation_set_is_measured_once_whoever_measures_it(
+    group: Callable[..., object], tmp_path: Path
+) -> None:
     alone = held_out(tmp_path / "alone", 1)
     outcome = train(alone, Worker(0, CPU))
     task = HeldOut(by_token=True)
@@ -171,10 +148,10 @@ def test_the_evaluation_set_is_measured_once_whoever_measures_it(tmp_path: Path)
     assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
     assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
     assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
-    in_group(_member, 2, tmp_path)
     for strategy in ("ddp", "fsdp"):
-        found = results.read_table(held_out(tmp_path / strategy, 2).run_dir, "steps")
-        again = found.dropna(subset=["eval_loss"])
+        together = held_out(tmp_path / strategy, 2, strategy)
+        group(member, together)
+        again = results.read_table(together.run_dir, "steps").dropna(subset=["eval_loss"])
         assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
         for name in ("eval_loss", "eval_mae", "eval_mse"):
             torch.testing.assert_close(list(again[name]), list(rows[name]), rtol=1e-10, atol=0)

@@ -6,6 +6,7 @@ import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import count
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -44,16 +45,19 @@ class Numbers(Dataset[int]):
 
 
 class Stream(IterableDataset[Any]):
-    def __init__(self, length: int) -> None:
+    """Numbers, without end if no length is given."""
+
+    def __init__(self, length: int | None = None) -> None:
         self.length = length
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(range(self.length))
+        return count() if self.length is None else iter(range(self.length))
 
 
 class EpochStream(Stream):
     """An order of its own each epoch, as a stream with a shuffle buffer has."""
 
+    length: int
     epoch = -1
 
     def set_epoch(self, epoch: int) -> None:
@@ -64,16 +68,10 @@ class EpochStream(Stream):
         return iter([(self.epoch, (i + shift) % self.length) for i in range(self.length)])
 
 
-class EndlessStream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
-
-
 class SelfishStream(Stream):
     """It takes each n-th sample in one of n loader processes, as many streams do."""
+
+    length: int
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
@@ -214,7 +212,7 @@ def test_an_empty_dataset_is_refused(processes: int) -> None:
         Listing(Numbers(13), shuffle=True),
         Listing(EpochStream(13)),
         Listing(SelfishStream(13)),
-        Listing(EndlessStream()),
+        Listing(Stream()),
     ],
     ids=lambda task: type(task.dataset).__name__,
 )

@@ -1,132 +1,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-import torch.distributed as dist
-from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, in_group, job, sample_at
-from safetensors.torch import load as load_tensors
+from example_tasks import Regression, TwoPhases, assert_close, assert_equal, job, outcome, sample_at
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.utils.data import IterableDataset
 
 from raypipe.store import tables as results
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
+from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, learning_rate, stable_end
-from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, TrainTask
-from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 
 CPU = torch.device("cpu")
 
 
-def run(
-    job: TrainingJob, *, losses_too: bool = True, **more: Any
-) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+def run(job: TrainingJob, **more: Any) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
     """The logged losses, the stored weights and the outcome."""
-    outcome = train(job, Worker(0, CPU), **more)
-    return losses(job) if losses_too else [], weights(job), outcome
-
-
-def losses(job: TrainingJob) -> list[float]:
-    steps = results.read_table(job.run_dir, "steps")
-    assert list(steps["step"]) == list(range(1, len(steps) + 1))
-    return list(steps["loss"])
-
-
-def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
-
-
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], rel: float) -> None:
-    assert found.keys() == expected.keys()
-    difference = math.sqrt(sum(float((found[k] - expected[k]).square().sum()) for k in expected))
-    norm = math.sqrt(sum(float(expected[k].square().sum()) for k in expected))
-    assert difference <= rel * norm
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-
-
-class Own(Regression):
-    """Momentum with a rate of its own for the last layer, and a schedule of its own."""
-
-    def optimizer(self, model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
-        assert isinstance(model, nn.Sequential)
-        rate, last = training.learning_rate, list(model[-1].parameters())
-        first = list(model[:-1].parameters())
-        groups = [{"params": last, "lr": 2 * rate}, {"params": first, "lr": rate}]
-        return torch.optim.SGD(groups, momentum=0.9)
-
-    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
-        return phase.learning_rate / (1 + step)
-
-
-@pytest.mark.parametrize("task", [TwoPhases(), Own()])
-def test_a_task_may_have_phases_an_optimizer_and_a_schedule_of_its_own(
-    tmp_path: Path, task: TrainTask
-) -> None:
-    asked = job(task, tmp_path, (4, 4, 16, 1), warmup_steps=2)
-    expected, trained = by_hand(asked)
-    found, stored, _ = run(asked)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
-    assert_close(stored, trained, 1e-10)
-    steps, two = results.read_table(asked.run_dir, "steps"), isinstance(task, TwoPhases)
-    assert list(steps["phase"]) == (["first"] * 4 + ["second"] * 3 if two else ["train"] * 7)
-    if not two:
-        assert list(steps["lr"])[:3] == pytest.approx([0.01, 0.005, 0.01 / 3])
-
-
-RESUMED: dict[str, tuple[Callable[..., TrainTask], dict[str, Any]]] = {
-    "dropout": (partial(Regression, dropout=0.3), {"eval_every": 2, "warmup_steps": 2}),
-    "loader process": (Regression, {"loader": LoaderSettings(workers=1)}),
-    "parameters without a gradient yet": (TwoHeads, {"weight_decay": 0.1}),
-    "tied weights": (partial(Regression, tied=True), {}),
-    "recomputed activations": (Regression, {"gradient_checkpointing": True}),
-    "groups in another order than the weights": (Own, {}),
-    "groups by dimension": (Regression, {"weight_decay_on": "matrices", "weight_decay": 0.1}),
-    "muon": (Regression, {"optimizer": "muon", "weight_decay": 0.1}),
-    "half-precision weights": (
-        partial(Regression, dtype=torch.float32),
-        {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},
-    ),
-}
-
-
-@pytest.mark.parametrize("fail_at", [1, 3, 4, 6])
-@pytest.mark.parametrize("case", RESUMED)
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, case: str, fail_at: int
-) -> None:
-    build, given = RESUMED[case]
-    jobs = [
-        job(build(fail_at=at), tmp_path / folder, (5, 4, 16, 1), checkpoint_every=3, **given)
-        for folder, at in (("whole", None), ("cut", fail_at), ("cut", None))
-    ]
-    _, trained, outcome = run(jobs[0])
-    with pytest.raises(ConnectionError):
-        run(jobs[1])
-    _, stored, again = run(jobs[2])
-    assert_equal(stored, trained)
-    assert again.get("eval_mse") == outcome.get("eval_mse")
-    one, other = (results.read_table(j.run_dir, "steps").drop(columns="samples_per_s")
-                  for j in (jobs[0], jobs[2]))  # fmt: skip
-    assert one.equals(other)
+    found = train(job, Worker(0, CPU), **more)
+    return *outcome(job), found
 
 
 @pytest.mark.parametrize(
@@ -170,15 +70,6 @@ def test_a_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
     assert found == expected
     assert_equal(stored, trained)
     assert (again["loss_final"], again["steps"]) == (outcome["loss_final"], 7)
-
-
-def test_a_smaller_cut_continues_the_same_curve(tmp_path: Path) -> None:
-    expected, trained, _ = run(job(Regression(), tmp_path / "whole"))
-    with pytest.raises(ConnectionError):
-        run(job(Regression(fail_at=5), tmp_path / "cut", (16, 1, 16, 1), checkpoint_every=2))
-    found, stored, _ = run(job(Regression(), tmp_path / "cut", (4, 4, 16, 1)))
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
-    assert_close(stored, trained, 1e-10)
 
 
 def test_the_seed_decides_the_run(tmp_path: Path) -> None:
@@ -383,25 +274,6 @@ def test_batch_normalization_is_warned_about(
     ] * warned
 
 
-def test_a_stream_gives_the_steps_that_its_samples_in_order_give(tmp_path: Path) -> None:
-    class Stream(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            points = Points()
-            return (points[i] for i in range(len(points)))
-
-    class Streaming(Regression):
-        def build_dataset(self) -> Any:
-            return Stream()
-
-    expected, trained, _ = run(job(Regression(shuffle=False), tmp_path / "map", (5, 4, 16, 1)))
-    given: dict[str, Any] = {"checkpoint_every": 3}
-    with pytest.raises(ConnectionError):
-        run(job(Streaming(fail_at=5), tmp_path / "stream", (5, 4, 16, 1), **given))
-    found, stored, _ = run(job(Streaming(), tmp_path / "stream", (4, 4, 16, 1), **given))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    assert_close(stored, trained, 1e-12)
-
-
 def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> None:
     norms = []
     for folder, clip in (("plain", None), ("clipped", 0.1)):
@@ -409,124 +281,3 @@ def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> N
         run(asked)
         norms += list(results.read_table(asked.run_dir, "steps")["grad_norm"])
     assert norms[0] == norms[1] > 0.1
-
-
-def _worker(rank: int, folder: Path) -> None:
-    for strategy in ("ddp", "fsdp"):
-        for number, (task, plan) in enumerate(TWO_WORKERS):
-            one = job(task, folder / f"{strategy}{number}", plan, strategy=strategy, **GIVEN)
-            train(one, Worker(rank, CPU, 2))
-        for optimizer in OPTIMIZERS:
-            broken = interrupted(folder, strategy, optimizer, fail_at=4)
-            with pytest.raises(ConnectionError):
-                train(broken, Worker(rank, CPU, 2))
-            for name, failures in (("whole", [None]), ("again", [5, None])):
-                for fail_at in failures:
-                    again = interrupted(folder / name, strategy, optimizer, fail_at)
-                    with suppress(ConnectionError):
-                        train(again, Worker(rank, CPU, 2))
-        memory = resumed_memory(
-            RunDirectory.at(folder / strategy), rank, sharded=strategy == "fsdp"
-        )
-        (folder / f"{strategy}-memory-{rank}").write_text(str(memory))
-
-
-LARGE = 8  # layers of 4 MiB each
-_SIZE = LARGE * 4 * 2**20
-
-
-def resumed_memory(run: RunDirectory, rank: int, *, sharded: bool) -> int:
-    """Return the host memory that a worker takes at most to resume a large model."""
-    worker, store = Worker(rank, CPU, 2), CheckpointStore(run, "large")
-
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LARGE)))
-        if sharded:
-            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        return model, torch.optim.AdamW(model.parameters(), fused=True)
-
-    model, optimizer = build()
-    model(torch.randn(2, 1024)).sum().backward()
-    optimizer.step()
-    contents = gathered(model, optimizer, worker)
-    if rank == 0:
-        store.save(Checkpoint(1, *contents, {}))
-    dist.barrier()
-    del model, optimizer, contents
-    model, optimizer = build()
-    forget_peaks(CPU)
-    before = psutil.Process().memory_info().rss
-    found = store.newest() if rank == 0 else None
-    stored = (found.model, found.optimizer) if found else ({}, {})
-    load_state(model, optimizer, *stored, worker)
-    return host_peak_bytes() - before
-
-
-def interrupted(folder: Path, strategy: str, optimizer: str, fail_at: int | None) -> TrainingJob:
-    task = TwoHeads(by_token=True, fail_at=fail_at)
-    place, given = folder / f"{strategy}-{optimizer}", {"optimizer": optimizer, **GIVEN}
-    if optimizer == "fp16":  # its scale is exact, and double precision is not cast
-        given |= {"optimizer": "adamw", "precision": "fp16"}
-    return job(task, place, (4, 2, 16, 2), strategy=strategy, checkpoint_every=3, **given)
-
-
-OPTIMIZERS = ["adamw", "adafactor", "fp16"]
-GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
-TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
-    (TwoHeads(by_token=True), (2, 4, 16, 2)),  # then shares of 3 and 2
-    (TwoHeads(by_token=True), (1, 8, 16, 2)),  # then an empty run
-]
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two workers trained."""
-    folder = tmp_path_factory.mktemp("together")
-    in_group(_worker, 2, folder)
-    return folder
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_workers_take_the_steps_of_the_one_big_batch(together: Path, strategy: str) -> None:
-    for number, (task, plan) in enumerate(TWO_WORKERS):
-        done = job(task, together / f"{strategy}{number}", plan, **GIVEN)
-        expected, trained = by_hand(done)
-        torch.testing.assert_close(losses(done), expected, rtol=1e-10, atol=0)
-        assert_close(weights(done), trained, 1e-10)
-        assert done.run_dir.list(done.run_dir.table("steps")) == ["fit.parquet"]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_workers_resume_to_the_last_digit(
-    together: Path, strategy: str, optimizer: str
-) -> None:
-    whole = interrupted(together / "whole", strategy, optimizer, fail_at=None)
-    again = interrupted(together / "again", strategy, optimizer, fail_at=None)
-    assert losses(again) == losses(whole)
-    assert_equal(weights(again), weights(whole))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "most"),
-    [
-        ("ddp", 3.5),  # the state of AdamW is twice as large as the weights, which come once more
-        ("fsdp", 2.0),  # half of it
-    ],
-)
-def test_a_worker_that_resumes_holds_only_its_part(
-    together: Path, strategy: str, most: float
-) -> None:
-    """Rank 1, in sizes of the weights; every worker held the whole checkpoint several times."""
-    assert int((together / f"{strategy}-memory-1").read_text()) < most * _SIZE
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_one_worker_continues_what_two_began(together: Path, strategy: str, optimizer: str) -> None:
-    """A checkpoint holds the whole state, however it was spread."""
-    resumed = interrupted(together, strategy, optimizer, fail_at=None)
-    expected, trained = by_hand(resumed)
-    train(resumed, Worker(0, CPU))
-    torch.testing.assert_close(losses(resumed), expected, rtol=1e-10, atol=0)
-    assert_close(weights(resumed), trained, 1e-10)

@@ -254,19 +254,6 @@ def test_page_locked_memory_is_the_hosts() -> None:
     assert failure_kind(caught.value) == "host_out_of_memory"
 
 
-def test_a_rehearsed_out_of_memory_ends_with_the_same_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = launch(job(Regression(), tmp_path / "plain"))
-    told = Script()
-    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
-    asked = job(Regression(), tmp_path / "faulty")
-    done, outcome = train_to_the_end(asked, launch, told.on_failure)
-    assert (done.plan.micro_batch, done.plan.accumulation) == (4, 4)
-    assert [kind for _, kind, _ in told.told] == ["out_of_memory"] * 2
-    assert outcome["loss_final"] == pytest.approx(plain["loss_final"], rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_segments_expand_unless_the_user_has_configured_the_allocator(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -21,9 +20,11 @@ from raypipe.store.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry, combine
+from tests.command import until
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 UUID = "GPU-aaaa0000"
+WITHIN_S = 400
 
 
 class Card:
@@ -81,13 +82,6 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(module, "perf_counter", lambda: card.at)
     monkeypatch.setattr(module, "_PERIOD_S", 1e6)
     return card
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in 400 s"
-        time.sleep(0.005)
 
 
 def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
@@ -249,20 +243,23 @@ def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.Mo
     )
 
     def busy() -> bool:
-        sum(range(20_000))
+        sum(range(1_000_000))
         return any((row["cpu_util"] or 0) > 0 for row in telemetry.rows())
 
+    def with_child() -> int:
+        return int(telemetry.rows()[-1]["rss_bytes"]) - int(alone)
+
     with Telemetry("small", CPU) as telemetry:
-        wait_for(busy)
+        until(busy, "a busy CPU", WITHIN_S)
         assert "telemetry" in {thread.name for thread in threading.enumerate()}
         alone = telemetry.rows()[-1]["rss_bytes"]
         child = subprocess.Popen([sys.executable, "-c", code])
         try:
-            wait_for(lambda: telemetry.rows()[-1]["rss_bytes"] > alone + 50_000_000)
+            until(lambda: with_child() > 50_000_000, "its memory", WITHIN_S)
         finally:
             child.kill()
             child.wait()
-        wait_for(lambda: telemetry.rows()[-1]["rss_bytes"] < alone + 50_000_000)
+        until(lambda: with_child() < 50_000_000, "its end", WITHIN_S)
         telemetry.steady()
     rows, summary = telemetry.rows(), telemetry.summary()
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
