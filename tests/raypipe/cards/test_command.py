@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from raypipe.cards import forecast
+from raypipe.cards.dry_run import StepCase, record
+from raypipe.cards.recorder import Recording
 from raypipe.cli import app
 from raypipe.commands.configuration import read
 from raypipe.commands.prediction import conclusion, predict, shown
 from raypipe.errors import ConfigError
+from raypipe.training import data_sheets
+from raypipe.training.task import TrainTask
 
 SMALL = (
     "data.source=random", "model.vocabulary=300", "model.width=32", "model.heads=2",
@@ -29,6 +36,30 @@ def own_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(f"cards: {{Plain: {CARD.format(16384)}}}")
     monkeypatch.setenv("RAYPIPE_CARDS", str(file))
     return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recorded_once() -> Iterator[None]:
+    """A step is recorded once for all tests."""
+    recordings: dict[tuple[str, bytes], Recording] = {}
+
+    def recorded(task: TrainTask, case: StepCase) -> Recording:
+        key = repr(case), pickle.dumps(task)
+        if key not in recordings:
+            recordings[key] = record(task, case)
+        return recordings[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "record", recorded)
+        yield
+
+
+@pytest.fixture
+def few_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All cards are three, of two capabilities."""
+    known = data_sheets.cards
+    names = ("T4", "L4", "GB200")
+    monkeypatch.setattr(data_sheets, "cards", lambda: {name: known()[name] for name in names})
 
 
 def predicted(card: str, *overrides: str, **options: Any) -> list[dict[str, Any]]:
@@ -55,21 +86,16 @@ def test_a_row_per_precision_that_the_card_supports() -> None:
     assert columns(predicted("t4"), "precision") == ["fp16", "fp32"]
 
 
-def test_only_the_named_precisions_are_recorded(
-    own_cards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("few_cards")
+def test_only_the_named_precisions_are_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     rows = predicted("l4", precisions=["fp32"])
     assert columns(rows, "precision") == ["fp32"]
     lines = [line for line in capsys.readouterr().err.splitlines() if "recording" in line]
     assert lines
     assert all(line.startswith("train, fp32: recording a step") for line in lines)
-    half = CARD.format(16384).replace("6.1", "8.0").replace("fp32: 1", "fp32: 1, bf16: 2")
-    own_cards.with_name("half.yaml").write_text(f"cards: {{Half: {half}}}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAYPIPE_CARDS", str(own_cards.with_name("half.yaml")))
-        every = predicted("all", precisions=["fp32"])
+    every = predicted("all", precisions=["fp32"])  # which are faster in bf16 and fp16
     assert set(columns(every, "precision")) == {"fp32"}
-    assert {"Half", "T4"} <= set(columns(every, "card"))
+    assert set(columns(every, "card")) == {"T4", "L4", "GB200"}
 
 
 def test_fp8_is_not_predicted_and_the_other_precisions_are(
@@ -125,6 +151,7 @@ def test_the_cheapest_of_all_cards_is_named(own_cards: Path) -> None:
     assert words in conclusion(rows)
 
 
+@pytest.mark.usefixtures("few_cards")
 def test_all_cards_are_compared_by_the_same_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

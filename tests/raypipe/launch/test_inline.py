@@ -9,14 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from example_tasks import Regression, job
+from example_tasks import Regression, assert_equal, job, weights
 
 from raypipe.errors import UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch.inline import InlineLauncher
 from raypipe.training.settings import LoaderSettings
-from raypipe.training.weights import read_weights
 
 
 def ended(options: PoolOptions, function, *arguments) -> list[TaskResult]:
@@ -35,7 +33,11 @@ def test_a_task_ends_at_its_time_limit_and_is_tried_again():
         ("timeout", False, 2),
     ]
     assert attempts[0].error == "took longer than its limit of 0.1 s"
-    assert ended(PoolOptions(time_limit_s=30.0), pow, 2, 5)[0].value == 32
+    for keep in (False, True):
+        given = PoolOptions(time_limit_s=30.0, keep_processes=keep)
+        assert ended(given, pow, 2, 5)[0].value == 32
+        [failed] = ended(given, divmod, 1, 0)
+        assert (failed.kind, failed.error.partition(":")[0]) == ("error", "ZeroDivisionError")
 
 
 def test_time_in_a_debugger_does_not_count():
@@ -66,13 +68,13 @@ def test_the_end_of_the_debugger_is_no_failure_of_the_task():
 
 
 def test_several_workers_are_one_with_the_same_model(tmp_path: Path):
-    losses = []
+    stored = []
     for folder, plan in (("one", (8, 2, 16, 1)), ("two", (8, 1, 16, 2))):
         asked = job(Regression(), tmp_path / folder, plan, loader=LoaderSettings(workers=1))
         outcome = InlineLauncher().train(asked, lambda row: None)
         assert outcome["workers"] == 1
-        losses.append(read_weights(asked.run_dir, asked.run_dir.model("fit"))[0])
-    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
+        stored.append(weights(asked))
+    assert_equal(*stored)
 
 
 def test_an_error_of_a_training_has_its_place(tmp_path: Path):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,14 @@ from raypipe.launch.output import logged
 from raypipe.store.run_directory import RunDirectory
 
 
+def in_child(function: Callable[..., None], *arguments: object) -> int | None:
+    """Call a function in a process of its own, as the streams of this one are pytest's."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 def die_in_c(text: str) -> None:
     os.write(1, text.encode())
     os.kill(os.getpid(), signal.SIGKILL)
@@ -27,25 +36,15 @@ def test_the_output_of_another_pool_s_task_of_the_same_key_is_not_taken(tmp_path
     """As of two commands on one cluster, whose tasks died."""
     monkeypatch.setattr(task, "_folder", lambda: tmp_path)
     for pool in ("one", "two"):
-        arguments = pool, "unit", 1, 1, None, die_in_c, f"words of {pool}"
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=task.run_in_worker, args=arguments)
-        process.start()
-        process.join()
+        in_child(task.run_in_worker, pool, "unit", 1, 1, None, die_in_c, f"words of {pool}")
     found = [task.take_output(pool, "unit", 1)[0] for pool in ("three", "two", "one", "one")]
     assert found == ["", "words of two", "words of one", ""]
 
 
 @pytest.mark.parametrize("place", ["run", "remote"])
 def test_a_training_worker_writes_what_it_prints_to_its_log(place, request, tmp_path):
-    """In a process of its own, as the streams of this one are pytest's."""
     where: RunDirectory = request.getfixturevalue(place)
-    process = multiprocessing.get_context("fork").Process(
-        target=train_loudly, args=(where, tmp_path)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    assert in_child(train_loudly, where, tmp_path) == 0
     text = where.read(where.log("fit")).decode()
     lines = ["first", "child s3://***@bucket", "second", "third", "at https://***@host"]
     assert text.splitlines() == lines
@@ -53,10 +52,7 @@ def test_a_training_worker_writes_what_it_prints_to_its_log(place, request, tmp_
 
 
 def test_a_log_holds_no_credentials_even_if_its_worker_is_killed(run, tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=die_loudly, args=(run, tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert in_child(die_loudly, run, tmp_path) == -signal.SIGKILL
     deadline = time.monotonic() + 60
     while not (text := run.read(run.log("fit"))).endswith(b"words"):
         assert time.monotonic() < deadline, text

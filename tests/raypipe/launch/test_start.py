@@ -15,12 +15,6 @@ import pytest
 from tests.command import start
 
 
-def ended(folder: Path, *words: str | Path, **environment: str) -> tuple[int, str]:
-    process = start(folder, *words, environment={"RAY_ADDRESS": "", **environment})
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """A folder with the user's function."""
@@ -30,15 +24,16 @@ def mine(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1"])
-def test_a_dead_ray_address_is_one_message_that_names_the_variable(
-    mine: Path, address: str
-) -> None:
-    status, output = ended(mine, "map", "m:f", "x=[1]", "--run-dir", "r", RAY_ADDRESS=address)
-    assert status == 2
-    named = f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there"
-    assert output.startswith(named)
-    assert output.count("\n") == 1
+def test_a_dead_ray_address_is_one_message_that_names_the_variable(mine: Path) -> None:
+    words = ("map", "m:f", "x=[1]", "--run-dir", "r")
+    addresses = ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1"]
+    commands = [start(mine, *words, environment={"RAY_ADDRESS": each}) for each in addresses]
+    for address, command in zip(addresses, commands, strict=True):
+        output, _ = command.communicate(timeout=300)
+        assert command.returncode == 2
+        named = f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there"
+        assert output.startswith(named)
+        assert output.count("\n") == 1
     assert [file.name for file in mine.iterdir()] == ["m.py"]
 
 
@@ -112,13 +107,14 @@ def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Pat
     assert process.returncode == 1, output
     assert "failed: calls: ray: node_lost: Ray's process on this machine (raylet) died" in output
     assert "continue with: raypipe map slow:f 'x=[0,300]'" in output
-    status, shown = ended(mine, "show", "r")
-    assert status == 0
+    showing = start(mine, "show", "r", environment={})
+    shown, _ = showing.communicate(timeout=300)
+    assert showing.returncode == 0
     assert "(raylet) died" in shown
     assert "without a word" not in shown
 
 
-@pytest.mark.parametrize("words", [(), ("--local",)])
+@pytest.mark.parametrize("words", [pytest.param((), marks=pytest.mark.slow), ("--local",)])
 def test_more_than_one_ctrl_c_adds_nothing_to_the_message(
     mine: Path, words: tuple[str, ...]
 ) -> None:

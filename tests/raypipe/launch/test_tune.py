@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 import ray
 import torch
@@ -32,13 +31,14 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
+from tests.command import until
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
+from tests.raypipe.launch.test_pool import is_alive
 from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, table, trials
 from tests.raypipe.study.test_sweep import cache as cache
 
-COMPANY_S = 400
-LEFT_S = 400
+WITHIN_S = 400
 ASHA = ("sweep.kind=quality", "sweep.scheduler={name: asha, reduction_factor: 2}")
 
 
@@ -53,7 +53,8 @@ class Noted(Line):
         notes = self.settings.notes
         with notes.open("a") as file:
             file.write(f"{os.getpid()}\n")
-        wait_until(lambda: len(set(processes(notes))) >= self.settings.together, COMPANY_S)
+        company = self.settings.together
+        until(lambda: len(set(processes(notes))) >= company, "the other trials", WITHIN_S)
         if self.settings.exhaust:
             raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
         return super().build_model()
@@ -102,13 +103,6 @@ def by_point(folder: Path, *axes: str) -> pd.DataFrame:
 def curves(folder: Path) -> pd.DataFrame:
     """The loss of each logged step by trial; fails where a step is there twice."""
     return table(folder, "steps").pivot(index="step", columns="trial_id", values="loss")
-
-
-def wait_until(happened: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -241,7 +235,7 @@ def test_asha_ends_the_whole_worker_group(launcher, tmp_path):
     long = ("pause_s=0.05", "train.training.steps=200", "train.training.checkpoint_every=2")
     assert sweep(tmp_path, launcher, *given, *long) is None
     cpus = ray.cluster_resources()["CPU"]
-    wait_until(lambda: ray.available_resources().get("CPU") == cpus, LEFT_S)
+    until(lambda: ray.available_resources().get("CPU") == cpus, "all CPUs are free", WITHIN_S)
     rows = by_point(tmp_path, "train.training.learning_rate")
     assert list(rows["status"]) == ["interrupted", "interrupted", "succeeded"]
     stopped = list(rows["trial_id"].iloc[:2])
@@ -249,17 +243,10 @@ def test_asha_ends_the_whole_worker_group(launcher, tmp_path):
     workers = processes(tmp_path / "notes")
     assert len(workers) == 2 * 3
     # their resources are free a moment before they have ended
-    wait_until(lambda: not any(psutil.pid_exists(w) and is_running(w) for w in workers), 5)
+    until(lambda: not any(map(is_alive, workers)), "the workers have ended", 5)
     assert not list((tmp_path / "checkpoints").iterdir())
     assert len(list((tmp_path / "models").iterdir())) == 1
     assert not list(tmp_path.glob(".ray*"))
-
-
-def is_running(process: int) -> bool:
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(
