@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from raypipe.store.ledger import Ledger
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table
+    from raypipe.training.job import JobTask
     from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import JobTask
     from raypipe.training.weights import InitialWeights
 
 #: by stage, the budget of each of its units

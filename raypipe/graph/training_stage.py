@@ -25,9 +25,8 @@ from raypipe.training.weights import find
 
 if TYPE_CHECKING:
     from raypipe.store.run_directory import RunDirectory
-    from raypipe.training.job import TrainingJob
+    from raypipe.training.job import JobTask, TrainingJob
     from raypipe.training.settings import MonitorSettings
-    from raypipe.training.task import JobTask
 
 
 #: name of the stage that reports the hardware

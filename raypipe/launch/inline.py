@@ -58,10 +58,10 @@ class InlineLauncher:
 
         from raypipe.training.ending import Ending
         from raypipe.training.failure_kinds import unit_error
-        from raypipe.training.loop import train
+        from raypipe.training.loop import lone_worker, train
 
         started()
-        worker = job.lone_worker()
+        worker = lone_worker(job)
         if not job.measured:  # a debugger cannot be used in the loader's processes
             job = replace(job, settings=job.settings.changed("loader", workers=0))
 

@@ -246,11 +246,11 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     from ray.train.torch import get_device
 
-    from raypipe.training.loop import train
+    from raypipe.training.loop import lone_worker, train
 
     job, report, must_end = config["job"], config["report"], config["must_end"]
     if job.settings.scaling.worker_count == 1:
-        worker = job.lone_worker()
+        worker = lone_worker(job)
     else:
         context = ray.train.get_context()
         worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())

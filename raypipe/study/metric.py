@@ -24,7 +24,6 @@ from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
 from raypipe.store.tables import Column, Table, by_name
 from raypipe.study.sweep_settings import SweepSettings
-from raypipe.training.job import ExternalTask
 from raypipe.training.tables import TRIALS, with_metrics
 
 _MOST_VALUES = 10  # of a column in a message
@@ -179,6 +178,8 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
         ConfigError: no trial will have the metric, or nothing tells which values are better.
 
     """
+    from raypipe.training.job import ExternalTask  # which only a sweep needs
+
     sweep: SweepSettings = configuration.settings.sweep
     monitor = training.settings.training.monitor
     monitors = {} if monitor is None else monitors_of({"monitor": monitor.model_dump()})

@@ -1,34 +1,72 @@
-"""The job that a training worker receives and the progress it reports. Picklable."""
+"""The job that a training worker receives and the progress it reports. Picklable.
+
+Whoever describes a training imports this module; it works without torch, which takes seconds to
+import. The task of a training with torch is in :mod:`raypipe.training.task`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from raypipe.errors import UnitError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table
+from raypipe.training import schedule
 from raypipe.training.batching import BatchPlan
-from raypipe.training.ending import Ending
-from raypipe.training.failure_kinds import expandable_segments
-from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, stable_end, steps
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.tables import SETTINGS, STEPS
-from raypipe.training.task import JobTask
 from raypipe.training.weights import InitialWeights
+
+if TYPE_CHECKING:
+    from raypipe.training.ending import Ending
 
 #: receives logged steps (rows) and messages to the user (text) during the run; not called for
 #: every step
 Report = Callable[[dict[str, Any] | str], None]
+
+
+class JobTask(ABC):
+    """Task of a training job, whatever program trains. Subclasses must be picklable."""
+
+    #: unit of the work of a step, which is that of ``Loss.weight``
+    counts: Literal["samples", "tokens"] = "samples"
+
+    @abstractmethod
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        """Return the phases of the run."""
+
+    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
+        """Return the learning rate of a phase's step, counted from 0; by default the settings'.
+
+        A checkpoint is continued only by a training with the same rates up to it.
+        """
+        return schedule.learning_rate(training, phase, step)
+
+    def shortened(self) -> tuple[JobTask, str] | None:
+        """Return the task with shorter samples and a description; None if none is possible.
+
+        Called for ``on_oom: [shorten]``.
+        """
+        return None
+
+    def columns(self) -> Mapping[str, Any]:
+        """Return values of columns of ``trials`` that differ from, or add to, the settings'."""
+        return {}
+
+    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
+        """Return the settings with which the launcher runs the training."""
+        return settings
+
+    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
+        """Return how much of the training a logged step has done, in the steps of its phases."""
+        del training
+        return int(row["step"])
 
 
 @dataclass(frozen=True)
@@ -80,23 +118,6 @@ class TrainingJob:
     def steps(self) -> int:
         """Step after which this run ends."""
         return self.whole if self.until is None else min(self.until, self.whole)
-
-    def lone_worker(self) -> Worker:
-        """Return the worker of a job that needs only one, on the process's GPU or on the CPU.
-
-        Raises:
-            UnitError: the job uses a GPU, and CUDA does not start.
-
-        """
-        if not self.settings.scaling.gpus_per_worker:
-            return Worker(0, torch.device("cpu"))
-        os.environ.update(expandable_segments())
-        try:
-            torch.cuda.init()
-        except (AssertionError, RuntimeError) as error:
-            reason = f"CUDA does not start: {error}; `raypipe doctor` shows the GPUs"
-            raise UnitError(self.trial_id, "error", reason) from error
-        return Worker(0, torch.device("cuda", 0))
 
     def row(
         self, stage: str, status: str, device: str, outcome: Mapping[str, Any]

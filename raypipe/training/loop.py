@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raypipe import faults
-from raypipe.errors import BatchLimit
+from raypipe.errors import BatchLimit, UnitError
 from raypipe.training import (
     evaluation,
     failure_kinds,
@@ -59,6 +60,24 @@ SAVE_S = 10.0
 _SAVED_PER_S = 200e6
 #: of the longest step so far, from step to step
 _DECAY = 0.99
+
+
+def lone_worker(job: TrainingJob) -> Worker:
+    """Return the worker of a job that needs only one, on the process's GPU or on the CPU.
+
+    Raises:
+        UnitError: the job uses a GPU, and CUDA does not start.
+
+    """
+    if not job.settings.scaling.gpus_per_worker:
+        return Worker(0, torch.device("cpu"))
+    os.environ.update(failure_kinds.expandable_segments())
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = f"CUDA does not start: {error}; `raypipe doctor` shows the GPUs"
+        raise UnitError(job.trial_id, "error", reason) from error
+    return Worker(0, torch.device("cuda", 0))
 
 
 def train(

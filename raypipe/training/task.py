@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from raypipe.training import optimizer, schedule
+from raypipe.training import optimizer
+from raypipe.training.job import JobTask
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings
 
 
 class StreamLengthError(ValueError):
@@ -66,44 +67,6 @@ class SampleIds(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
-
-
-class JobTask(ABC):
-    """Task of a training job, whatever program trains. Subclasses must be picklable."""
-
-    #: unit of the work of a step, which is that of ``Loss.weight``
-    counts: Literal["samples", "tokens"] = "samples"
-
-    @abstractmethod
-    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """Return the phases of the run."""
-
-    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
-        """Return the learning rate of a phase's step, counted from 0; by default the settings'.
-
-        A checkpoint is continued only by a training with the same rates up to it.
-        """
-        return schedule.learning_rate(training, phase, step)
-
-    def shortened(self) -> tuple[JobTask, str] | None:
-        """Return the task with shorter samples and a description; None if none is possible.
-
-        Called for ``on_oom: [shorten]``.
-        """
-        return None
-
-    def columns(self) -> Mapping[str, Any]:
-        """Return values of columns of ``trials`` that differ from, or add to, the settings'."""
-        return {}
-
-    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
-        """Return the settings with which the launcher runs the training."""
-        return settings
-
-    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
-        """Return how much of the training a logged step has done, in the steps of its phases."""
-        del training
-        return int(row["step"])
 
 
 class TrainTask(JobTask):
