@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,6 +136,27 @@ def test_commands_start_without_the_statistics() -> None:
     """Loading scipy.stats takes half a second; few commands need it."""
     code = "import raypipe.commands.run, sys; assert 'scipy.stats' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_map_loads_what_a_function_needs_alone(tmp_path: Path) -> None:
+    """Loading torch takes seconds, matplotlib and optuna one; a single call draws nothing."""
+    (tmp_path / "called.py").write_text("def f(x):\n    return {'y': x}\n", encoding="utf-8")
+    code = (
+        "import json, sys; import raypipe as rp; rp.map('called:f', {'x': [1]}, local=True)\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(json.dumps(sorted(loaded & {'torch', 'matplotlib', 'optuna', 'ray'})))\n"
+        "print(len(sys.modules), sum(name.startswith('raypipe') for name in sys.modules))"
+    )
+    environment = {**os.environ, "RAYPIPE_RUNS": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, counts = done.stdout.splitlines()[-2:]
+    assert json.loads(loaded) == []
+    every, own = map(int, counts.split())
+    assert every < 1300  # 1,050, and the standard library differs between versions of Python
+    assert own <= 90
 
 
 def test_every_name_of_the_public_api_can_be_imported() -> None:

@@ -32,7 +32,6 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
-from raypipe.graph.training_stage import check_trainings
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import Trackers
@@ -46,8 +45,6 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import better, read_arrow, single_tables
 from raypipe.study.loop import StudyGraph
-from raypipe.study.recommendation import medians, snippet
-from raypipe.study.space import shown
 from raypipe.study.sweep_settings import SWEEP
 
 if TYPE_CHECKING:
@@ -109,7 +106,10 @@ def execute(
         tracking.check(configuration.settings.tracking, place)
         stages, complete, warning = work.resumed(place, stored, strict=strict_code)
         on_gpu = any(node.gpus for node in nodes)
-        check_trainings(place, stored, stages, configuration.origin, on_gpu=on_gpu)
+        if any(stage.training is not None for stage in stages):
+            from raypipe.graph.training_stage import check_trainings
+
+            check_trainings(place, stored, stages, configuration.origin, on_gpu=on_gpu)
         code = code_of(configuration, stages)
 
         print(f"run directory: {place.shown}", flush=True)
@@ -358,6 +358,9 @@ def _leading(best: Headline) -> str:
 
 def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
     """Return the best points of a sweep as a table, and how many more there are."""
+    from raypipe.study.recommendation import medians
+    from raypipe.study.space import shown
+
     sign = -1 if mode == "max" else 1
     numbers = [(finite_or_none(row.get(metric)), row) for row in medians(rows)]
     numbers.sort(key=lambda pair: math.inf if pair[0] is None else sign * pair[0])
@@ -374,6 +377,8 @@ def print_recommendation(
     file: str | os.PathLike[str] | None, configuration: Configuration, ledger: Ledger
 ) -> None:
     """Print the sweep's recommendation; write it as a configuration to a file, if one is given."""
+    from raypipe.study.recommendation import snippet
+
     settings = configuration.settings.sweep
     row = ledger.get("recommendations", settings.stage)
     if row is None:

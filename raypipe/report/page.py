@@ -36,7 +36,7 @@ from raypipe.report.parts import (
     own_columns,
     render,
 )
-from raypipe.report.plots import rows, style
+from raypipe.report.plots import rows
 from raypipe.report.results import (
     SWEEP,
     Declarations,
@@ -145,7 +145,6 @@ def _of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFram
     }
 
 
-@style()
 def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 

@@ -7,31 +7,14 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.style import context
-from matplotlib.text import Text
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    MultipleLocator,
-    NullLocator,
-)
 from numpy.typing import ArrayLike, NDArray
 
 from raypipe.report.formatting import (
@@ -43,6 +26,13 @@ from raypipe.report.formatting import (
     with_interval,
 )
 from raypipe.stats import on_pareto_front, ranked
+
+# The functions that draw import matplotlib: it takes a second, and many pages have no figure.
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 # The page replaces these by its own, so that a plot follows light and dark mode.
 INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
@@ -133,8 +123,13 @@ def strokes(names: Sequence[str]) -> dict[str, Stroke]:
     return found
 
 
-#: applies the style of all plots; drawing and saving both happen inside
-style = partial(context, "raypipe.report.templates.plots")
+@contextmanager
+def style() -> Iterator[None]:
+    """Apply the style of all plots; drawing and saving both happen inside."""
+    from matplotlib.style import context
+
+    with context("raypipe.report.templates.plots"):
+        yield
 
 
 def slug(text: str) -> str:
@@ -147,6 +142,9 @@ def slug(text: str) -> str:
 
 def encode(plot: Plot) -> dict[str, bytes]:
     """Return the plot as ``{"png": ..., "svg": ...}``; equal plots give equal bytes."""
+    import matplotlib as mpl
+    from matplotlib.text import Text
+
     files = {}
     for text in plot.figure.findobj(Text):
         text.set_fontsize(max(float(text.get_fontsize()), _SMALLEST))
@@ -181,24 +179,29 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
 
 def _new_axes(width: float = 0.84) -> tuple[Figure, Axes]:
     """Return a figure and its axes, which have this share of its width."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, HEIGHT))
     return figure, figure.add_axes((0.13, 0.155, width - 0.015, 0.76))
 
 
 def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0, column: str = "") -> None:
     """Write the x axis for a column, logarithmic if the values span more than ``ratio``."""
+    from matplotlib.ticker import MaxNLocator
+
     known = finite(values)
     if needs_log(known, ratio):
         set_log(axes.xaxis, float(known.min()), float(known.max()))
         return
     whole = bool((known == np.round(known)).all()) and known.size > 1
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
-    write = FuncFormatter(lambda value, _: cell(column, round(value, 12)))
-    axes.xaxis.set_major_formatter(write)
+    axes.xaxis.set_major_formatter(lambda value, _: cell(column, round(value, 12)))
 
 
 def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0, column: str = "") -> None:
     """Fit the y axis to the finite values of a column, logarithmic if they span ``ratio``."""
+    from matplotlib.ticker import MultipleLocator
+
     known = finite(values)
     if not known.size:
         return
@@ -215,12 +218,13 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0, column: str = ""
         if column.endswith("_bytes") and high > low:
             step = 2.0 ** math.ceil(math.log2((high - low) / 5))
             axes.yaxis.set_major_locator(MultipleLocator(step))
-        write = FuncFormatter(lambda value, _: cell(column, round(value, 12)))
-        axes.yaxis.set_major_formatter(write)
+        axes.yaxis.set_major_formatter(lambda value, _: cell(column, round(value, 12)))
 
 
 def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     """Make an axis logarithmic, ``ticks`` per decade; over many decades only powers of ten."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     ratio = high / low
     if ratio < 12:
@@ -230,11 +234,13 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
     axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
     write = power_of_ten if ratio > 1e6 else number
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_major_formatter(lambda value, _: write(value))
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
     """Name lines right of the axes, in the order of their last y values."""
+    from matplotlib.lines import Line2D
+
     handles = [
         Line2D([], [], color=stroke.color, linestyle=stroke.line, label=text)  # type: ignore[arg-type]
         for _, text, stroke in sorted(labels, key=lambda label: -label[0])
@@ -273,6 +279,7 @@ def thinned(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     return np.array([finite(part).mean() if finite(part).size else np.nan for part in parts])
 
 
+@style()
 def lines(
     drawn: Sequence[Line],
     xlabel: str,
@@ -362,12 +369,18 @@ def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:
     return np.concatenate([own[sign * own <= limit] for own in values])
 
 
+@style()
 def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) -> Figure:
     """Return a heat map of ``[R, C]`` numbers of a column, written into the cells if there are few.
 
     The best cell has a frame if ``better`` is lower or higher. ``words`` ``[R, C]`` say why a cell
     has no number.
     """
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import FuncFormatter
+
     values = grid.to_numpy(np.float64)
     down, across = (short_labels(list(map(str, names)), _LONGEST)
                     for names in (grid.index, grid.columns))  # fmt: skip
@@ -404,6 +417,7 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     return figure
 
 
+@style()
 def dots(
     names: Sequence[str],
     mean: NDArray[np.floating[Any]],
@@ -412,6 +426,8 @@ def dots(
     gray: Sequence[bool],
 ) -> Figure:
     """Draw a row for each point: a dot with its interval and its value; some of them in gray."""
+    from matplotlib.figure import Figure
+
     values = [with_interval(column, float(m), float(h)) for m, h in zip(mean, half, strict=True)]
     size = (WIDTH, max(1.3, 0.62 + 0.3 * len(names)))
     figure = Figure(figsize=size, layout="constrained")
@@ -435,6 +451,7 @@ def dots(
     return figure
 
 
+@style()
 def front(points: pd.DataFrame, better: Sequence[str], tips: Sequence[str], chosen: int) -> Figure:
     """Draw points, and the steps through those that no other one beats in both numbers.
 

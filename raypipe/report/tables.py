@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from raypipe.report import plots
 from raypipe.report.formatting import (
@@ -39,6 +38,9 @@ from raypipe.report.results import (
     value_label,
 )
 from raypipe.store.tables import ADDED, Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows

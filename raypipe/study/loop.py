@@ -25,7 +25,6 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.stored_results import ENTRIES, all_stored
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
-from raypipe.study.comparison import compared
 from raypipe.study.metric import Measured, Metric
 from raypipe.study.placement import BuiltPoint, PlacedPoint, Placement
 
@@ -159,6 +158,8 @@ class PointLoop:
         """Derive the tables of means and tests from the results of all variants."""
         if not self._source.is_compared or self._placement.only:
             return
+        from raypipe.study.comparison import compared  # a single point has none
+
         ledger = session.ledger
         frames = {name: _frame(ledger.rows(name)) for name in ("variants", "trials", "measures")}
         for table, found in compared(frames).items():

@@ -24,7 +24,6 @@ from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.space import rounded
 from raypipe.study.sweep_settings import SweepSettings
-from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import ScheduleTrace, TrainingJob
 
 #: settings of a training that may change while it runs; all others decide what a checkpoint holds,
@@ -81,6 +80,8 @@ def take_over(
         given: the folder of the state, that of another trial or its own; None for what it has.
 
     """
+    from raypipe.training.checkpoint import CheckpointStore  # torch is slow to import
+
     run, own = job.run_dir, job.run_dir.checkpoints(job.trial_id)
     if given is not None:
         run.delete(own)

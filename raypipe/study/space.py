@@ -10,22 +10,18 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.samplers import BaseSampler
-from optuna.study import Study
 
 from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import Point, Sampler, is_seed
 from raypipe.graph.identity import canonical_json
+
+if TYPE_CHECKING:  # slow to import, and not needed where all values are listed
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.study import Study
 
 #: significant digits of a value of a range, and the relative width below which it keeps all
 _DIGITS, _NARROW = 6, 1e-3
@@ -49,11 +45,13 @@ def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterato
 
 def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
     """Return random values of axes by key."""
+    from optuna.samplers import RandomSampler
+
     found = {}
     for key, axis in axes.items():
         entropy = int.from_bytes(sha256(key.encode()).digest()[:8])
         own = int(np.random.SeedSequence([seed, number, entropy]).generate_state(1)[0])
-        study = optuna_study(["minimize"], optuna.samplers.RandomSampler(seed=own))
+        study = optuna_study(["minimize"], RandomSampler(seed=own))
         found[key] = rounded(axis, study.ask({key: distribution(axis)}).params[key])
     return found
 
@@ -71,22 +69,29 @@ def optuna_study(
     directions: Sequence[Literal["minimize", "maximize"]], sampler: BaseSampler
 ) -> Study:
     """Return a new study in memory, which prints nothing."""
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna.create_study(directions=list(directions), sampler=sampler)
 
 
 def distribution(axis: AxisSettings) -> BaseDistribution:
     """Return Optuna's distribution of an axis."""
+    from optuna import distributions
+
     if axis.values is not None or (axis.log and axis.step is not None):
-        return CategoricalDistribution(axis.listed or ())
+        return distributions.CategoricalDistribution(axis.listed or ())
     (low, high), step = axis.ends, axis.step
     if axis.is_integer and isinstance(step or 1, int):
-        return IntDistribution(int(low), int(high), log=axis.log, step=int(step or 1))
-    return FloatDistribution(float(low), float(high), log=axis.log, step=step)
+        whole = int(low), int(high)
+        return distributions.IntDistribution(*whole, log=axis.log, step=int(step or 1))
+    return distributions.FloatDistribution(float(low), float(high), log=axis.log, step=step)
 
 
 def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
     """Return the sampler of a proposal from the seed of the search and the proposal's number."""
+    import optuna
+
     own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     with warnings.catch_warnings():
         # the interface of some may change: the version of Optuna has an upper bound
