@@ -183,7 +183,8 @@ def execute(
         elif failed or place.list(place.logs):
             display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
         if failed:
-            display.say(f"failed: {failed}\ncontinue with: {command}{after_edit(stages)}")
+            display.fail(f"failed: {failed}")
+            display.say(f"continue with: {command}{after_edit(stages)}")
         elif not interrupted:
             at_end(configuration, ledger)
             display.say(f"done: {place.shown} (report: {place.shown}/report/index.html)")

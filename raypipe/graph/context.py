@@ -110,6 +110,8 @@ class StageContext:
         self.cpu_s = 0.0
         self.leased: tuple[float, float, float] | None = None
         self.resumed = False
+        #: the main number of its result in words, if it has one
+        self.result = ""
         #: date and clock of the start of its first training or task, which may wait for resources
         self.began: tuple[str, float] | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
@@ -237,8 +239,8 @@ class StageContext:
     @cached_property
     def logs(self) -> UnitLogs:
         """The logs of the stage's units, which show failures to the user."""
-        say = self.session.display.say
-        return UnitLogs(self.run_dir, self.stage.name, self.stage.key, say)
+        fail = self.session.display.fail
+        return UnitLogs(self.run_dir, self.stage.name, self.stage.key, fail)
 
     def say(self, text: str) -> None:
         """Show a line to the user."""

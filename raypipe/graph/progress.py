@@ -1,7 +1,8 @@
 """Progress display, live on a terminal, otherwise plain lines, and the remaining time of a run.
 
 The first line is the whole run: stages that ended, elapsed and remaining time, use of the machine.
-Below it each running stage has a separate line.
+Below it each running stage has a separate line, as far as the terminal has room, and the last line
+counts the others.
 
 The expected time of a stage is the median of the measured rates, times the **work** that is left:
 the samples of a training, or the budgets of other units. A rate holds for the same settings on the
@@ -22,12 +23,13 @@ from typing import Any
 
 import psutil
 import pynvml
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from raypipe.config.matrix import is_seed
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import fingerprint
 from raypipe.hardware import Hardware
@@ -40,6 +42,9 @@ _PLAIN_PERIOD_S, _RUN_PERIOD_S = 10.0, 30.0
 _LOOK_S = 2.0
 #: characters of a bar, and stages that a plain line names
 _BAR, _MOST_NAMED = 12, 4
+#: lines of the terminal that the live display leaves to messages
+_FREE_LINES = 2
+_WARNING, _FAILURE, _BAR_STYLE = "yellow", "red", "cyan"
 #: lines and stages of a snapshot, and the characters of a line
 _MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
 #: settings that change how much work there is, or which of several equal works it is
@@ -52,12 +57,16 @@ _FEWEST = 0.02
 
 @dataclass
 class _StageLine:
-    """Progress of a running stage: its units, of which the first were stored before."""
+    """Progress of a running stage: its units, of which the first were stored before.
+
+    One that ``waits`` for resources has not begun.
+    """
 
     total: int = 0
     first: int = 0
     done: int = 0
     note: str = ""
+    waits: bool = False
     began: float = field(default_factory=time.monotonic)
     printed: float = field(default_factory=time.monotonic)
 
@@ -111,23 +120,31 @@ class Display:
             self._live.stop()
         for text, count in self._warned.items():
             if count > 1:
-                self._print(f"{text} ({count} times)")
+                self._print(f"{text} ({count} times)", _WARNING)
 
     def say(self, text: str, stage: str = "") -> None:
         """Print a line above the live display, without credentials and control sequences.
 
         A warning is shown once, whichever stages it is of.
         """
+        self._say(text, stage)
+
+    def fail(self, text: str) -> None:
+        """Print a failure, as ``say`` does."""
+        self._say(text, style=_FAILURE)
+
+    def _say(self, text: str, stage: str = "", style: str = "") -> None:
         text = printable(without_credentials(text), keep="\n\t")
         with self._lock:
             if text.startswith("WARNING"):
+                style = _WARNING
                 self._warned[text] += 1
                 if self._warned[text] > 1:
                     return
             text = f"{stage}: {text}" if stage else text
             number = self._said[-1][0] + 1 if self._said else 1
             self._said.append((number, text[:_LONGEST]))
-        self._print(text)
+        self._print(text, style)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what is shown, for those who look at the run from elsewhere.
@@ -181,10 +198,10 @@ class Display:
             self._stages, self._estimates = tuple(stages), dict(estimates)
             self._capacity, self._seen_until = (cpus, gpus), 0.0
 
-    def start(self, stage: str, note: str = "") -> None:
-        """Show a stage that runs and has not reported anything yet."""
+    def start(self, stage: str, note: str = "", *, waits: bool = False) -> None:
+        """Show a stage that has not reported anything yet, and may wait for resources."""
         with self._lock:
-            self._running[stage] = _StageLine(note=note)
+            self._running[stage] = _StageLine(note=note, waits=waits)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Show a stage with ``total`` units, of which some are done."""
@@ -199,7 +216,7 @@ class Display:
         """Show the number of finished units of a stage."""
         with self._lock:
             shown = self._running.setdefault(stage, _StageLine())
-            shown.done, shown.note, now = done, note, time.monotonic()
+            shown.done, shown.note, shown.waits, now = done, note, False, time.monotonic()
             if self._is_live or now < shown.printed + _PLAIN_PERIOD_S:
                 return
             shown.printed = now
@@ -208,11 +225,13 @@ class Display:
         count = _count(done, shown.total)
         self._print("  ".join(filter(None, (f"{stage}: {count}", note, rest))))
 
-    def end(self, stage: str, status: str, seconds: float) -> None:
-        """Show that a stage ended."""
+    def end(self, stage: str, status: str, seconds: float, result: str = "") -> None:
+        """Show that a stage ended, and the number that stands for its result."""
         with self._lock:
             self._running.pop(stage, None)
-        self.say(f"{stage}: {status} in {seconds:.1f} s")
+        text = f"{stage}: {status} in {seconds:.1f} s"
+        style = "" if status == "succeeded" else _FAILURE
+        self._say(f"{text}, {result}" if result else text, style=style)
 
     def settle(self, stage: str) -> None:
         """Count a stage as ended, whether or not it had to run."""
@@ -229,29 +248,40 @@ class Display:
         parts = [f"{ended} of {len(self._stages)} stages done", *self._look(), names]
         self._print("run: " + ", ".join(filter(None, parts)))
 
-    def _print(self, text: str) -> None:
-        self.console.print(without_credentials(text), markup=False)
+    def _print(self, text: str, style: str = "") -> None:
+        self.console.print(without_credentials(text), markup=False, style=style)
 
-    def table(self) -> Table:
-        """Return the live display: a line for the run, and one for each running stage."""
+    def table(self) -> Group:
+        """Return the live display: a line for the run, and one for each running stage.
+
+        Stages that wait, and those for which the terminal has no line, are counted in the last one.
+        """
         table = Table.grid(padding=(0, 1), expand=True)
         for justify in ("left", "left", "right", "right", "right", "left"):
             ratio = 1 if len(table.columns) == 5 else None
             table.add_column(no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio)
 
         def add(name: str, done: int, total: int, since: float, rest: str, note: str) -> None:
-            bar = ProgressBar(total or 1, done if total else 0, width=_BAR)
+            bar = ProgressBar(total or 1, done if total else 0, _BAR, complete_style=_BAR_STYLE)
             texts = _count(done, total), clock_text(time.monotonic() - since), rest, note
-            table.add_row(Text(_short(name, self.console.width // 4)), bar, *map(Text, texts))
+            named = _short(short_name(name), 3 * self.console.width // 10)
+            table.add_row(Text(named), bar, *map(Text, texts))
 
         rest, use = self._look()
         rest = rest.removeprefix("about ").removeprefix("time left ")
         with self._lock:
             ended, stages = len(self._ended), len(self._stages)
             add("run", ended, stages, self._began, rest, use or self._note)
-            for name, each in self._running.items():
+            working = {name: each for name, each in self._running.items() if not each.waits}
+            waiting = max(0, stages - ended - len(working))
+            room = max(1, self.console.height - _FREE_LINES - 1 - bool(waiting))
+            if len(working) > room:
+                room = max(1, self.console.height - _FREE_LINES - 2)
+            for name, each in [*working.items()][:room]:
                 add(name, each.done, each.total, each.began, self._left_of(name), each.note)
-        return table
+            counts = {"running": max(0, len(working) - room), "waiting": waiting}
+        others = ", ".join(f"+{count} {what}" for what, count in counts.items() if count)
+        return Group(table, Text(others)) if others else Group(table)
 
     def _rest(self, key: str) -> Estimate | None:
         """Return what is left of an unfinished stage; None if unknown."""
@@ -281,6 +311,14 @@ class Display:
                     text = f"about {rough(rest)} left" if rest or not keys else "overdue"
                 self._seen, self._seen_until = (text, machine_use()), now + _LOOK_S
             return self._seen
+
+
+def short_name(stage: str) -> str:
+    """Return a stage of a matrix in few characters: ``train lr=0.01 s0``."""
+    name, _, variant = stage.partition("@")
+    values = [part.partition("=")[::2] for part in variant.split(",") if part]
+    words = [f"{key.rpartition('.')[2]}={value}" for key, value in values if not is_seed(key)]
+    return " ".join([name, *words, *(f"s{value}" for key, value in values if is_seed(key))])
 
 
 def _short(name: str, most: int) -> str:

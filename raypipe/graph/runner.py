@@ -218,7 +218,8 @@ class _RunningGraph:
         stored = {unit.key: context.ledger.get("units", unit.key) for unit in units}
         outdated = [u for u in units if (row := stored[u.key]) and is_outdated(row, u)]
         waits = stage.training is not None
-        display.start(stage.key, "waiting for resources" if waits else stage.workload)
+        note = "waiting for resources" if waits else stage.workload
+        display.start(stage.key, note, waits=waits)
         try:
             if outdated and not stage.always_rerun:
                 context.say("computed again: what it needs has gone on")
@@ -271,7 +272,7 @@ class _RunningGraph:
             started_at, clock = context.began or (started_at, clock)
             seconds = time.monotonic() - clock
             context.logs.close()
-            display.end(stage.key, status, seconds)
+            display.end(stage.key, status, seconds, context.result)
             extends = bool(units) and not outdated and not stage.always_rerun
             self._record(stage, status, context, started_at, seconds, extends=extends)
         return message

@@ -19,6 +19,7 @@ from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
+from raypipe.report.measures import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import find
@@ -167,6 +168,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
     context.leased = outcome.pop("leased", None)
     context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
     context.record_trial(job, "succeeded", outcome)
+    context.result = _result(context, outcome)
     if (waited := outcome.get("loader_wait_share") or 0.0) >= _LEAST_WAIT:
         context.say(f"waiting for data: {100 * waited:.0f} % of the step")
     context.finish(unit)
@@ -261,6 +263,14 @@ def _training_note(row: Row, measures: Mapping[str, float]) -> str:
     parts += [f"eval {name} {value:.4g}" for name, value in [*measures.items()][:_MOST_MEASURES]]
     parts += [] if rate is None else [f"lr {rate:.2g}"]
     return "  ".join(parts if speed is None else [*parts, f"{speed:.3g} samples/s"])
+
+
+def _result(context: StageContext, outcome: Row) -> str:
+    """Return the number that stands for a finished training, as in the report; empty without."""
+    names = [name for name, value in outcome.items() if isinstance(value, int | float)]
+    monitors = monitors_of(context.session.settings.model_dump())
+    measures = training_measures(names, context.session.tables["trials"].columns, monitors)
+    return f"{measures[0].name} {outcome[measures[0].name]:.4g}" if measures else ""
 
 
 def _workers_text(job: TrainingJob, device: str) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from raypipe.graph import progress
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.progress import Display, Estimate, clock_text, rough
+from raypipe.graph.progress import Display, Estimate, clock_text, rough, short_name
 
 LONG = "train_small@lda.objective=coherence,train_small.training.learning_rate=0.0003,seed=1"
 
@@ -49,6 +49,43 @@ def test_each_stage_has_one_line_that_fits_the_terminal(columns):
         assert "waiting for" in lines[1]
         assert "0/2160" in lines[2]
         assert "50000/100000" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("working", "last"), [(3, "+57 waiting"), (40, "+20 running, +20 waiting")]
+)
+def test_stages_without_a_line_are_counted_in_one(working, last):
+    """The terminal has 24 lines, of which two stay for messages."""
+    display, names = Display(), [f"train@model.lr={n},seed=1" for n in range(60)]
+    expect(display, **dict.fromkeys(names))
+    for name in names[:working]:
+        display.begin(name, 100)
+    for name in names[working : working + 5]:
+        display.start(name, "waiting for resources", waits=True)
+    lines = shown(display, 80)
+    assert len(lines) == 2 + min(working, 20)
+    assert lines[1].startswith("train lr=0 s1 ")
+    assert lines[-1].strip() == last
+
+
+def test_a_stage_of_a_matrix_has_a_short_name():
+    assert short_name("lda") == "lda"
+    assert short_name(LONG) == "train_small objective=coherence learning_rate=0.0003 s1"
+
+
+def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    with Display() as display:
+        for is_terminal in (True, False):
+            display.console = Console(force_terminal=is_terminal, highlight=False)
+            display.say(f"WARNING: {is_terminal}")
+            display.fail("a/1: attempt 1: error")
+            display.end("a", "failed", 1.0)
+            display.end("b", "succeeded", 1.0, "eval loss 0.5")
+    lines = capsys.readouterr().out.splitlines()
+    assert ["\x1b[33m" in line for line in lines] == [True] + 7 * [False]
+    assert ["\x1b[31m" in line for line in lines] == [False, True, True] + 5 * [False]
+    assert lines[3] == lines[7] == "b: succeeded in 1.0 s, eval loss 0.5"
 
 
 def test_without_a_terminal_the_run_has_a_line_now_and_then(capsys):

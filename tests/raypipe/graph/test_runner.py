@@ -404,6 +404,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     say = lambda _, text, stage="": lines.append(f"{stage}: {text}")  # noqa: E731
     monkeypatch.setattr(Display, "say", say)
+    monkeypatch.setattr(Display, "fail", lambda _, text: lines.append(text))
     return lines
 
 
