@@ -34,6 +34,8 @@ VERBS: tuple[Callable[..., Any], ...] = (
     *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.replay),
     *(api.compare, api.watch),
 )
+#: verbs that start an experiment
+_SLOW = (api.run, api.sweep, api.fit, api.map)
 #: names of options that are not those of the parameter
 _OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all", "listed": "--list"}
 #: how a terminal names a parameter, and its bounds
@@ -148,6 +150,8 @@ def _kind(annotation: str) -> Any:
 def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     """Run a verb and print what it returns; return the exit status."""
     given.pop("_listed", None)
+    if verb in _SLOW and sys.stdout.isatty():  # before imports of seconds; the next line covers it
+        print("starting ...", end="\r", flush=True)
     token = stops_with_command.set(True)
     try:
         result = verb(**{name: v for name, v in given.items() if v is not None and v != []})
