@@ -292,8 +292,10 @@ def plan(
             **dict.fromkeys(("time", "CPU h", "GPU h"), "unknown"),
         }
         known = [each for each in durations.estimates(stages) if each is not None]
-        if len(known) == len(stages):  # one after the other
-            row["time"] = duration(sum(each.seconds for each in known))
+        if not left:
+            row |= {"time": "done", "CPU h": "0", "GPU h": "0"}
+        elif len(known) == len(stages) and any(each.seconds for each in known):
+            row["time"] = duration(sum(each.seconds for each in known))  # one after the other
             row["CPU h"] = f"{sum(each.cpu_s for each in known) / 3600:.3g}"
             row["GPU h"] = f"{sum(each.gpu_s for each in known) / 3600:.3g}"
         rows.append(row)

@@ -337,7 +337,8 @@ def _report(work: Work, session: Session, command: str, status: StatusWriter) ->
     status.key_result = results.key_result
     if results.key_result is not None:
         say(f"result: {results.key_result.text}")
-        if len(results.bests[0].ranking) > 1:
+        is_sweep = work.graph.only == (SWEEP,)  # whose end shows its points
+        if len(results.bests[0].ranking) > 1 and not is_sweep:
             say(_leading(results.bests[0]))
     lost = results.beaten
     for warning in (*results.not_finite, *lost[:_MOST_WARNINGS]):

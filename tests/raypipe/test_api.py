@@ -74,6 +74,9 @@ def test_run_plan_and_overrides_of_a_mapping(inline):
     assert list(run.table("trials")["steps"]) == [2]
     again = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=run.run_dir)
     assert again == run
+    done = rp.plan(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=run.run_dir)
+    assert set(done["to do"]) == {0}
+    assert set(done["time"]) == {"done"}
 
 
 @pytest.mark.parametrize(
