@@ -121,24 +121,18 @@ def test_summarizers_have_the_sizes_of_their_card(gib, profile, batches, precisi
     assert training.effective_batch == batches[0] * batches[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        (
-            "transformer",
-            [
-                *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
-                *["model.layers=2", "model.numeric=8", "model.categories=[5,5,5,5]"],
-            ],
-        ),
-        (
-            "lm_pretrain",
-            ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"],
-        ),
+SWEPT = {
+    "transformer": [
+        *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
+        *["model.layers=2", "model.numeric=8", "model.categories=[5,5,5,5]"],
     ],
-)
-def test_a_model_can_be_swept(tmp_path, name, given):
-    words = (*given, "sweep.repeats=1")
+    "lm_pretrain": ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"],
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_model_can_be_swept(tmp_path, name):
+    words = (*SWEPT[name], "sweep.repeats=1")
     assert run(f"sweeps/{name}", tmp_path, *words, verb=rp.sweep) == 0
     rows = table(tmp_path, "trials")
     assert (len(rows), set(rows["status"])) == (12, {"succeeded"})

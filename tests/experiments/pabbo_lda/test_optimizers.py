@@ -124,13 +124,14 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, name: OptimizerName) -> Case:
+    slow = name in ("gp_ei", "pfn_ei")  # a fit, or a prediction of every candidate, per value
+    start, budget, widest = (6, 14, 200) if slow else (25, 45, 2000)
     t_min = draw(st.integers(1, 50))
-    t_max = t_min + draw(st.integers(1, 3) | st.integers(4, 2000))
+    t_max = t_min + draw(st.integers(1, 3) | st.integers(4, widest))
     ratios = st.sampled_from([1.002, 1.3, 100.0])
     ranges = st.none()
     if name not in T_ONLY:
         ranges |= st.builds(lambda low, ratio: (low, low * ratio), st.floats(1e-3, 1), ratios)
-    start, budget = (6, 14) if name in ("gp_ei", "pfn_ei") else (25, 45)  # a fit per value
     return Case(
         Space(t_min, t_max, draw(ranges), draw(ranges)),
         tuple(draw(st.lists(st.integers(t_min, t_max), max_size=start))),

@@ -113,10 +113,6 @@ TINY = SurrogateSettings(d_model=16, heads=2, layers=2, feed_forward=16, distanc
 SETTINGS = PriorFittingSettings(model=TINY, evaluations=12, queries=8, held_out=16)
 
 
-def context(step: int) -> StepContext:
-    return StepContext(step, Phase("train", 10, 8, 1e-3), seed=3)
-
-
 def test_a_sample_is_the_same_in_any_batch():
     together = sample_searches(1, torch.tensor([4, 9, 2**40]), 11, 6)
     alone = sample_searches(1, torch.tensor([9]), 11, 6)
@@ -146,7 +142,8 @@ def test_training_lowers_the_surprise_of_held_out_functions():
     with torch.no_grad():
         before = task.evaluate(model, device, 64)["surprise"]
     for step in range(30):
-        loss = task.loss(model, torch.arange(16) + 16 * step, context(step))
+        context = StepContext(step, Phase("train", 10, 8, 1e-3), seed=3)
+        loss = task.loss(model, torch.arange(16) + 16 * step, context)
         optimizer.zero_grad()
         (loss.total / loss.weight).backward()
         optimizer.step()

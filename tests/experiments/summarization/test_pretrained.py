@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.common import pretrained
-from experiments.summarization.model import END, PAD, next_token_logits
+from experiments.summarization.model import END, PAD, library_config, next_token_logits
 from experiments.summarization.pretrained import (
     load_pretrained,
     pretrained_settings,
@@ -34,7 +34,14 @@ from tests.experiments.summarization.references import (
 TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
 
 
-def _unigram() -> Tokenizer:
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A folder with the configuration of a T5, but without weights."""
+    transformers.T5Config(**library_config(PLAIN)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def _save_tokenizer(folder: Path, **special: str) -> Tokenizer:
     """As T5 has it: padding and end are 0 and 1, and pieces of words as in SentencePiece."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -46,19 +53,10 @@ def _unigram() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXTS * 5, trainer)
-    return tokenizer
-
-
-def _save_tokenizer(folder: Path, **special: str) -> Tokenizer:
     given = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"} | special
-    library = transformers.PreTrainedTokenizerFast(tokenizer_object=_unigram(), **given)
+    library = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
     library.save_pretrained(folder)
     return library
-
-
-def _edit_config(folder: Path, changes: dict[str, Any]) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def _same(model: Any, expected: Any) -> None:
@@ -123,16 +121,15 @@ def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(settings, tmp_path):
     _same(_load(tmp_path), model)
 
 
-def test_weights_that_would_be_unpickled_are_refused(tmp_path):
+def test_weights_that_would_be_unpickled_are_refused(plain):
     class Touch:
         def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "unpickled",)
+            return Path.touch, (plain / "unpickled",)
 
-    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
+    (plain / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
     with pytest.raises(ConfigError, match=r"weights cannot be read: .*safetensors"):
-        load_pretrained(str(tmp_path), PLAIN)
-    assert not (tmp_path / "unpickled").exists()
+        load_pretrained(str(plain), PLAIN)
+    assert not (plain / "unpickled").exists()
 
 
 def test_a_model_of_other_sizes_is_refused(tmp_path):
@@ -156,11 +153,11 @@ def test_a_model_of_other_sizes_is_refused(tmp_path):
         ({"layer_norm_epsilon": 1e-5}, "has layer_norm_epsilon = 1e-05; a T5 has 1e-06"),
     ],
 )
-def test_another_architecture_is_refused(changes, message, tmp_path):
-    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    _edit_config(tmp_path, changes)
+def test_another_architecture_is_refused(changes, message, plain):
+    path = plain / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ConfigError, match=message):
-        pretrained_settings(str(tmp_path))
+        pretrained_settings(str(plain))
 
 
 def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
@@ -177,22 +174,20 @@ def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
             function("google-t5/t5-small")
 
 
-def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path):
-    library = _save_tokenizer(tmp_path)
-    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
-    tokenizer = SubwordTokenizer(tokenizer_content(str(tmp_path)))
+def test_texts_are_encoded_and_decoded_as_by_the_library(plain):
+    library = _save_tokenizer(plain)
+    tokenizer = SubwordTokenizer(tokenizer_content(str(plain)))
     ids = tokenizer.encode(TEXTS)
     assert ids == library(TEXTS, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode([[PAD, *each, END, PAD] for each in ids]) == TEXTS
     assert tokenizer.decode([[]]) == [""]
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
-    library_model(lively_t5(PLAIN), PLAIN).config.save_pretrained(tmp_path)
+def test_a_tokenizer_of_another_kind_is_refused(plain):
     with pytest.raises(
         ConfigError, match=r"no fast tokenizer; take a model with a tokenizer\.json"
     ):
-        tokenizer_content(str(tmp_path))
-    _save_tokenizer(tmp_path, eos_token="<unk>")
+        tokenizer_content(str(plain))
+    _save_tokenizer(plain, eos_token="<unk>")
     with pytest.raises(ConfigError, match="pads with 0 and ends a text with 2"):
-        tokenizer_content(str(tmp_path))
+        tokenizer_content(str(plain))
