@@ -126,10 +126,10 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
 
 def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "oom:micro_batch>4")
-    larger = "sweep.axes.training.micro_batch=[4,8,16]"
+    larger = ("sweep.axes.training.micro_batch=[4,8,16]", *ONLY[:1], "sweep.repeats=1")
     inline, tuned = tmp_path / "inline", tmp_path / "tuned"
-    assert sweep(inline, InlineLauncher(), larger) is None
-    assert sweep(tuned, launcher, larger) is None
+    assert sweep(inline, InlineLauncher(), *larger) is None
+    assert sweep(tuned, launcher, *larger) is None
     expected, found = trials(inline)["status"], trials(tuned)["status"]
     assert set(expected.loc[16]) == {"skipped"}
     # the next trial is chosen while one runs: what that one rules out is too late for it
