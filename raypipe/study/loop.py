@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -25,8 +25,10 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.stored_results import ENTRIES, all_stored
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
-from raypipe.study.metric import Measured, Metric
 from raypipe.study.placement import BuiltPoint, PlacedPoint, Placement
+
+if TYPE_CHECKING:  # only a search or a race measures
+    from raypipe.study.metric import Measured, Metric
 
 #: the entry of the ledger with what decides the proposals of a search
 _ENTRY = "matrix.search"
