@@ -13,8 +13,9 @@ from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.integrations.tracking import flat
-from raypipe.report.measures import training_measures
-from raypipe.report.results import Results, RunResults, means, plain, point_label, shape_of
+from raypipe.report.results import RunResults
+from raypipe.report.tables import Results, means, plain, point_label, shape_of
+from raypipe.report.trainings import training_measures
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import ADDED, Table
 

@@ -48,7 +48,7 @@ from raypipe.study.loop import StudyGraph
 from raypipe.study.sweep_settings import SWEEP
 
 if TYPE_CHECKING:
-    from raypipe.report.results import Headline
+    from raypipe.report.tables import Headline
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"

@@ -19,7 +19,7 @@ from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
-from raypipe.report.measures import monitors_of, training_measures
+from raypipe.report.trainings import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import find

@@ -21,7 +21,6 @@ from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback
 from raypipe.report.formatting import counted, heading, number, with_interval, with_unit
-from raypipe.report.measures import better_by_name
 from raypipe.report.parts import (
     Answers,
     Code,
@@ -38,28 +37,34 @@ from raypipe.report.parts import (
 )
 from raypipe.report.plots import rows
 from raypipe.report.results import (
-    SWEEP,
     Declarations,
-    EvaluationCurve,
-    Headline,
-    Rival,
     RunResults,
     Searched,
-    Tables,
     count_points,
     points,
     seeds_needed,
     variants_of,
 )
-from raypipe.report.studies import (
+from raypipe.report.sections import (
     race_section,
+    range_tiles,
     search_section,
     sweep_asked,
     sweep_section,
+    table_section,
+    tile,
+    training_section,
     variants_section,
 )
-from raypipe.report.tables import range_tiles, table_section, tile
-from raypipe.report.trainings import training_section
+from raypipe.report.tables import Headline, Rival
+from raypipe.report.trainings import (
+    PREFIX,
+    SWEEP,
+    Tables,
+    best_place,
+    better_by_name,
+    is_better,
+)
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_tables
 
@@ -70,8 +75,8 @@ Sections = Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]]
 _WORST = ("failed", "out_of_memory", "interrupted")
 _FILE = "config.yaml"
 _KEPT = (
-    "The folder `code` keeps the code that ran: `raypipe show --code` prints it, and "
-    "`raypipe replay` computes results again."
+    "The folder code keeps the code that ran: raypipe show --code prints it, and raypipe replay "
+    "computes results again."
 )
 _MOST_TILES = 8
 _MOST_COLUMNS = 3  # with results that are not finite that are named
@@ -168,12 +173,12 @@ def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[
         summary_section(run),
         _failures(run, recovered=worst == "succeeded"),
         sweep_section(run),
-        *(table_section(results) for results in free if results.headlines),
-        search_section(Searched.of(tables)),
+        search_section(run.search),
+        *(table_section(results, run.search) for results in free if results.headlines),
         race_section(rows(tables, "race")),
         variants_section(run, shown),
         *run.sections,
-        *(table_section(results) for results in free if not results.headlines),
+        *(table_section(results, run.search) for results in free if not results.headlines),
         training_section(run),
         _stages(run),
         _environment(run),
@@ -287,24 +292,34 @@ def _models(run: RunResults) -> Iterator[Tile]:
 
     A model is that of the best step if held-out data chose it, else that of the last step.
     """
-    by_stage: dict[str, list[EvaluationCurve]] = {}
-    for each in (each for each in run.evaluations if each.column.better):
-        by_stage.setdefault(each.stage, []).append(each)
-    for stage, curves in by_stage.items():
-        own = [each for each in curves if each.column == curves[0].column]
-        best = min(own, key=lambda each: float(each.sign * each.values[each.kept]))
-        at, column, values = best.kept, best.column, best.values
+    steps = run.tables.get("trials", pd.DataFrame()).reindex(columns=["trial_id", "best_step"])
+    chosen = dict(steps.dropna().to_numpy())
+    measured = [(column, every) for column, every in run.evaluations if column.better]
+    for stage in dict.fromkeys(stage for _, every in measured for stage in every["stage"]):
+        column, every = next(of for of in measured if stage in set(of[1]["stage"]))
+        trials = dict(list(every[every["stage"] == stage].groupby("trial_id", sort=False)))
+        models = pd.DataFrame([_kept(own, chosen.get(trial)) for trial, own in trials.items()])
+        kept = models.loc[best_place(models["value"], column.better)]
+        own = trials[kept["trial_id"]]
+        last, best = own.iloc[-1]["value"], own.loc[best_place(own["value"], column.better)]
         note = f"{stage}, at the end"
-        if best.chosen:
-            note = f"{stage}, best of {counted(len(values), 'evaluation')}, at step "
-            note += f"{best.steps[at]:.0f}; {number(float(values[-1]))} at the end"
-        elif values[best.best] != values[-1]:
-            note += f"; {number(float(values[best.best]))} at step {best.steps[best.best]:.0f}"
-        if np.isfinite(rival := float(best.baseline_values[at])):
-            note += f"; {best.baseline} {number(rival)}"
+        if kept["trial_id"] in chosen:
+            note = f"{stage}, best of {counted(len(own), 'evaluation')}, at step "
+            note += f"{kept['step']:.0f}; {number(last)} at the end"
+        elif best["value"] != last:
+            note += f"; {number(best['value'])} at step {best['step']:.0f}"
+        if np.isfinite(kept["baseline"]):
+            baseline = heading(column.baseline.removeprefix(PREFIX))
+            note += f"; {baseline} {number(kept['baseline'])}"
         label = with_unit(column.name, column.unit, column.better)
-        tone = "" if best.beats_baseline(at) else "warn"
-        yield Tile(label, number(float(values[at])), note, tone)
+        tone = "" if is_better(kept["value"], kept["baseline"], column.better) else "warn"
+        yield Tile(label, number(kept["value"]), note, tone)
+
+
+def _kept(evaluations: pd.DataFrame, step: float | None) -> pd.Series[Any]:
+    """Return the evaluation of the model that a training kept: that at a step, else the last."""
+    chosen = evaluations[evaluations["step"] == step]
+    return (chosen if len(chosen) else evaluations).iloc[-1]
 
 
 def certainty(run: RunResults) -> Iterator[str]:

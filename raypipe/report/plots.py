@@ -90,6 +90,7 @@ class Line:
         y: ``[n]``
         half: ``[n]``, half of an interval around ``y``, NaN where there is none.
         raw: ``[n]``, unsmoothed values, drawn thin.
+        points: ``[m, 2]``, single measurements, drawn as small dots.
 
     """
 
@@ -98,6 +99,7 @@ class Line:
     y: NDArray[np.floating[Any]]
     half: NDArray[np.floating[Any]] | None = None
     raw: NDArray[np.floating[Any]] | None = None
+    points: NDArray[np.floating[Any]] | None = None
 
     @property
     def halves(self) -> NDArray[np.floating[Any]]:
@@ -229,7 +231,7 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
     ratio = high / low
     if ratio < 12:
         ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    elif ratio > 2000:
+    elif ratio > (100 if axis is axis.axes.xaxis else 2000):  # labels are wider than high
         ticks = (1.0,)
     axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
@@ -315,6 +317,8 @@ def lines(
         stroke = palette[place] if few and not alone else _SINGLE if is_named else _OTHER
         if line.raw is not None and few:
             axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
+        if line.points is not None and few:
+            axes.plot(*line.points.T, "o", color=stroke.color, markersize=2.6, alpha=0.45)
         width, alpha = (1.7, 1.0) if is_named else (0.9, 0.5)
         axes.plot(
             line.x, line.y, color=stroke.color, linestyle=stroke.line, label=line.name,
@@ -452,34 +456,47 @@ def dots(
 
 
 @style()
-def front(points: pd.DataFrame, better: Sequence[str], tips: Sequence[str], chosen: int) -> Figure:
-    """Draw points, and the steps through those that no other one beats in both numbers.
+def scatter(
+    points: pd.DataFrame, better: Sequence[str], tips: Sequence[str], chosen: int, mark: str
+) -> Figure:
+    """Draw points by two columns, one of them with a ring.
+
+    If it is known of both which values are better, steps join the points that no other one beats.
 
     Args:
-        points: ``[n, 2]``, finite; the columns are the numbers.
-        better: which values of each are better.
+        points: ``[n, 2]``: finite numbers, the first column may have texts.
+        better: which values of each column are better, or empty.
         tips: the name of each point.
-        chosen: the place of the point that is called recommended, or -1.
+        chosen: the place of the point with the ring, or -1.
+        mark: the text at the ring.
 
     """
-    values = points.to_numpy(float)
-    signs = [1 if each == "lower" else -1 for each in better]
-    best = np.unique(values[on_pareto_front(values * signs)], axis=0)
+    names, across = [str(name) for name in points], points.iloc[:, 0]
+    words = [] if pd.api.types.is_numeric_dtype(across) else sorted(across.unique())
+    first = pd.Categorical(across, words).codes if words else across
+    values = np.column_stack([first, points.iloc[:, 1]]).astype(float)
     figure, axes = _new_axes()
-    steps = "steps-post" if signs[0] > 0 else "steps-pre"
-    axes.plot(*best.T, drawstyle=steps, color=INK, linewidth=1.2, zorder=1)
-    names = [str(name) for name in points]
+    if all(better):
+        signs = [1 if each == "lower" else -1 for each in better]
+        best = np.unique(values[on_pareto_front(values * signs)], axis=0)
+        steps = "steps-post" if signs[0] > 0 else "steps-pre"
+        axes.plot(*best.T, drawstyle=steps, color=INK, linewidth=1.2, zorder=1)
     for pair, text in zip(values, tips, strict=True):
         (dot,) = axes.plot(*pair[:, None], "o", color=_SINGLE.color, markersize=4.2)
-        tip(dot, f"{text}: {', '.join(map(cell, names, pair))}")
-    frame_x(axes, values[:, 0], column=names[0])
+        shown = zip(names, pair, strict=True) if not words else [(names[1], pair[1])]
+        tip(dot, f"{text}: {', '.join(cell(*each) for each in shown)}")
+    if words:
+        axes.set_xticks(range(len(words)), short_labels(words, _LONGEST))
+    else:
+        frame_x(axes, values[:, 0], column=names[0])
     frame_y(axes, values[:, 1], 30, names[1])
     axes.margins(x=0.06)
     axes.grid(visible=True, axis="x")
     if chosen >= 0:
         x, y = map(float, values[chosen])
-        mark_best(axes, x, y, "recommended")
-    labels = [f"{heading(n)}, {b} is better" for n, b in zip(names, better, strict=True)]
+        mark_best(axes, x, y, mark)
+    labels = [heading(n) + (f", {b} is better" if b else "")
+              for n, b in zip(names, better, strict=True)]  # fmt: skip
     axes.set(xlabel=labels[0])
     axes.set_title(labels[1])
     return figure

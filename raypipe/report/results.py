@@ -1,247 +1,61 @@
-"""Results of a run: its points and curves, which of them is best, and how certain that is.
+"""Results of a run, which every view of it asks: report, ``show``, ``ls``, ``compare``, Python.
 
-Every view of a run (report, ``show``, ``ls``, ``compare``, the end line, Python) asks this module.
-Roles of columns follow from the declaration of their table where it names them, otherwise from the
-rows. Nothing here draws.
+They are those of its tables, of the variants of a matrix, of a search, and of sweeps. Nothing here
+draws.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.redaction import printable, without_credentials
-from raypipe.report.formatting import counted, heading, listed, with_unit
-from raypipe.report.measures import (
+from raypipe.redaction import without_credentials
+from raypipe.report.formatting import counted, heading, listed
+from raypipe.report.tables import (
+    MATRIX_SEED,
+    Headline,
+    Ranked,
+    Results,
+    as_numbers,
+    headlines,
+    is_number,
+    plain,
+    point_label,
+    shape_of,
+)
+from raypipe.report.trainings import (
     PREFIX,
     REPEATED,
-    held_out_columns,
+    SWEEP,
+    Tables,
+    best_place,
+    evaluations,
+    is_better,
     monitors_of,
     training_measures,
 )
-from raypipe.stats import half_width, ranked, runs_needed
+from raypipe.stats import runs_needed
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult
-from raypipe.store.tables import ADDED, VARIANT, Column, Table, read_arrow
+from raypipe.store.tables import VARIANT, Column, Table, read_arrow
 
 if TYPE_CHECKING:
     from raypipe.report.parts import Section
 
-Tables = Mapping[str, pd.DataFrame]
-
-#: the column with the seed of a matrix, which is joined to the rows
-MATRIX_SEED = "matrix seed"
-#: columns that number the repetitions of a row, unless they are axes
-_REPETITIONS = ("run", SEED, MATRIX_SEED)
-_MOST_VALUES = 50  # of an axis that is found in the rows
-_LONGEST = 60  # characters of a value of such an axis
-_MOST_AXES = 4
-_MOST_POINTS = 1000  # of a curve over an axis that is found in the rows
-#: characters from which a text is shown in full for the first rows only
-LONG = 120
-_FIRST_ROWS = 50
-_NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
-_SCALARS = (str, Real, pd.Timestamp, type(None))
-_ROUNDING = 1e-9  # relative difference that is none
 _MOST_ROWS = 3  # with a number that is not finite that are named
 _DIRECTIONS: Mapping[str, Any] = {"min": "lower", "max": "higher"}
-#: the stage of a trial of a sweep; ``trained_stage`` is the stage that it trained
-SWEEP = "sweep"
+_LOGARITHMIC = 30.0  # ratio of the ends of a range from which its logarithm counts
 SPEED = Column("samples_per_s", "real", "", better="higher")
-#: points as good as the best, or behind it, that are named
-MOST_NAMED = 4
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The roles of a table's columns.
-
-    Args:
-        axes: columns with at least two values, which are compared.
-        groups: columns whose values are not comparable.
-        seeds: columns that number repetitions, over which numbers are averaged.
-        numbers: columns with numbers; those that say which values are better come first. Of an open
-            table they are the returned ones.
-
-    """
-
-    axes: tuple[str, ...]
-    groups: tuple[str, ...]
-    seeds: tuple[str, ...]
-    numbers: tuple[Column, ...]
-
-
-@dataclass(frozen=True)
-class Means:
-    """The means of a number at P points.
-
-    Args:
-        points: ``[P, A]``, the values of the axes.
-        mean: ``[P]``
-        half: ``[P]``, half of the 95 % confidence interval over repetitions; NaN for one.
-        runs: ``[P]``, the number of repetitions, or of rows if there are none.
-        once: columns ``value``, ``point`` and ``run``: the number of each repetition, with the
-            places of both.
-
-    """
-
-    points: pd.DataFrame
-    mean: pd.Series[float]
-    half: pd.Series[float]
-    runs: pd.Series[int]
-    once: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class Rival:
-    """A point that the best one is compared with: a baseline, or the second best.
-
-    ``gain`` is how much better the best point is, and ``half`` half of its 95 % interval, NaN
-    without repetitions. Repetitions with the same seed are paired: what they share is not a
-    difference of the points.
-    """
-
-    label: str
-    mean: float
-    gain: float
-    half: float = math.nan
-
-    @property
-    def may_be_chance(self) -> bool:
-        """Whether the interval of the gain includes zero."""
-        return abs(self.gain) <= self.half
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A point with its mean over repetitions: its values by axis, none without axes."""
-
-    values: Mapping[str, Any]
-    mean: float
-    runs: int
-
-    @property
-    def label(self) -> str:
-        """The point for readers."""
-        return without_credentials(point_label(self.values))
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The best point of a table by a number.
-
-    Args:
-        table: name of the table.
-        column: the number.
-        group: the values of the columns that separate what is not comparable, or empty.
-        ranking: the first points, the best ones first; ``runs`` is 1 without repetitions.
-        ties: how many of them are as good as the best.
-        half: half of the 95 % confidence interval of the best mean; NaN for one repetition.
-        points: the compared points by axis, without baselines.
-        baseline: the strongest baseline.
-        second: the second best point.
-        repeats: the setting with the number of repetitions, or empty.
-
-    """
-
-    table: str
-    column: Column
-    group: str
-    ranking: Sequence[Ranked]
-    ties: int
-    half: float
-    points: pd.DataFrame
-    baseline: Rival | None = None
-    second: Rival | None = None
-    repeats: str = ""
-
-    @property
-    def metric(self) -> str:
-        """The table and the column."""
-        return f"{self.table}.{self.column.name}"
-
-    @property
-    def label_of_metric(self) -> str:
-        """The table and the column, with the group."""
-        return self.metric + (f" ({self.group})" if self.group else "")
-
-    @property
-    def mean(self) -> float:
-        """The mean of the best point over its repetitions."""
-        return self.ranking[0].mean
-
-    @property
-    def runs(self) -> int:
-        """The number of repetitions of the best point."""
-        return self.ranking[0].runs
-
-    @property
-    def name(self) -> str:
-        """The number for readers, with its group."""
-        return heading(self.column.name) + (f" ({self.group})" if self.group else "")
-
-    @property
-    def label(self) -> str:
-        """The number for readers, with its unit and the better direction."""
-        return with_unit(self.column.name, self.column.unit, self.column.better, self.group)
-
-    @property
-    def leaders(self) -> str:
-        """The best point, and those that are as good; of many the first ones, and their number."""
-        names = [each.label for each in self.ranking[: self.ties]]
-        if len(names) > MOST_NAMED:
-            names = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
-        return listed(names) if all(names) else ""
-
-    @property
-    def text(self) -> str:
-        """The best points with the number of repetitions; empty for one row alone."""
-        repeated = f"mean of {self.runs}" if self.runs > 1 else ""
-        return ", ".join(filter(None, [without_credentials(self.group), self.leaders, repeated]))
-
-    @property
-    def key_result(self) -> KeyResult:
-        """The result as a run's status has it, and the end of a command prints it."""
-        column = self.column
-        return KeyResult(self.table, column.name, self.mean, column.better, self.text)
-
-
-@dataclass(frozen=True)
-class Results:
-    """A table of the experiment with its plain rows, joined with the values of the matrix."""
-
-    table: Table
-    rows: pd.DataFrame
-    axes: Sequence[str] | None = None
-
-    @cached_property
-    def shape(self) -> Shape:
-        """The roles of its columns."""
-        return shape_of(self.table, self.rows, self.axes)
-
-    @property
-    def own(self) -> pd.DataFrame:
-        """The rows that are not of a baseline."""
-        return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
-
-    @cached_property
-    def headlines(self) -> list[Headline]:
-        """The best point by each number that can be better, for each group."""
-        return headlines(self.table, self.rows, self.shape)
 
 
 def variants_of(tables: Tables) -> dict[str, dict[str, str]]:
@@ -278,228 +92,6 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
             columns[MATRIX_SEED if key == SEED else key] = parsed if is_numeric else texts
     compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
     return Results(table, plain(rows.assign(**columns)), [*own, *compared])
-
-
-def plain(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with a plain index and names, and any value that is not a scalar as its text."""
-    rows = rows.reset_index(drop=True).rename(columns=str)
-    rows = rows.loc[:, ~rows.columns.duplicated()]
-    for name in rows.columns:
-        if rows[name].dtype == object:
-            plain_values = rows[name].map(lambda v: v if isinstance(v, _SCALARS) else str(v))
-            rows = rows.assign(**{name: plain_values.astype(object)})
-    return rows
-
-
-def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None) -> Shape:
-    """Return the roles of the columns of plain rows.
-
-    Args:
-        table: the declaration; it may lack columns of the rows.
-        rows: as :func:`plain` returns them.
-        axes: the columns that were varied; by default those that the table declares, otherwise
-            those that tell the rows apart; none of a table of long texts.
-
-    """
-    columns = [name for name in rows.columns if name not in ADDED]
-    declared = {column.name: column for column in table.columns}
-    groups = tuple(name for name in table.groups if name in columns)
-    given = list(table.axes if axes is None else axes)
-    of_matrix = [name for name in columns if "." in name and is_seed(name)]
-    several = rows[columns].nunique()
-    seeds = tuple(
-        name
-        for name in (*_REPETITIONS, *of_matrix)
-        if name in columns and name not in given and several[name] > 1
-    )
-    is_open = axes is None and not table.axes
-    if is_open and not any(is_long(rows[name]) for name in columns):
-        measures = {name for name, column in declared.items() if column.better}
-        given = _found_axes(rows.drop(columns=[*ADDED, *measures], errors="ignore"),
-                            [*seeds, *groups])  # fmt: skip
-    varied = tuple(
-        name
-        for name in dict.fromkeys(given)
-        if name in columns and name not in (*seeds, *groups) and several[name] > 1
-    )
-    taken = {*given, *seeds, *groups, *_REPETITIONS, *of_matrix}
-    free = (name for name in columns if name not in taken and is_number(rows[name]))
-    numbers = [declared.get(name, Column(name, "real", "")) for name in free]
-    if table.open:  # what it declares is about the call, and shown if nothing was returned
-        numbers = [each for each in numbers if each.better or each.name not in declared] or numbers
-    numbers.sort(key=lambda column: not column.better)
-    return Shape(varied, groups, seeds, tuple(numbers))
-
-
-def _found_axes(rows: pd.DataFrame, taken: Sequence[str]) -> list[str]:
-    """Return the columns that tell the rows apart: texts first, then numbers that repeat."""
-    several = rows.nunique()
-    free = [name for name in map(str, rows) if name not in taken and several[name] > 1
-            and not pd.api.types.is_datetime64_any_dtype(rows[name])]  # fmt: skip
-    numbers = [name for name in free if is_number(rows[name])]
-    texts = [name for name in free if name not in numbers and several[name] <= _MOST_VALUES
-             and not is_long(rows[name], _LONGEST)]  # fmt: skip
-    most = min(_MOST_VALUES, len(rows) // 2)
-    axes: list[str] = []
-    for name in (*texts, *(name for name in numbers if several[name] <= most)):
-        count = _combinations(rows, [*taken, *axes])
-        if count == len(rows) or len(axes) == _MOST_AXES:
-            break
-        if _combinations(rows, [*taken, *axes, name]) > count:
-            axes.append(name)
-    if not axes and len(numbers) > 1 and several[numbers[0]] == len(rows) <= _MOST_POINTS:
-        return numbers[:1]  # a curve over the first column
-    return axes
-
-
-def _combinations(rows: pd.DataFrame, names: Sequence[str]) -> int:
-    return len(rows[list(names)].drop_duplicates()) if names else 1
-
-
-def is_number(values: pd.Series[Any]) -> bool:
-    """Whether a column has numbers, and not only missing values."""
-    known = values.dropna()
-    return bool(len(known)) and pd.api.types.infer_dtype(known) in _NUMERIC
-
-
-def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
-    """Whether a column has texts longer than this number of characters, by its first rows."""
-    first = values.head(_FIRST_ROWS)
-    return any(isinstance(value, str) and len(value) > length for value in first)
-
-
-def as_numbers(values: pd.Series[Any]) -> pd.Series[float]:
-    """Return a column as floats; a value that is not a number is NaN."""
-    return pd.to_numeric(values, errors="coerce").astype(float)
-
-
-def means(rows: pd.DataFrame, by: Sequence[str], number: str, seeds: Sequence[str] = ()) -> Means:
-    """Return the means of a number over repetitions at each value of ``by``, in order of the rows.
-
-    Each repetition counts once: its rows are averaged first. Without repetitions, rows of the same
-    point are averaged, and there is no interval. Only finite numbers count. Without ``by``, all
-    rows are one point.
-    """
-    values = as_numbers(rows[number])
-    values = values[np.isfinite(values)]
-    known = rows.loc[values.index]
-    point, run = (
-        known.groupby(list(names), sort=False, dropna=False, observed=True).ngroup() if names else 0
-        for names in (by, seeds)
-    )
-    table = pd.DataFrame({"value": values, "point": point, "run": run})
-    once = table.groupby(["point", "run"], sort=False)["value"].mean().reset_index()
-    grouped = once.groupby("point")["value"]
-    runs = (once if seeds else table).groupby("point").size()
-    half = half_width(grouped.std(ddof=1), runs if seeds else np.ones(len(runs)))
-    points = known[list(by)][~table["point"].duplicated()].reset_index(drop=True)
-    return Means(points, grouped.mean(), pd.Series(half, runs.index, dtype=float), runs, once)
-
-
-def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
-    """Return the best point by each number whose column says what is better, for each group.
-
-    They are of the rows that :attr:`Table.headline` selects.
-    """
-    for name, value in table.headline.items():
-        if name in rows.columns and (rows[name] == value).any():
-            rows = rows[rows[name] == value]
-    if table.references:
-        rows = rows[~rows[list(table.axes)].isin(list(table.references)).any(axis=1)]
-    measured = [column for column in shape.numbers if column.better]
-    varied = [name for name in shape.groups if rows[name].nunique() > 1]
-    found = list[Headline | None]()
-    for values, part in rows.groupby(varied, sort=False, dropna=False) if varied else [((), rows)]:
-        group = point_label(dict(zip(varied, values, strict=True)))
-        found += [best_point(table, column, group, part, shape) for column in measured]
-    return [best for best in found if best is not None]
-
-
-def is_baseline(table: Table, points: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each point is a baseline or a reference, and not a contender."""
-    return points.isin([*table.baselines, *table.references]).any(axis=1)
-
-
-def best_point(
-    table: Table, column: Column, group: str, rows: pd.DataFrame, shape: Shape
-) -> Headline | None:
-    """Return the best point by a number, with its rivals; None if no value is finite."""
-    found = means(rows, shape.axes, column.name, shape.seeds)
-    if not shape.axes and not shape.seeds and len(rows) > 1:  # each row is a point
-        numbered = rows.assign(row=np.arange(len(rows)) + 1)
-        found = means(numbered, ["row"], column.name)
-    baseline = is_baseline(table, found.points)
-    if baseline.all():
-        baseline[:] = False
-    rivals, _ = _ranked(found, column, baseline)
-    contenders, ties = _ranked(found, column, ~baseline)
-    if not contenders:
-        return None
-    runs = found.runs if shape.seeds else pd.Series(1, found.runs.index)
-    ranking = [
-        Ranked(dict(found.points.loc[place]), float(found.mean[place]), int(runs[place]))
-        for place in contenders[: ties + MOST_NAMED]
-    ]
-    second = baseline_rival = None
-    if len(ranking) > 1:
-        second = _rival(found, column, contenders, contenders[1], ranking[1].label)
-    if rivals:
-        values = dict(found.points.loc[rivals[0]])
-        name = point_label({k: v for k, v in values.items() if v in table.baselines})
-        baseline_rival = _rival(found, column, contenders, rivals[0], name)
-    return Headline(
-        table.name, column, group, ranking, ties, float(found.half[contenders[0]]),
-        found.points[~baseline], baseline_rival, second, table.repeats,
-    )  # fmt: skip
-
-
-def _ranked(found: Means, column: Column, chosen: pd.Series[bool]) -> tuple[list[int], int]:
-    """Return the places of the chosen points by :func:`raypipe.stats.ranked`."""
-    once = found.once[chosen.to_numpy()[found.once["point"]]]
-    return ranked(once["value"], once["point"], once["run"], column.better)
-
-
-def _rival(found: Means, column: Column, order: Sequence[int], other: int, label: str) -> Rival:
-    """Return a point with the gain of the first of an order, paired by the seeds that both have.
-
-    A point without common seeds, such as a baseline that was computed once, counts as its mean.
-    """
-    by_run = found.once.set_index("run")
-    first, second = (by_run.loc[by_run["point"] == place, "value"] for place in (order[0], other))
-    common = first.index.intersection(second.index)
-    paired = first[common] - second[common] if len(common) > 1 else first - second.mean()
-    with np.errstate(invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        half = float(half_width(paired.std(ddof=1), len(paired)))
-    if half < _ROUNDING * float(first.abs().max()):
-        half = 0.0
-    sign = -1 if column.better == "lower" else 1
-    return Rival(label, float(found.mean[other]), sign * float(paired.mean()), half)
-
-
-def point_label(values: Mapping[str, Any]) -> str:
-    """Return a point for readers: ``transformer, learning_rate=0.01``; texts stand for themselves.
-
-    A dotted key is cut to its last part if no other one ends with it.
-    """
-    lasts = [name.rpartition(".")[2] for name in values]
-    parts = []
-    for (name, value), last in zip(values.items(), lasts, strict=True):
-        text = value_label(value)
-        word = isinstance(value, str) and isinstance(text_value(value), str)
-        parts.append(text if word else f"{last if lasts.count(last) == 1 else name}={text}")
-    return ", ".join(parts)
-
-
-def value_label(value: Any) -> str:
-    """Return a value of an axis for readers."""
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value)).lower()
-    if isinstance(value, Real) and not math.isnan(float(value)):
-        return f"{float(value):.6g}"
-    if value is None or isinstance(value, Real) or value is pd.NaT or value is pd.NA:
-        return "none"
-    return printable(str(value))
 
 
 def varied(tables: Tables) -> dict[str, list[str]]:
@@ -562,6 +154,10 @@ class Searched:
         columns |= {name: np.nan for name in modes if name not in table}  # nothing was measured
         return cls(plain(table.assign(**columns)), keys, metrics)
 
+    def has(self, table: str, column: str) -> bool:
+        """Whether a number of a table is one of the metrics."""
+        return any(each.name.partition(" (")[0] == f"{table}.{column}" for each in self.metrics)
+
     @property
     def measured(self) -> pd.DataFrame:
         """The points with metrics."""
@@ -578,7 +174,8 @@ class Searched:
         """The points that meet all conditions as rows of a table with the metrics."""
         table = Table("search", "a point", tuple(self.metrics), axes=tuple(self.keys))
         feasible = self.measured[self.measured["feasible"].astype(bool)]
-        return Results(table, plain(feasible.drop(columns=["number"])))
+        order = ["number", "best", "ended"]  # numbers about the proposals
+        return Results(table, plain(feasible.drop(columns=order, errors="ignore")))
 
     @property
     def headlines(self) -> list[Headline]:
@@ -593,6 +190,36 @@ class Searched:
             column = replace(best.column, name=shown)
             found.append(replace(best, table=owner, column=column, group=group))
         return found
+
+
+def key_importance(values: pd.DataFrame, metric: pd.Series[float], better: str) -> dict[str, float]:
+    """Return the importance of each searched key by Optuna's PED-ANOVA, the largest one first.
+
+    Args:
+        values: ``[n, K]``, the values of the keys.
+        metric: ``[n]``, finite.
+        better: which values of the metric are better.
+
+    """
+    from optuna import create_study, create_trial, importance, logging  # slow to import
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    points = values.apply(lambda own: as_numbers(own) if is_number(own) else own.map(str))
+    distributions: dict[str, BaseDistribution] = {}
+    for key, own in points.items():
+        if is_number(own):
+            low, high = float(own.min()), float(own.max())
+            is_log = low > 0 and high > _LOGARITHMIC * low
+            distributions[str(key)] = FloatDistribution(low, high, log=is_log)
+        else:
+            distributions[str(key)] = CategoricalDistribution(sorted(own.unique()))
+    logging.set_verbosity(logging.ERROR)
+    study = create_study(direction="minimize" if better == "lower" else "maximize")
+    for value, point in zip(metric, points.to_dict("records"), strict=True):
+        params: dict[str, Any] = {str(key): own for key, own in point.items()}
+        study.add_trial(create_trial(params=params, distributions=distributions, value=value))
+    evaluator = importance.PedAnovaImportanceEvaluator()
+    return importance.get_param_importances(study, evaluator=evaluator)
 
 
 @dataclass(frozen=True)
@@ -663,93 +290,6 @@ def _medians(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class EvaluationCurve:
-    """The values of a held-out metric in one training run, by step.
-
-    Args:
-        stage: the stage of the run.
-        trial: its trial_id.
-        column: the metric, such as ``eval_loss``; ``better`` may be empty.
-        steps: ``[n]``, rising.
-        values: ``[n]``, finite.
-        baseline: name of the same metric of a baseline, or empty.
-        baseline_values: ``[n]``, its values, NaN where there are none.
-        kept: the position of the model that the run kept: the last one, unless held-out data chose.
-        chosen: whether held-out data chose the model.
-
-    """
-
-    stage: str
-    trial: str
-    column: Column
-    steps: NDArray[np.floating[Any]]
-    values: NDArray[np.floating[Any]]
-    baseline: str
-    baseline_values: NDArray[np.floating[Any]]
-    kept: int
-    chosen: bool
-
-    @property
-    def sign(self) -> int:
-        """The factor that makes lower values better."""
-        return -1 if self.column.better == "higher" else 1
-
-    @property
-    def best(self) -> int:
-        """The position of the best value; the first of equal ones."""
-        return int((self.sign * self.values).argmin())
-
-    def beats_baseline(self, place: int) -> bool:
-        """Whether a value is better than that of the baseline, if that has one."""
-        gain = self.sign * (self.baseline_values[place] - self.values[place])
-        return not np.isfinite(gain) or bool(gain > 0)
-
-
-def evaluations(
-    tables: Tables, metrics: Sequence[Column], monitors: Mapping[str, str]
-) -> list[EvaluationCurve]:
-    """Return every held-out metric of every training run, the most important metric first.
-
-    Trials of a sweep are left out.
-
-    Args:
-        tables: of the run.
-        metrics: declarations of the columns ``eval_...``; others are taken from their names.
-        monitors: the monitored columns (:func:`raypipe.report.measures.monitors_of`).
-
-    """
-    trials = tables.get("trials", pd.DataFrame()).reindex(columns=["trial_id", "best_step"])
-    chosen = dict(trials.dropna().to_numpy())
-    steps = staged(tables, "steps").sort_values("step", kind="stable")
-    found = []
-    for column in held_out_columns(map(str, steps), metrics, monitors):
-        known = steps[np.isfinite(as_numbers(steps[column.name]))]
-        rival = column.baseline if column.baseline in steps else ""
-        for (stage, trial), own in known.groupby(["stage", "trial_id"], sort=False):
-            at, values = (as_numbers(own[n]).to_numpy() for n in ("step", column.name))
-            others = as_numbers(own[rival]).to_numpy() if rival else np.full(len(own), np.nan)
-            places = np.flatnonzero(at == chosen.get(trial, np.nan))
-            kept = int(places[0]) if len(places) else len(at) - 1
-            baseline, about = heading(rival.removeprefix(PREFIX)), (str(stage), str(trial), column)
-            curve = EvaluationCurve(*about, at, values, baseline, others, kept, trial in chosen)
-            found.append(curve)
-    return found
-
-
-def staged(tables: Tables, name: str) -> pd.DataFrame:
-    """Return the rows that are not of sweeps; the table ``trials`` has the stage of a row."""
-    table = tables.get(name, pd.DataFrame())
-    if table.empty:
-        return pd.DataFrame(columns=["stage", "trial_id", "step"])
-    if "stage" not in table:
-        trials = tables.get("trials", pd.DataFrame({"trial_id": [], "stage": []}))
-        stages = table["trial_id"].map(dict(zip(trials["trial_id"], trials["stage"], strict=True)))
-        names = table["trial_id"].astype(str).str.partition("@")[0]
-        table = table.assign(stage=stages.where(stages.notna(), names))
-    return table[table["stage"] != SWEEP]
-
-
-@dataclass(frozen=True)
 class Declarations:
     """An experiment's own description of itself.
 
@@ -809,11 +349,15 @@ class RunResults:
     @cached_property
     def measured(self) -> list[Headline]:
         """The best points of a search and of all tables of the experiment."""
-        search = Searched.of(self.tables)
-        sought = search.headlines if search is not None else []
+        sought = self.search.headlines if self.search is not None else []
         named = {best.metric for best in sought}
         own = [best for results in self.results for best in results.headlines]
         return [*sought, *(best for best in own if best.metric not in named)]
+
+    @cached_property
+    def search(self) -> Searched | None:
+        """Its search; None if it has none."""
+        return Searched.of(self.tables)
 
     @cached_property
     def results(self) -> list[Results]:
@@ -914,10 +458,13 @@ class RunResults:
                 subject = f"{best.leaders or 'The best row'} {'are' if best.ties > 1 else 'is'}"
                 text = f"{subject} not better than the baseline {best.baseline.label} in"
                 lost.setdefault(text, []).append(best.name)
-        for each in self.evaluations:
-            if each.column.better and not each.beats_baseline(each.best):
-                text = f"{each.trial} is not better than the baseline {each.baseline} in"
-                lost.setdefault(text, []).append(heading(each.column.name))
+        for column, every in self.evaluations:
+            for trial, own in every.groupby("trial_id", sort=False) if column.better else ():
+                best = own.loc[best_place(own["value"], column.better)]
+                if not is_better(best["value"], best["baseline"], column.better):
+                    baseline = heading(column.baseline.removeprefix(PREFIX))
+                    text = f"{trial} is not better than the baseline {baseline} in"
+                    lost.setdefault(text, []).append(heading(column.name))
         return [f"{text} {listed(names)}." for text, names in lost.items()]
 
     @cached_property
@@ -931,8 +478,8 @@ class RunResults:
         return found[found["command_id"].isin(newest)].drop_duplicates("hostname")
 
     @cached_property
-    def evaluations(self) -> list[EvaluationCurve]:
-        """The held-out metrics of its trainings."""
+    def evaluations(self) -> list[tuple[Column, pd.DataFrame]]:
+        """The held-out metrics of its trainings, with their values by step."""
         return evaluations(self.tables, self.core("trials").columns, self.monitors)
 
     @property

@@ -1,266 +1,443 @@
-"""A table of rows with axes and numbers: tiles, a plot of each number, best rows.
+"""Points of a table: the roles of its columns, means over repetitions, and the best point.
 
-Calls of a function, a matrix, a search, a sweep and trainings are all shown by this module.
+Roles follow from the declaration of the table where it names them, otherwise from the rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raypipe.report import plots
-from raypipe.report.formatting import (
-    cell,
-    counted,
-    heading,
-    listed,
-    number,
-    with_interval,
-    with_unit,
-)
-from raypipe.report.parts import Code, Fold, Heading, Part, Section, TableView, Tile, cells
-from raypipe.report.plots import Line, Plot, finite, thinned
-from raypipe.report.results import (
-    LONG,
-    Headline,
-    Means,
-    Results,
-    as_numbers,
-    is_baseline,
-    is_long,
-    is_number,
-    means,
-    point_label,
-    value_label,
-)
+from raypipe.config.matrix import SEED, is_seed, text_value
+from raypipe.redaction import printable, without_credentials
+from raypipe.report.formatting import heading, listed, with_unit
+from raypipe.stats import half_width, ranked
+from raypipe.store.run_status import KeyResult
 from raypipe.store.tables import ADDED, Column, Table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+#: the column with the seed of a matrix, which is joined to the rows
+MATRIX_SEED = "matrix seed"
+#: columns that number the repetitions of a row, unless they are axes
+_REPETITIONS = ("run", SEED, MATRIX_SEED)
+_MOST_VALUES = 50  # of an axis that is found in the rows
+_LONGEST = 60  # characters of a value of such an axis
+_MOST_AXES = 4
+#: characters from which a text is shown in full for the first rows only
+LONG = 120
+_FIRST_ROWS = 50
+_NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
+_SCALARS = (str, Real, pd.Timestamp, type(None))
+_ROUNDING = 1e-9  # relative difference that is none
+#: points as good as the best, or behind it, that are named
+MOST_NAMED = 4
 
-_MOST_ROWS = 50
-_LEAST_RANKED = 12  # rows
-_MOST_RANGES = 4
-_MOST_TEXTS = 3
-_MOST_RANKED = 16
-_MOST_FURTHER = 3
-_MOST_CHARACTERS = 4000
-_MOST_CELLS = 24  # of an axis of a heat map
-_LARGEST = 1e300  # matplotlib overflows beyond
-_LEAST_DOTS = 3  # the headline compares two
 
+@dataclass(frozen=True)
+class Shape:
+    """The roles of a table's columns.
 
-def table_section(results: Results) -> Section:
-    """Return the section of a table: plots, long texts, and the first 50 rows.
+    Args:
+        axes: columns with at least two values, which are compared.
+        groups: columns whose values are not comparable.
+        seeds: columns that number repetitions, over which numbers are averaged.
+        numbers: columns with numbers; those that say which values are better come first. Of an open
+            table they are the returned ones.
 
-    Numbers are averaged over repetitions, with Student's 95 % confidence interval. The best values
-    come from ``Column.better``; the first screen has them.
     """
-    table, rows = results.table, results.rows
-    title = heading(table.name).capitalize()
-    parts = [*result_parts(results), *_texts(rows), _view(table, rows, title)]
-    return Section(title, parts, covers=(table.name,))
+
+    axes: tuple[str, ...]
+    groups: tuple[str, ...]
+    seeds: tuple[str, ...]
+    numbers: tuple[Column, ...]
 
 
-def tile(best: Headline) -> Tile:
-    """Return a headline as a tile: the value, the point, and the distance to the baseline.
+@dataclass(frozen=True)
+class Means:
+    """The means of a number at P points.
 
-    A point whose lead on the second best one may be chance is not named alone.
+    Args:
+        points: ``[P, A]``, the values of the axes.
+        mean: ``[P]``
+        half: ``[P]``, half of the 95 % confidence interval over repetitions; NaN for one.
+        runs: ``[P]``, the number of repetitions, or of rows if there are none.
+        once: columns ``value``, ``point`` and ``run``: the number of each repetition, with the
+            places of both.
+
     """
-    column, second, baseline = best.column, best.second, best.baseline
-    notes, tone = [best.leaders] if best.leaders else [], ""
-    if best.leaders and best.ties == 1 and second is not None and second.may_be_chance:
-        rival = f"{second.label} ({cell(column.name, second.mean)})"
-        notes = [f"{best.leaders}, perhaps by chance before {rival}"]
-    if baseline is not None:
-        rival = f"{baseline.label} ({cell(column.name, baseline.mean)})"
-        side = "above" if best.mean > baseline.mean else "below"
-        size = with_interval(column.name, abs(best.mean - baseline.mean), baseline.half)
-        equal = best.mean == baseline.mean
-        notes.append(f"the same as {baseline.label}" if equal else f"{size} {side} {rival}")
-        tone = "good" if baseline.gain > 0 and not baseline.may_be_chance else "warn"
-    elif len(best.points) > 1:
-        notes.append(f"{'lowest' if column.better == 'lower' else 'highest'} of "
-                     f"{len(best.points)}")  # fmt: skip
-    value = with_interval(column.name, best.mean, best.half)
-    return Tile(best.label, value, "; ".join(notes), tone)
+
+    points: pd.DataFrame
+    mean: pd.Series[float]
+    half: pd.Series[float]
+    runs: pd.Series[int]
+    once: pd.DataFrame
 
 
-def range_tiles(results: Results) -> list[Tile]:
-    """Return the ranges of the first numbers, of a table that does not say what is better."""
-    tiles = []
-    for column in results.shape.numbers[:_MOST_RANGES]:
-        values = finite(as_numbers(results.rows[column.name]))
-        if values.size:
-            ends = dict.fromkeys(cell(column.name, end) for end in (values.min(), values.max()))
-            mean = cell(column.name, float(values.mean()))
-            note = f"mean {mean} of {values.size} rows" if len(ends) > 1 else ""
-            tiles.append(Tile(with_unit(column.name, column.unit, ""), " to ".join(ends), note))
-    return tiles
+@dataclass(frozen=True)
+class Rival:
+    """A point that the best one is compared with: a baseline, or the second best.
 
-
-def result_parts(results: Results) -> list[Part]:
-    """Return a plot of each number that can be better, and the best points of the first one."""
-    rows, shape = results.rows, results.shape
-    better = [column for column in shape.numbers if column.better]
-    varying = [column for column in shape.numbers if rows[column.name].nunique() > 1]
-    drawn = [plot for column in better or varying[:2] for plot in number_plots(results, column)]
-    is_ranked = better and shape.axes and len(rows) > _LEAST_RANKED
-    return [*drawn, *([_best_rows(results, better[0])] if is_ranked else [])]
-
-
-def number_plots(results: Results, column: Column, words: str = "") -> list[Plot]:
-    """Draw a number by the axes of its table; none if there is nothing to compare.
-
-    The first two axes give a heat map without baselines, averaged over the others, and each further
-    one a chart of its own. A numeric axis gives a line, other axes give dots. ``words`` is the
-    column that says why a row has no number; of rows with one the best counts, not the mean.
+    ``gain`` is how much better the best point is, and ``half`` half of its 95 % interval, NaN
+    without repetitions. Repetitions with the same seed are paired: what they share is not a
+    difference of the points.
     """
-    rows, axes = results.rows, results.shape.axes
-    values = finite(as_numbers(rows[column.name]))
-    drawn = [values, *(finite(as_numbers(rows[name])) for name in axes)]
-    is_drawable = all(np.abs(each).max(initial=0) <= _LARGEST for each in drawn)
-    if not axes or values.size < 2 or not is_drawable:
-        return []
-    own = results.own
-    pair = [name for name in axes if 1 < own[name].nunique() <= _MOST_CELLS][:2]
-    full = math.prod(own[name].nunique() for name in pair)
-    if len(pair) < 2 or len(own[pair].drop_duplicates()) < max(3, full / 4):
-        return _over(results, column, axes)
-    heat = _heat_map(results, column, words, pair)
-    return [heat, *(p for n in axes if n not in pair for p in _over(results, column, [n]))]
+
+    label: str
+    mean: float
+    gain: float
+    half: float = math.nan
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the interval of the gain includes zero."""
+        return abs(self.gain) <= self.half
 
 
-def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> Plot:
-    own = results.own
-    for name in pair:  # a value such as null is one of the compared
-        own = own.assign(**{name: own[name].astype(object).where(own[name].notna(), "none")})
-    if words:
-        order = own.sort_values(column.name, ascending=column.better == "lower", kind="stable")
-        own = order.drop_duplicates(pair)
-    found = means(own, pair, column.name, results.shape.seeds)
-    labels = [own[name].drop_duplicates().sort_values(key=as_numbers, kind="stable")
-              for name in pair]  # fmt: skip
-    grids = [
-        table.pivot(index=pair[0], columns=pair[1], values="")
-        .reindex(index=labels[0], columns=labels[1])
-        .rename(index=value_label, columns=value_label)
-        for table in (
-            found.points.assign(**{"": found.mean}),
-            own.drop_duplicates(pair)[pair].assign(**{"": own[words] if words else ""}),
-        )
+@dataclass(frozen=True)
+class Ranked:
+    """A point with its mean over repetitions: its values by axis, none without axes."""
+
+    values: Mapping[str, Any]
+    mean: float
+    runs: int
+
+    @property
+    def label(self) -> str:
+        """The point for readers."""
+        return without_credentials(point_label(self.values))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The best point of a table by a number.
+
+    Args:
+        table: name of the table.
+        column: the number.
+        group: the values of the columns that separate what is not comparable, or empty.
+        ranking: the first points, the best ones first; ``runs`` is 1 without repetitions.
+        ties: how many of them are as good as the best.
+        half: half of the 95 % confidence interval of the best mean; NaN for one repetition.
+        points: the compared points by axis, without baselines.
+        baseline: the strongest baseline.
+        second: the second best point.
+        repeats: the setting with the number of repetitions, or empty.
+
+    """
+
+    table: str
+    column: Column
+    group: str
+    ranking: Sequence[Ranked]
+    ties: int
+    half: float
+    points: pd.DataFrame
+    baseline: Rival | None = None
+    second: Rival | None = None
+    repeats: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The table and the column."""
+        return f"{self.table}.{self.column.name}"
+
+    @property
+    def label_of_metric(self) -> str:
+        """The table and the column, with the group."""
+        return self.metric + (f" ({self.group})" if self.group else "")
+
+    @property
+    def mean(self) -> float:
+        """The mean of the best point over its repetitions."""
+        return self.ranking[0].mean
+
+    @property
+    def runs(self) -> int:
+        """The number of repetitions of the best point."""
+        return self.ranking[0].runs
+
+    @property
+    def name(self) -> str:
+        """The number for readers, with its group."""
+        return heading(self.column.name) + (f" ({self.group})" if self.group else "")
+
+    @property
+    def label(self) -> str:
+        """The number for readers, with its unit and the better direction."""
+        return with_unit(self.column.name, self.column.unit, self.column.better, self.group)
+
+    @property
+    def leaders(self) -> str:
+        """The best point, and those that are as good; of many the first ones, and their number."""
+        names = [each.label for each in self.ranking[: self.ties]]
+        if len(names) > MOST_NAMED:
+            names = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
+        return listed(names) if all(names) else ""
+
+    @property
+    def text(self) -> str:
+        """The best points with the number of repetitions; empty for one row alone."""
+        repeated = f"mean of {self.runs}" if self.runs > 1 else ""
+        return ", ".join(filter(None, [without_credentials(self.group), self.leaders, repeated]))
+
+    @property
+    def key_result(self) -> KeyResult:
+        """The result as a run's status has it, and the end of a command prints it."""
+        column = self.column
+        return KeyResult(self.table, column.name, self.mean, column.better, self.text)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of the experiment with its plain rows, joined with the values of the matrix."""
+
+    table: Table
+    rows: pd.DataFrame
+    axes: Sequence[str] | None = None
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The roles of its columns."""
+        return shape_of(self.table, self.rows, self.axes)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether its axes are declared or varied, and not only found in the rows."""
+        return bool(self.axes or self.table.axes)
+
+    @property
+    def own(self) -> pd.DataFrame:
+        """The rows that are not of a baseline."""
+        return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The best point by each number that can be better, for each group."""
+        return headlines(self.table, self.rows, self.shape)
+
+
+def plain(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with a plain index and names, and any value that is not a scalar as its text."""
+    rows = rows.reset_index(drop=True).rename(columns=str)
+    rows = rows.loc[:, ~rows.columns.duplicated()]
+    for name in rows.columns:
+        if rows[name].dtype == object:
+            plain_values = rows[name].map(lambda v: v if isinstance(v, _SCALARS) else str(v))
+            rows = rows.assign(**{name: plain_values.astype(object)})
+    return rows
+
+
+def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None) -> Shape:
+    """Return the roles of the columns of plain rows.
+
+    Args:
+        table: the declaration; it may lack columns of the rows.
+        rows: as :func:`plain` returns them.
+        axes: the columns that were varied; by default those that the table declares, otherwise
+            those that tell the rows apart; none of a table of long texts.
+
+    """
+    columns = [name for name in rows.columns if name not in ADDED]
+    declared = {column.name: column for column in table.columns}
+    groups = tuple(name for name in table.groups if name in columns)
+    given = list(table.axes if axes is None else axes)
+    of_matrix = [name for name in columns if "." in name and is_seed(name)]
+    several = rows[columns].nunique()
+    seeds = tuple(
+        name
+        for name in (*_REPETITIONS, *of_matrix)
+        if name in columns and name not in given and several[name] > 1
+    )
+    is_open = axes is None and not table.axes
+    if is_open and not any(is_long(rows[name]) for name in columns):
+        measures = {name for name, column in declared.items() if column.better}
+        given = _found_axes(rows.drop(columns=[*ADDED, *measures], errors="ignore"),
+                            [*seeds, *groups])  # fmt: skip
+    varied = tuple(
+        name
+        for name in dict.fromkeys(given)
+        if name in columns and name not in (*seeds, *groups) and several[name] > 1
+    )
+    taken = {*given, *seeds, *groups, *_REPETITIONS, *of_matrix}
+    free = (name for name in columns if name not in taken and is_number(rows[name]))
+    numbers = [declared.get(name, Column(name, "real", "")) for name in free]
+    if table.open:  # what it declares is about the call, and shown if nothing was returned
+        numbers = [each for each in numbers if each.better or each.name not in declared] or numbers
+    numbers.sort(key=lambda column: not column.better)
+    return Shape(varied, groups, seeds, tuple(numbers))
+
+
+def _found_axes(rows: pd.DataFrame, taken: Sequence[str]) -> list[str]:
+    """Return the columns that tell the rows apart: texts first, then numbers that repeat."""
+    several = rows.nunique()
+    free = [name for name in map(str, rows) if name not in taken and several[name] > 1
+            and not pd.api.types.is_datetime64_any_dtype(rows[name])]  # fmt: skip
+    numbers = [name for name in free if is_number(rows[name])]
+    texts = [name for name in free if name not in numbers and several[name] <= _MOST_VALUES
+             and not is_long(rows[name], _LONGEST)]  # fmt: skip
+    most = min(_MOST_VALUES, len(rows) // 2)
+    axes: list[str] = []
+    for name in (*texts, *(name for name in numbers if several[name] <= most)):
+        count = _combinations(rows, [*taken, *axes])
+        if count == len(rows) or len(axes) == _MOST_AXES:
+            break
+        if _combinations(rows, [*taken, *axes, name]) > count:
+            axes.append(name)
+    return axes
+
+
+def _combinations(rows: pd.DataFrame, names: Sequence[str]) -> int:
+    return len(rows[list(names)].drop_duplicates()) if names else 1
+
+
+def is_number(values: pd.Series[Any]) -> bool:
+    """Whether a column has numbers, and not only missing values."""
+    known = values.dropna()
+    return bool(len(known)) and pd.api.types.infer_dtype(known) in _NUMERIC
+
+
+def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
+    """Whether a column has texts longer than this number of characters, by its first rows."""
+    first = values.head(_FIRST_ROWS)
+    return any(isinstance(value, str) and len(value) > length for value in first)
+
+
+def as_numbers(values: pd.Series[Any]) -> pd.Series[float]:
+    """Return a column as floats; a value that is not a number is NaN."""
+    return pd.to_numeric(values, errors="coerce").astype(float)
+
+
+def means(rows: pd.DataFrame, by: Sequence[str], number: str, seeds: Sequence[str] = ()) -> Means:
+    """Return the means of a number over repetitions at each value of ``by``, in order of the rows.
+
+    Each repetition counts once: its rows are averaged first. Without repetitions, rows of the same
+    point are averaged, and there is no interval. Only finite numbers count. Without ``by``, all
+    rows are one point.
+    """
+    values = as_numbers(rows[number])
+    values = values[np.isfinite(values)]
+    known = rows.loc[values.index]
+    point, run = (
+        known.groupby(list(names), sort=False, dropna=False, observed=True).ngroup() if names else 0
+        for names in (by, seeds)
+    )
+    table = pd.DataFrame({"value": values, "point": point, "run": run})
+    once = table.groupby(["point", "run"], sort=False)["value"].mean().reset_index()
+    grouped = once.groupby("point")["value"]
+    runs = (once if seeds else table).groupby("point").size()
+    half = half_width(grouped.std(ddof=1), runs if seeds else np.ones(len(runs)))
+    points = known[list(by)][~table["point"].duplicated()].reset_index(drop=True)
+    return Means(points, grouped.mean(), pd.Series(half, runs.index, dtype=float), runs, once)
+
+
+def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
+    """Return the best point by each number whose column says what is better, for each group.
+
+    They are of the rows that :attr:`Table.headline` selects.
+    """
+    for name, value in table.headline.items():
+        if name in rows.columns and (rows[name] == value).any():
+            rows = rows[rows[name] == value]
+    if table.references:
+        rows = rows[~rows[list(table.axes)].isin(list(table.references)).any(axis=1)]
+    measured = [column for column in shape.numbers if column.better]
+    varied = [name for name in shape.groups if rows[name].nunique() > 1]
+    found = list[Headline | None]()
+    for values, part in rows.groupby(varied, sort=False, dropna=False) if varied else [((), rows)]:
+        group = point_label(dict(zip(varied, values, strict=True)))
+        found += [best_point(table, column, group, part, shape) for column in measured]
+    return [best for best in found if best is not None]
+
+
+def is_baseline(table: Table, points: pd.DataFrame) -> pd.Series[bool]:
+    """Whether each point is a baseline or a reference, and not a contender."""
+    return points.isin([*table.baselines, *table.references]).any(axis=1)
+
+
+def best_point(
+    table: Table, column: Column, group: str, rows: pd.DataFrame, shape: Shape
+) -> Headline | None:
+    """Return the best point by a number, with its rivals; None if no value is finite."""
+    found = means(rows, shape.axes, column.name, shape.seeds)
+    if not shape.axes and not shape.seeds and len(rows) > 1:  # each row is a point
+        numbered = rows.assign(row=np.arange(len(rows)) + 1)
+        found = means(numbered, ["row"], column.name)
+    baseline = is_baseline(table, found.points)
+    if baseline.all():
+        baseline[:] = False
+    rivals, _ = _ranked(found, column, baseline)
+    contenders, ties = _ranked(found, column, ~baseline)
+    if not contenders:
+        return None
+    runs = found.runs if shape.seeds else pd.Series(1, found.runs.index)
+    ranking = [
+        Ranked(dict(found.points.loc[place]), float(found.mean[place]), int(runs[place]))
+        for place in contenders[: ties + MOST_NAMED]
     ]
-    figure = plots.heat_map(grids[0], column.name, column.better, grids[1].fillna(""))
-    figure.axes[0].set(xlabel=_last(pair[1]), ylabel=_last(pair[0]))
-    others = [_last(name) for name in results.shape.axes if name not in pair]
-    over = [*(["repetitions"] if results.shape.seeds else []), *others]
-    caption = f"{'The best' if words else 'Mean'} over {listed(over)}." if over else ""
-    caption += " A frame marks the best." if column.better else ""
-    return _plot(results, column, pair, caption, figure)
+    second = baseline_rival = None
+    if len(ranking) > 1:
+        second = _rival(found, column, contenders, contenders[1], ranking[1].label)
+    if rivals:
+        values = dict(found.points.loc[rivals[0]])
+        name = point_label({k: v for k, v in values.items() if v in table.baselines})
+        baseline_rival = _rival(found, column, contenders, rivals[0], name)
+    return Headline(
+        table.name, column, group, ranking, ties, float(found.half[contenders[0]]),
+        found.points[~baseline], baseline_rival, second, table.repeats,
+    )  # fmt: skip
 
 
-def _over(results: Results, column: Column, axes: Sequence[str]) -> list[Plot]:
-    """Draw the means of a number over one numeric axis, or at each point of other axes."""
-    shape, rows = results.shape, results.rows
-    found = means(rows, [*shape.groups, *axes], column.name, shape.seeds)
-    caption = "Mean over repetitions" if shape.seeds else ""
-    caption += " with its 95 % interval." if found.half.notna().any() else "." * bool(caption)
-    if len(axes) == 1 and is_number(rows[axes[0]]) and not shape.groups:
-        return [_line(results, column, axes[0], found, caption)]
-    if len(found.mean) >= _LEAST_DOTS:
-        return [_dots(results, column, axes, found, caption)]
-    return []
+def _ranked(found: Means, column: Column, chosen: pd.Series[bool]) -> tuple[list[int], int]:
+    """Return the places of the chosen points by :func:`raypipe.stats.ranked`."""
+    once = found.once[chosen.to_numpy()[found.once["point"]]]
+    return ranked(once["value"], once["point"], once["run"], column.better)
 
 
-def _line(results: Results, column: Column, axis: str, found: Means, caption: str) -> Plot:
-    """Draw the means along a numeric axis, with intervals and the best point marked."""
-    curve = pd.DataFrame({"y": found.mean, "half": found.half})
-    curve = curve.set_axis(as_numbers(found.points[axis]))
-    every = np.unique(finite(as_numbers(results.rows[axis])))  # gaps where a number is missing
-    curve = curve[curve.index.notna()].reindex(every)
-    x, y, half = (thinned(v.to_numpy(float)) for v in (curve.index, curve["y"], curve["half"]))
-    line = Line("", x, y, half)
-    figure = plots.lines([line], _last(axis), column.name, better=column.better, from_0=False)
-    if np.isnan(y).any():
-        caption += " The line has a gap, and a cross, where a value is missing or not finite."
-    if len(x) < len(curve):
-        caption += f" {number(len(found.mean))} points, averaged over neighbors."
-    return _plot(results, column, [axis], caption, figure)
+def _rival(found: Means, column: Column, order: Sequence[int], other: int, label: str) -> Rival:
+    """Return a point with the gain of the first of an order, paired by the seeds that both have.
+
+    A point without common seeds, such as a baseline that was computed once, counts as its mean.
+    """
+    by_run = found.once.set_index("run")
+    first, second = (by_run.loc[by_run["point"] == place, "value"] for place in (order[0], other))
+    common = first.index.intersection(second.index)
+    paired = first[common] - second[common] if len(common) > 1 else first - second.mean()
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        half = float(half_width(paired.std(ddof=1), len(paired)))
+    if half < _ROUNDING * float(first.abs().max()):
+        half = 0.0
+    sign = -1 if column.better == "lower" else 1
+    return Rival(label, float(found.mean[other]), sign * float(paired.mean()), half)
 
 
-def _dots(
-    results: Results, column: Column, axes: Sequence[str], found: Means, caption: str
-) -> Plot:
-    """Draw a dot per point, with its interval and its value; baselines in gray."""
-    order = found.mean.sort_values(ascending=column.better != "higher", kind="stable")
-    shown = list(order.index[: plots.MOST_DOTS])
-    varied = [name for name in map(str, found.points) if found.points[name].nunique() > 1]
-    names = [point_label(dict(found.points.loc[place, varied])) for place in shown]
-    baseline = is_baseline(results.table, found.points)[shown]
-    mean, half = (values[shown].to_numpy(float) for values in (found.mean, found.half))
-    figure = plots.dots(names, mean, half, column.name, list(baseline))
-    if baseline.any():
-        caption += " Gray: baselines."
-    if len(order) > len(shown):
-        caption += f" The {'first' if not column.better else 'best'} {len(shown)} of {len(order)}."
-    return _plot(results, column, axes, caption, figure)
+def point_label(values: Mapping[str, Any]) -> str:
+    """Return a point for readers: ``transformer, learning_rate=0.01``; texts stand for themselves.
+
+    A dotted key is cut to its last part if no other one ends with it.
+    """
+    lasts = [name.rpartition(".")[2] for name in values]
+    parts = []
+    for (name, value), last in zip(values.items(), lasts, strict=True):
+        text = value_label(value)
+        word = isinstance(value, str) and isinstance(text_value(value), str)
+        parts.append(text if word else f"{last if lasts.count(last) == 1 else name}={text}")
+    return ", ".join(parts)
 
 
-def _plot(
-    results: Results, column: Column, by: Sequence[str], caption: str, figure: Figure
-) -> Plot:
-    title = f"{heading(column.name)} by {listed([_last(str(axis)) for axis in by])}"
-    caption += f" {column.better.capitalize()} is better." if column.better else ""
-    name = "-".join([results.table.name, column.name, *by])
-    return Plot(name, title, caption.strip(), figure)
-
-
-def _last(key: str) -> str:
-    """Return the last part of a dotted key, for readers."""
-    return heading(key.rpartition(".")[2])
-
-
-def _best_rows(results: Results, column: Column) -> TableView:
-    """Return the best points by a number with the means of their further numbers."""
-    rows, shape = results.rows, results.shape
-    by = [*shape.groups, *shape.axes]
-    found = means(rows, by, column.name, shape.seeds)
-    points = found.points.assign(**{column.name: found.mean, "±": found.half})
-    if found.runs.nunique() > 1:
-        points["repetitions"] = found.runs
-    others = [each.name for each in shape.numbers if each.name != column.name][:_MOST_FURTHER]
-    numbers = rows[others].apply(as_numbers).groupby([rows[name] for name in by], dropna=False)
-    points = points.merge(numbers.mean().reset_index(), "left", by) if others else points
-    order = points.sort_values(column.name, ascending=column.better == "lower", kind="stable")
-    best = order.head(_MOST_RANKED)
-    best = best.assign(**{name: cells(map(value_label, best[name])) for name in by})
-    caption = f"The best {len(best)} of {len(order)} points." if len(order) > len(best) else ""
-    return TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)
-
-
-def _texts(rows: pd.DataFrame) -> Iterator[Fold]:
-    """Yield the long texts of the first rows, which a table cannot show."""
-    names = [name for name in rows.columns if name not in ADDED and is_long(rows[name])]
-    for place, row in enumerate(rows[names].head(_MOST_TEXTS).to_dict("records")):
-        parts: list[Part] = []
-        for name, text in row.items():
-            if isinstance(text, str) and text:
-                cut = "…" if len(text) > _MOST_CHARACTERS else ""
-                parts += [Heading(heading(str(name))), Code(text[:_MOST_CHARACTERS] + cut)]
-        if parts:
-            yield Fold(f"Texts of row {place + 1} of {number(len(rows))}", parts)
-
-
-def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView:
-    first, caption = rows.head(_MOST_ROWS), counted(len(rows), "row")
-    if table.row:
-        caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
-    return TableView(first.map(_cut), (), title, meanings=table.meanings, caption=caption)
-
-
-def _cut(value: Any) -> Any:
-    return f"{value[:LONG]}…" if isinstance(value, str) and len(value) > LONG else value
+def value_label(value: Any) -> str:
+    """Return a value of an axis for readers."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, Real) and not math.isnan(float(value)):
+        return f"{float(value):.6g}"
+    if value is None or isinstance(value, Real) or value is pd.NaT or value is pd.NA:
+        return "none"
+    return printable(str(value))

@@ -81,8 +81,8 @@ class Table:
         internal: keys of its rows in the ledger that are not columns.
         optional: whether it is written only if it has rows.
         open: whether rows have further columns, which are known once they are written.
-        axes: columns whose values the report compares, such as ``method``; otherwise it finds them
-            in the rows.
+        axes: columns whose values the report compares and draws, such as ``method``; without them
+            best rows are named by what tells the rows apart.
         groups: columns whose values are not comparable, such as a corpus: each has its best row.
         baselines: values of an axis that are baselines, which the report compares the best row
             with.

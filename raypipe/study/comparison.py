@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import is_seed
-from raypipe.report.measures import LOSS, held_out_columns
-from raypipe.report.results import Tables, variants_of, varied
+from raypipe.report.results import variants_of, varied
+from raypipe.report.trainings import LOSS, Tables, held_out_columns
 from raypipe.stats import half_width, paired_comparisons
 from raypipe.store.tables import ADDED
 

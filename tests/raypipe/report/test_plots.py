@@ -25,8 +25,8 @@ from raypipe.report.plots import (
     slug,
     style,
 )
-from raypipe.report.results import Results
-from raypipe.report.tables import number_plots
+from raypipe.report.sections import number_plots
+from raypipe.report.tables import Results
 from raypipe.store.tables import Column, Table
 
 

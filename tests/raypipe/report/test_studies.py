@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from raypipe.graph.tables import CORE
 from raypipe.report.plots import Plot, encode, style
 from raypipe.report.results import Declarations, RunResults, sweeps
-from raypipe.report.studies import race_section, sweep_section
-from raypipe.report.trainings import training_plots
+from raypipe.report.sections import race_section, sweep_section, training_plots
 from raypipe.store.tables import by_name
 from tests.raypipe.report.page_reader import page_of
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from raypipe.report.parts import Code, Fold, Section, TableView, render
+from raypipe.report.parts import Fold, Section, TableView, render
 from raypipe.report.plots import Plot
-from raypipe.report.results import Results, headlines, means, plain, point_label, shape_of
-from raypipe.report.tables import table_section, tile
+from raypipe.report.sections import table_section, tile
+from raypipe.report.tables import Results, headlines, means, plain, point_label, shape_of
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
@@ -77,24 +77,20 @@ def test_axes_and_repetitions_are_found_in_the_rows() -> None:
     assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
 
 
-def test_two_axes_give_a_heat_map_of_the_means() -> None:
-    section = _section(SCORES, _grid(), ["C", "kernel"])
-    plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
-    grid = np.asarray(plot.figure.axes[0].get_images()[0].get_array())
-    expected = _grid().pivot_table(index="C", columns="kernel", values="accuracy")
-    assert_allclose(grid, expected[["rbf", "linear"]].to_numpy())
-
-
-def test_a_numeric_axis_gives_a_curve_with_the_best_point_marked() -> None:
-    rows = _grid().query("kernel == 'rbf'")
-    section = _section(SCORES, rows, ["C"])
-    plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
-    axes = plot.figure.axes[0]
-    expected = rows.groupby("C")["accuracy"].mean()
-    assert_allclose(axes.lines[0].get_xdata(), expected.index)
-    assert_allclose(axes.lines[0].get_ydata(), expected)
-    (ring,) = (line for line in axes.lines if line.get_label() == "_best")
-    assert_allclose(ring.get_xydata(), [[10.0, expected.max()]])
+@pytest.mark.parametrize("axes", [["C", "kernel"], ["C"]])
+def test_a_numeric_axis_gives_a_line_for_each_variant_with_its_repetitions(axes) -> None:
+    rows = _grid() if len(axes) > 1 else _grid().query("kernel == 'rbf'")
+    plot = _all(_section(SCORES, rows, axes).parts, Plot)[0]
+    marks = plot.figure.axes[0].lines
+    drawn = [line.get_xydata() for line in marks if line.get_linestyle() != "None"]
+    dots = [line.get_xydata() for line in marks if len(line.get_xydata()) == 15]
+    rings = [line.get_xydata() for line in marks if line.get_label() == "_best"]
+    variants = rows.groupby("kernel", sort=False)
+    for (_, own), line, each, ring in zip(variants, drawn, dots, rings, strict=True):
+        expected = own.groupby("C")["accuracy"].mean()
+        assert_allclose(line, [*expected.items()])
+        assert_allclose(each, own[["C", "accuracy"]])
+        assert_allclose(ring, [[10.0, expected.max()]])
 
 
 def test_an_axis_of_names_gives_a_dot_for_each() -> None:
@@ -151,14 +147,6 @@ def test_long_tables_show_their_first_rows_and_their_number() -> None:
     assert list(view.rows["n"]) == list(range(50))
     assert view.caption == "100\u202f000 rows, each a sample"
     assert not _all(section.parts, Plot)
-
-
-def test_long_texts_are_shown_in_full_and_cut_in_the_table() -> None:
-    text = "A long text. " * 30
-    section = _section(Table("samples", "a sample"), pd.DataFrame({"text": [text], "n": 3}))
-    assert [code.text for code in _all(section.parts, Code)] == [text]
-    (view,) = _all(section.parts, TableView)
-    assert view.rows["text"].iloc[0] == text[:120] + "…"
 
 
 CELLS = {
@@ -246,7 +234,7 @@ def test_texts_are_not_compared_by_the_numbers_about_them() -> None:
     assert section.parts[-1].caption == "30 rows, each a document"
 
 
-def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_beside_it() -> None:
+def test_a_heat_map_has_means_frames_the_best_and_has_missing_values_of_an_axis() -> None:
     rows = pd.DataFrame(
         [
             {"C": C, "depth": depth, "seed": seed, "accuracy": C / 10 + (depth or 9) + seed / 10}
@@ -259,47 +247,9 @@ def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_besid
     (plot,) = _all(section.parts, Plot)
     axes = plot.figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8", "none"]
+    cells = np.asarray(axes.get_images()[0].get_array())
+    assert_allclose(cells, rows.pivot_table("accuracy", "C", "depth", dropna=False).to_numpy())
+    (frame,) = axes.patches
+    assert_allclose(frame.get_center(), [2, 1])  # the best
     view = next(part for part in section.parts if isinstance(part, TableView))
     assert list(view.rows.iloc[0]) == ["2", "none", pytest.approx(9.3), pytest.approx(0.248, 0.01)]
-
-
-def _crowded() -> pd.DataFrame:
-    """Nine points with most accuracies between 0.95 and 0.99, and three times of each."""
-    accuracy = iter([0.1, 0.2, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99])
-    return pd.DataFrame(
-        {"C": C, "depth": depth, "seed": seed, "accuracy": score, "fit_seconds": 10.0 * C + seed}
-        for C in (1, 2, 3)
-        for depth in (4, 8, 16)
-        for score in [next(accuracy)]
-        for seed in range(3)
-    )
-
-
-def test_a_heat_map_says_its_range_and_frames_the_best() -> None:
-    (plot,) = _all(_section(SCORES, _crowded(), ["C", "depth"]).parts, Plot)
-    axes = plot.figure.axes[0]
-    assert plot.caption == "Mean over repetitions. A frame marks the best. Higher is better."
-    (frame,) = axes.patches
-    assert np.allclose(frame.get_center(), [2, 2])
-    assert [text.get_text() for text in axes.texts][:3] == ["0.1", "0.2", "0.95"]
-
-
-def test_a_further_axis_has_a_chart_of_its_own() -> None:
-    more = pd.concat([_crowded().assign(width=width) for width in (1, 2, 4)])
-    plots = _all(_section(SCORES, more, ["C", "depth", "width"]).parts, Plot)
-    assert [plot.title for plot in plots] == ["accuracy by C and depth", "accuracy by width"]
-    assert "Mean over repetitions and width." in plots[0].caption
-
-
-def test_the_best_points_have_their_further_numbers_and_say_how_many_there_are() -> None:
-    def best(rows: pd.DataFrame) -> TableView:
-        section = _section(SCORES, rows, ["C", "depth"])
-        return next(part for part in section.parts if isinstance(part, TableView))
-
-    view = best(_crowded())
-    assert list(view.rows) == ["C", "depth", "accuracy", "±", "fit_seconds"]
-    assert list(view.rows["fit_seconds"])[:2] == [31, 31]
-    assert (len(view.rows), view.caption) == (9, "")
-    assert list(best(_crowded().iloc[1:]).rows["repetitions"]) == [3] * 8 + [2]
-    many = pd.concat([_crowded().assign(C=_crowded()["C"] + 3 * more) for more in range(3)])
-    assert (len(best(many).rows), best(many).caption) == (16, "The best 16 of 27 points.")

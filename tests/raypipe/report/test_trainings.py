@@ -7,10 +7,9 @@ import pandas as pd
 from numpy.testing import assert_allclose, assert_array_equal
 
 from raypipe.graph.tables import CORE
-from raypipe.report.parts import TableView
 from raypipe.report.plots import Plot
 from raypipe.report.results import Declarations, RunResults
-from raypipe.report.trainings import training_plots, training_section
+from raypipe.report.sections import training_plots
 from raypipe.store.tables import by_name
 
 GIB = 2**30
@@ -77,19 +76,3 @@ def test_hardware_is_drawn_against_time_for_each_worker_and_attempt() -> None:
     drawn = [line.get_data() for line in axes.lines if str(line.get_label())[:1] != "_"]
     assert sorted(list(x) for x, _ in drawn) == [[0, 1], [0, 1], [60, 61], [60, 61]]
     assert_allclose(drawn[0][1], [2 * GIB, 4 * GIB])
-
-
-def test_every_held_out_column_is_drawn_and_listed() -> None:
-    steps = pd.DataFrame({"trial_id": "train", "step": [10, 20, 30, 40], "loss": 1.0,
-                          "samples_per_s": 9.0, "eval_loss": [5.0, 3.0, 3.5, 4.0],
-                          "eval_size": [0.1, 0.2, 0.3, 0.4]})  # fmt: skip
-    trials = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
-                           "steps": 40, "eval_loss": 4.0, "eval_size": 0.4})  # fmt: skip
-    section = training_section(_run(steps=steps, trials=trials))
-    view = section.parts[-1]
-    assert isinstance(view, TableView)
-    assert view.visible_columns == ["trial_id", "status", "steps", "eval_loss", "eval_size"]
-    drawn = [part for part in section.parts if isinstance(part, Plot)]
-    assert [plot.name for plot in drawn][:2] == ["eval_size-train", "eval_loss-train"]
-    (ring,) = (line for line in drawn[1].figure.axes[0].lines if line.get_label() == "_best")
-    assert ring.get_xydata().tolist() == [[20.0, 3.0]]
