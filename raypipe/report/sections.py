@@ -214,7 +214,8 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
     rows, seeds = results.rows, results.shape.seeds
     shown = [axis, by] if by else [axis]
     averaged = [name for name in results.shape.axes if name not in shown]
-    rows = rows[~is_baseline(results.table, rows[averaged])]
+    contends = ~is_baseline(results.table, rows[averaged])
+    rows = rows[contends] if contends.any() else rows
     variants = {
         value_label(value) if by else "": (np.unique(finite(as_numbers(own[axis]))), found)
         for value, own in (rows.groupby(by, sort=False, dropna=False) if by else [("", rows)])

@@ -335,34 +335,6 @@ def test_a_setting_whose_difficult_seeds_failed_is_not_the_best(last, values, ru
     assert (best.ranking[0].values, best.runs) == (values, runs)
 
 
-def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
-    failures = pd.DataFrame({"stage": "calls", "unit": ["calls/x=1", "calls/x=13"], "attempt": 1,
-                             "kind": "error", "message": ["one", "thirteen"]})  # fmt: skip
-
-    def words(*units: str) -> str:
-        declared = Declarations(core=CORE, asked=lambda: units)
-        return page_of(replace(_run(failures=failures), declared=declared)).words
-
-    more = "The table failures has 1 more, of units that are not asked for any more."
-    first = f"1 attempt failed: error (1). Every stage succeeded in the end. {more}"
-    assert first in words("calls/x=1")
-    assert "thirteen" not in words("calls/x=1")
-    assert "not asked for" not in words("calls/x=1", "calls/x=13")
-
-
-def test_the_page_repeats_the_run_and_has_its_command_once() -> None:
-    nodes = NODES.assign(git_commit="abc123", git_dirty=True, torch="2.13.0", command=COMMAND)
-    run = _run(environment=nodes.iloc[:1])
-    page = page_of(run)
-    assert "git checkout abc123 raypipe run config.yaml --run-dir repeated" in page.words
-    assert "Files differed from this commit" in page.words
-    assert page.words.count("2.13.0") == 1
-    assert CONFIGURATION.strip() in page.words
-    assert (
-        "compute more in it: raypipe run y" in page_of(replace(run, command="raypipe run y")).words
-    )
-
-
 def boxes(page: str) -> dict[str, list[str]]:
     """Return the paragraphs of each box: three sentences at most, none twice on the page."""
     main = re.sub(r"<svg.*?</svg>", "", page[page.index("<main>") :], flags=re.DOTALL)

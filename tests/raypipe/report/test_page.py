@@ -209,15 +209,3 @@ def test_two_figures_of_one_name_are_refused() -> None:
         _files({}, _plot("a"), _plot("a"))
     with pytest.raises(ValueError, match="two figures are named 'a'"):
         page_of(RunResults({}, sections=[Section("x", [_plot("a"), Fold("y", [_plot("a")])])]))
-
-
-def test_the_environment_is_that_of_the_last_command() -> None:
-    rows = [
-        {**COMMAND, "command_id": command, "started_at": f"2026-03-0{day}T09:14:05+00:00",
-         "hostname": host, "memory_bytes": 64 * 2**30, "gpu_driver": None, "optuna": optuna}
-        for command, day, host, optuna in (("second", 3, "node-a", "5.0.0"),
-                                           ("first", 2, "node-b", "4.8.0"))
-    ]  # fmt: skip
-    words = _page({"environment": pd.DataFrame(rows)}).words
-    assert all(text in words for text in ("node-a", "64.0 GiB", "5.0.0", "2026-03-03"))
-    assert not any(text in words for text in ("node-b", "4.8.0", "gpu driver"))
