@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.placement import variant_label
-from tests.raypipe.examples.hills import ran, refused, run, table
+from tests.raypipe.examples.hills import edit, ran, refused, run, table
 from tests.raypipe.examples.sweeping import HERE
 from tests.raypipe.toy import raypipe
 
@@ -108,6 +108,8 @@ matrix:
 
 
 def test_every_table_and_the_report_have_the_variants(capsys):
+    edit("from raypipe.store", "from raypipe.report.parts import Section\nfrom raypipe.store")
+    edit("(MEASURES,))", "(MEASURES,), report=lambda tables: [Section('Own', ['A text.'])])")
     assert run(*AXES) == 0
     where = RunDirectory.at("run")
     for name in where.list(where.path("results")):
