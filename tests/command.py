@@ -20,6 +20,7 @@ import pytest
 import raypipe as rp
 from raypipe import cli
 from raypipe.commands import cluster
+from raypipe.launch.inline import InlineLauncher
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
@@ -29,8 +30,11 @@ EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
 
 @dataclass(frozen=True)
 class Ended:
+    """How a command ended; its output includes the errors, where those are known."""
+
     status: int
     output: str
+    errors: str = ""
 
 
 def status(
@@ -70,7 +74,8 @@ def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[
     With an inline launcher it runs without Ray.
     """
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+    errors = _Errors(output)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         patch.setattr(cluster, "start", lambda *_: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
         for name, value in environment.items():
@@ -78,7 +83,33 @@ def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[
         with pytest.raises(SystemExit) as ended:
             cli.main()
     signal.signal(signal.SIGTERM, handler)
-    return Ended(int(ended.value.code or 0), output.getvalue())
+    return Ended(int(ended.value.code or 0), output.getvalue(), errors.getvalue())
+
+
+class _Errors(io.StringIO):
+    """The standard error, on a terminal that shows the output, too."""
+
+    def __init__(self, output: io.StringIO) -> None:
+        super().__init__()
+        self._output = output
+
+    def write(self, text: str) -> int:
+        self._output.write(text)
+        return super().write(text)
+
+
+def raypipe(*arguments: str | Path, expected: int = 0) -> str:
+    """Run a command in this process without Ray; return its output, of a refusal the errors."""
+    ended = in_process(InlineLauncher(), *arguments, environment={})
+    assert ended.status == expected, ended.output
+    return ended.errors if expected == 2 else ended.output
+
+
+def forget(folder: Path) -> None:
+    """Import the modules below a folder anew, as another process would."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}"):
+            del sys.modules[name]
 
 
 def until(

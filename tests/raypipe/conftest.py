@@ -13,6 +13,7 @@ from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
+from tests.command import forget
 from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
@@ -34,14 +35,20 @@ def remote(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory with an experiment and its configuration; runs are in this process."""
-    (tmp_path / "toy.py").write_text(TOY)
-    (tmp_path / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory, with a cache of its own beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
     monkeypatch.delenv(commands.RUNS, raising=False)
     yield tmp_path
-    for name in ("toy", "toy2"):  # those of other tests lie in other folders
-        sys.modules.pop(name, None)
+    forget(tmp_path)
+
+
+@pytest.fixture
+def work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an experiment and its configuration; runs are in this process."""
+    (folder / "toy.py").write_text(TOY)
+    (folder / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
+    return folder

@@ -24,13 +24,11 @@ CONFIG = {
 
 
 @pytest.fixture
-def inline(tmp_path, monkeypatch) -> Path:
+def inline(folder, monkeypatch) -> Path:
     """No Ray, and a folder of its own."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(PROJECT), *sys.path])
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    return tmp_path
+    return folder
 
 
 def half(x, noise=0.0):

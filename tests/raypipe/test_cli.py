@@ -18,7 +18,6 @@ import ray
 
 from raypipe import hardware
 from raypipe.commands import cluster
-from raypipe.commands import run as commands
 from raypipe.hardware import Hardware
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
@@ -26,28 +25,16 @@ from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.raypipe.toy import TOY, raypipe
+from tests.scenario import cases, play
 
 
 def left(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir()} - {"__pycache__"}
 
 
-def ledger_bytes(run: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in sorted((run / "ledger").iterdir()))
-
-
-def test_a_run_leaves_its_tables_and_its_report(work, capsys):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"run directory: {work / 'out'}\n")
-    assert "no GPU" in shown
-    assert "\x1b" not in shown
-    assert (work / "out/report/index.html").stat().st_size > 1000
-    assert (work / "out/config.yaml").read_text().startswith("experiment: toy\n")
-    assert raypipe("results", "out", "evaluations") == 0
-    assert "squares/3" in capsys.readouterr().out
-    assert raypipe("results", "out") == 0
-    assert "environment" in capsys.readouterr().out
+@pytest.mark.parametrize("case", cases(__file__, "commands"), ids=lambda case: case["name"])
+def test_commands(work, case):
+    play(case["commands"], here=str(work))
 
 
 @pytest.mark.parametrize(
@@ -105,60 +92,6 @@ def test_a_command_that_ended_before_its_report_is_continued(work, capsys, monke
     assert page.stat().st_mtime_ns > before
 
 
-def test_the_same_directory_again_does_nothing_and_more_does_only_the_new(work, capsys):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    ledger = ledger_bytes(work / "out")
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert ledger_bytes(work / "out") == ledger
-    more = ("toy.yaml", "squares.numbers=[1,2,3,4]", "--run-dir", "out")
-    assert raypipe("plan", *more) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if "squares" in line)
-    assert "4 3 1" in " ".join(row.split())
-    assert raypipe("run", *more) == 0
-    shown = capsys.readouterr().out
-    assert "computed squares/4" in shown
-    assert "computed squares/1" not in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["toy.yaml", "squares.power=3"], "squares.power: stored 2, now 3"),
-        (["toy2.yaml"], "run.experiment: stored 'toy', now 'toy2'"),
-        (["toy.yaml", "--only", "square"], "--only square: unknown stage; did you mean squares?"),
-    ],
-)
-def test_what_would_alter_results_or_cannot_be_is_refused(work, capsys, words, message):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
-    (work / "toy2.yaml").write_text("experiment: toy2\n")
-    before = (work / "out/config.yaml").read_bytes()
-    for command in ("plan", "run"):
-        assert raypipe(command, *words, "--run-dir", "out") == 2
-        assert message in capsys.readouterr().err
-    assert (work / "out/config.yaml").read_bytes() == before
-
-
-def test_a_failed_run_says_how_to_continue_and_keeps_what_is_done(work, capsys):
-    seven = ("run", "toy.yaml", "squares.numbers=[1,7,2]", "--run-dir", "out")
-    assert raypipe(*seven) == 1
-    lines = capsys.readouterr().out.rstrip().splitlines()
-    assert "squares" in lines[-2]
-    assert "seven is one too many" in lines[-2]
-    assert lines[-1].startswith("continue with: raypipe run toy.yaml")
-    assert f"--run-dir {work / 'out'}" in lines[-1]
-    assert raypipe(*seven) == 0
-    assert "computed squares/1" not in capsys.readouterr().out
-
-
-def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
-    eight = ("run", "toy.yaml", "squares.numbers=[1,8,2]", "--run-dir", "out")
-    assert raypipe(*eight) == 130
-    assert "Continue with: raypipe run" in capsys.readouterr().out
-    assert raypipe(*eight) == 0
-
-
 def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeypatch):
     def refuse(*given: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -169,35 +102,6 @@ def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeyp
         assert raypipe("run", "toy.yaml", "--run-dir", "private/x") == 2
     assert "private/x: cannot be read: [Errno 13]" in capsys.readouterr().err
     assert left(work) == before
-
-
-@pytest.mark.parametrize("command", ["run", "fit"])
-def test_a_cache_in_no_ones_home_is_a_mistake(work, capsys, monkeypatch, command):
-    monkeypatch.setenv("RAYPIPE_CACHE", "~nobodyx/cache")
-    before = left(work)
-    assert raypipe(command, "toy.yaml") == 2
-    told = capsys.readouterr().err
-    assert told.startswith("raypipe: ~nobodyx/cache: cannot be the cache; set RAYPIPE_CACHE")
-    assert left(work) == before
-
-
-def test_only_takes_several_stages(work, capsys):
-    for only in (["hardware", "squares"], ["hardware"]):
-        assert raypipe("plan", "toy.yaml", "--only", only[-1]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines[1:]] == only
-        assert raypipe("run", "toy.yaml", "--run-dir", only[-1], "--only", *only) == 0
-        assert list(read_table(RunDirectory.at(only[-1]), "stages")["stage"]) == only
-        capsys.readouterr()
-
-
-def test_faults_are_announced_and_unknown_ones_refused(work, capsys, monkeypatch):
-    monkeypatch.setenv("RAYPIPE_FAULTS", "fire:everywhere")
-    assert raypipe("run", "toy.yaml") == 2
-    assert "unknown fault" in capsys.readouterr().err
-    monkeypatch.setenv("RAYPIPE_FAULTS", "delay_task:s=0.01")
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "WARNING: fault injection is enabled" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
@@ -280,13 +184,6 @@ def test_a_directory_in_use_is_refused(work, capsys):
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
 
 
-def test_runs_go_where_the_environment_says(work, monkeypatch):
-    monkeypatch.setenv(commands.RUNS, str(work / "elsewhere"))
-    assert raypipe("run", "toy.yaml") == 0
-    (made,) = (work / "elsewhere/toy").iterdir()
-    assert (made / "results/stages/data.parquet").exists()
-
-
 def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setattr(cluster, "attach", lambda address, stack: InlineLauncher())
@@ -294,11 +191,6 @@ def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypa
     assert raypipe("run", "toy.yaml", "--run-dir", "relative") == 2
     assert "temporary copy" in capsys.readouterr().err
     assert raypipe("run", "toy.yaml", "--run-dir", str(work / "out")) == 0
-
-
-def test_plan_starts_nothing(work):
-    assert raypipe("plan", "toy.yaml") == 0
-    assert left(work) == {"toy.py", "toy.yaml"}
 
 
 def test_doctor_prints_the_hardware(capsys):

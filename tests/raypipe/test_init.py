@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
+import contextlib
 import re
 import subprocess
 import sys
@@ -15,26 +15,20 @@ import yaml
 from raypipe.commands.init import init, listing
 from raypipe.config import shipped
 from raypipe.errors import ConfigError
-from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.command import Ended, in_process
-from tests.raypipe.toy import raypipe
+from tests.command import raypipe
 
 WORKLOADS = ("pabbo_lda", "teleclass", "transformer", "lm_pretrain", "summarization")
 SMALL = ("function", "training")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def python(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "RAYPIPE_CACHE": str(Path.cwd() / "cache")}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def test_the_list_has_every_template() -> None:
@@ -51,21 +45,11 @@ def test_the_tests_of_the_small_templates_pass() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def in_project(folder: str, *arguments: str) -> Ended:
-    """A command in a project, in this process."""
-    os.chdir(folder)
-    cache = {"RAYPIPE_CACHE": str(Path.cwd().parent / "cache")}
-    try:
-        return in_process(InlineLauncher(), *arguments, environment=cache)
-    finally:
-        os.chdir("..")
-
-
 def test_the_printed_commands_of_the_training_work() -> None:
     printed = init("mine", "training").splitlines()
     first, *_ = printed[printed.index("cd mine") + 1 :]
-    ended = in_project("mine", *first.split()[1:], "train.training.steps=60")
-    assert ended.status == 0, ended.output
+    with contextlib.chdir("mine"):
+        raypipe(*first.split()[1:], "train.training.steps=60")
     steps = read_table(RunDirectory.at("mine/runs/first"), "steps")
     assert steps["eval_accuracy"].dropna().iloc[-1] > 0.7
 
@@ -95,17 +79,16 @@ def test_the_test_of_a_workload_passes(workload: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten() -> None:
     Path("mine").mkdir()
     (Path("mine") / "README.md").write_text("mine")
-    assert raypipe("init", "mine") == 2
-    assert "mine: is not empty" in capsys.readouterr().err
+    assert "mine: is not empty" in raypipe("init", "mine", expected=2)
     assert [file.name for file in Path("mine").iterdir()] == ["README.md"]
     assert (Path("mine") / "README.md").read_text() == "mine"
     Path("file").touch()
-    assert raypipe("init", "file") == 2
+    raypipe("init", "file", expected=2)
     Path("empty").mkdir()
-    assert raypipe("init", "empty") == 0
+    raypipe("init", "empty")
 
 
 @pytest.mark.parametrize(

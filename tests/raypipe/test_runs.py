@@ -1,4 +1,4 @@
-"""Runs as a user finds, reads, compares and watches them."""
+"""Runs as a user finds, reads, compares and watches them; commands.yaml has more."""
 
 from __future__ import annotations
 
@@ -34,14 +34,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult, RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
-from tests.raypipe.toy import TOY, raypipe
-
-MEASURED = TOY.replace(
-    'Experiment("toy", 1, Toy, stages)',
-    'Experiment("toy", 1, Toy, stages, tables=(Table("evaluations", "a number", (\n'
-    '    Column("dataset", "text", "Its name."),\n'
-    '    Column("value", "real", "Its power.", better="lower"))),))',
-).replace("from pydantic", "from raypipe.store.tables import Column, Table\nfrom pydantic", 1)
+from tests.raypipe.toy import raypipe
 
 
 def status(**more: object) -> RunStatus:
@@ -163,32 +156,6 @@ def test_rows_are_chosen_sorted_and_written_whole(run):
     assert results(run.location, "t", as_json=True) == "[]"
 
 
-def test_results_of_a_run(work, capsys):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    capsys.readouterr()
-
-    def printed(*arguments: str) -> str:
-        assert raypipe("results", "out", *arguments) == 0
-        return capsys.readouterr().out
-
-    values = printed("evaluations", "--columns", "value", "--sort", "-value", "--limit", "2")
-    assert values.split() == ["value", "9", "4"]
-    assert len(json.loads(printed("evaluations", "--json"))) == 3
-    total = "select sum(value) as total, count(*) n from Evaluations, stages"
-    assert printed("--sql", total, "--csv") == "total,n\n28.0,6\n"
-    assert "evaluations" in printed("--sql", "show tables")
-    for arguments, message in (
-        (["evaluations", "--columns", "valu"], "did you mean value?"),
-        (["evaluations", "--sort", "-valu"], "did you mean value?"),
-        (["--sql", "select * from evaluation"], "tables of this run: "),
-        (["--sql", "select"], "SQL: "),
-        (["evaluations", "--sql", "select 1"], "leave TABLE out"),
-        (["evaluations", "--csv", "--json"], "give one of them"),
-    ):
-        assert raypipe("results", "out", *arguments) == 2
-        assert message in capsys.readouterr().err
-
-
 def test_without_duckdb_sql_says_what_to_install(work, capsys, monkeypatch):
     for name in ("ledger", "results"):
         Path("out", name).mkdir(parents=True)
@@ -211,53 +178,6 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
 
 
 # ls, show, compare
-
-
-def test_runs_are_listed_shown_and_compared(work, capsys):
-    (work / "toy.py").write_text(MEASURED)
-    assert raypipe("run", "toy.yaml") == 0
-    assert raypipe("run", "toy.yaml", "squares.numbers=[2,7]", "squares.power=3") == 1
-    Path("runs/notes").mkdir()
-    five = "point      value\nsquares/1      1\nsquares/2      4\nsquares/3      9\n"
-    assert f"result: value 1 (squares/1)\n{five}" in capsys.readouterr().out
-    assert raypipe("ls") == 0
-    head, failed, done = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "status", "started", "took", "stages", "result"]
-    assert failed.split()[1] == "failed"
-    assert "value 8 (squares/2)" in failed
-    assert done.split()[1] == "succeeded"
-    assert "2/2" in done
-    assert "value 1 (squares/1)" in done
-    first, second = done.split()[0], failed.split()[0]
-    assert first.startswith("runs/toy/")
-
-    assert raypipe("ls", "--json", "runs/toy") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["status"] for row in found] == ["failed", "succeeded"]
-    assert found[1]["key_result"]["value"] == 1.0
-    assert raypipe("ls", first) == 0
-    assert capsys.readouterr().out.count("\n") == 2
-
-    assert raypipe("show", second) == 0
-    shown = capsys.readouterr().out
-    assert len(shown.splitlines()) <= 13
-    assert "failed, 2 of 2 stages, squares: RuntimeError: seven is one too many" in shown
-    assert "evaluations.value (lower is better): 8 (squares/2), 343 (squares/7)" in shown
-    assert "squares: error (gave up): RuntimeError: seven is one too many" in shown
-    assert f"--run-dir {work}/{second}\n" in shown.partition("continue ")[2]
-    assert f"{work}/{second}/report/index.html" in shown
-
-    assert raypipe("compare", first, second, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["configuration"]["squares.power"] == [2, 3]
-    numbers = {row["row"]: row["values"] for row in found["results"]}
-    assert numbers["squares/2"] == [4.0, 8.0]
-    assert numbers["squares/7"] == [None, 343.0]
-    assert found["environment"] == {}
-    assert raypipe("compare", first, second) == 0
-    assert "8 (+4, worse)" in capsys.readouterr().out
-    assert raypipe("compare", first, first) == 0
-    assert "nothing differs" in capsys.readouterr().out
 
 
 def best(run: RunDirectory, *tables: tuple[Table, list[dict[str, object]]]) -> str:
@@ -335,15 +255,6 @@ def test_all_commands_agree_on_what_a_run_is(tmp_path, name, expected):
             open_run(run.location)
     with pytest.raises(ConfigError, match="no results yet" if expected else "is not a run"):
         existing(run.location)
-
-
-def test_a_run_with_a_missing_or_damaged_status_is_listed(work):
-    assert raypipe("run", "toy.yaml", "squares.numbers=[7]", "--run-dir", "out") == 1
-    Path("out/status.json").unlink()
-    assert [found.status for found in runs("out")] == ["unknown"]
-    Path("out/status.json").write_text('{"status": 3}')
-    assert [found.status for found in runs("out")] == ["unknown"]
-    assert raypipe("show", "out") == 0
 
 
 def test_the_age_and_the_state_of_many_runs(tmp_path):
@@ -551,11 +462,3 @@ def test_a_log_does_not_act_on_the_terminal(tmp_path, capsys):
         assert capsys.readouterr().out.endswith("a\tb\n 9%\nat x.py\n")
         if not written:
             run.append(run.log("0"), text.encode())
-
-
-def test_the_version_names_what_results_depend_on(capsys):
-    assert raypipe("--version") == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("raypipe ")
-    assert ", torch 2" in shown
-    assert ", ray 2" in shown

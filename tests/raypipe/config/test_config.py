@@ -62,57 +62,11 @@ def test_a_mistake_is_one_message_with_its_origin(case: dict[str, Any]) -> None:
     assert "not" not in case or case["not"] not in message
 
 
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"my\.yaml: nested too deeply"):
-        resolve("a: " + "[" * 5000)
-
-
-@pytest.mark.parametrize("text", ["", "- a\n- b", "just text", "5", "null"])
-def test_a_file_must_be_a_mapping(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"my\.yaml: must be a mapping"):
-        config.parse(text, "my.yaml")
-
-
-def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "quickstart.yaml").write_text(HEAD)
-    with pytest.raises(ConfigError, match=r"no such file; did you mean quickstart\.yaml\?"):
-        config.read(tmp_path / "quikstart.yaml")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        config.read(tmp_path)
+def test_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    """Other mistakes in files and in the names of experiments: tests/mistakes.yaml."""
     (tmp_path / "latin.yaml").write_bytes(b"experiment: \xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         config.read(tmp_path / "latin.yaml")
-    assert config.read(tmp_path / "quickstart.yaml").experiment == "example_experiment"
-
-
-@pytest.mark.parametrize(
-    ("module", "told"),
-    [
-        ("no_such_module", "cannot be imported (ModuleNotFoundError"),
-        ("broken_module", "cannot be imported (ZeroDivisionError"),
-        ("example_experiment.sub", "cannot be imported"),
-        ("..relative", "cannot be imported"),
-        ("json", "has no EXPERIMENT"),
-        ("[a]", "must name an importable module"),
-        ("", "must name an importable module"),
-    ],
-)
-def test_experiments_that_are_none(
-    module: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_module.py").write_text("1 / 0")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        config.resolve(config.parse(f"experiment: {module}", "my.yaml"), (), "cpu", [])
-    assert str(caught.value).startswith("my.yaml: experiment")
-    assert told in str(caught.value)
-
-
-def test_the_current_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "local_experiment.py").write_text("from example_experiment import EXPERIMENT")
-    monkeypatch.chdir(tmp_path)
-    document = config.parse("experiment: local_experiment", "my.yaml")
-    assert config.resolve(document, (), "cpu", []).experiment.name == "example"
 
 
 def test_keys_that_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:

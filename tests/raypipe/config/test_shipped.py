@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 MACHINE = [Hardware("a", 2, 2**34)]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_names_are_those_of_the_files() -> None:
@@ -42,9 +38,10 @@ def test_a_file_of_the_current_directory_wins() -> None:
     assert shipped.file_of("quickstart") == Path("quickstart")
 
 
-@pytest.mark.parametrize("name", ["quikstart", "sweeps/transfomer"])
-def test_a_wrong_name_gets_the_nearest_one(name: str) -> None:
-    near = {"quikstart": "quickstart", "sweeps/transfomer": "sweeps/transformer"}[name]
+@pytest.mark.parametrize(
+    ("name", "near"), [("quikstart", "quickstart"), ("sweeps/transfomer", "sweeps/transformer")]
+)
+def test_a_wrong_name_gets_the_nearest_one(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name}: neither .*did you mean {near}\?.*teleclass"):
         config.read(name)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests import command
+from tests.command import raypipe
 
 MODULE = """
 def kind(x, y=None):
@@ -34,16 +32,12 @@ VALUES = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "valued.py").write_text(MODULE)
-    yield tmp_path
-    sys.modules.pop("valued", None)
+def _valued(folder: Path) -> None:
+    (folder / "valued.py").write_text(MODULE)
 
 
-def raypipe(*words: str) -> command.Ended:
-    return command.in_process(InlineLauncher(), *words, "--local", environment={})
+def run(*words: str, expected: int = 0) -> str:
+    return raypipe(*words, "--local", expected=expected)
 
 
 def received(run_dir: str) -> set[str]:
@@ -53,30 +47,29 @@ def received(run_dir: str) -> set[str]:
 def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_configuration():
     listed = f"[{', '.join(VALUES)}]"
     Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {listed}\n")
-    assert raypipe("run", "c.yaml", "--run-dir", "file").status == 0
-    assert raypipe("map", "valued:kind", f"x={listed}", "--run-dir", "words").status == 0
-    assert raypipe("run", "file/config.yaml", "--run-dir", "again").status == 0
+    run("run", "c.yaml", "--run-dir", "file")
+    run("map", "valued:kind", f"x={listed}", "--run-dir", "words")
+    run("run", "file/config.yaml", "--run-dir", "again")
     expected = {repr(value) for value in VALUES.values()}
     assert received("file") == received("words") == received("again") == expected
-    assert "nothing to do" in raypipe("run", "c.yaml", "--run-dir", "file").output
+    assert "nothing to do" in run("run", "c.yaml", "--run-dir", "file")
     of_yaml_11 = yaml.safe_load(Path("file/config.yaml").read_text())["arguments"]["x"]
     assert {repr(x) for x in of_yaml_11} == expected  # for readers other than raypipe
 
 
 def test_a_number_that_no_float_holds_is_refused():
-    ended = raypipe("map", "valued:kind", "x=12e4567", "--run-dir", "r")
-    assert ended.status == 2
-    assert "12e4567 exceeds the largest number; write quotes around a text" in ended.output
+    shown = run("map", "valued:kind", "x=12e4567", "--run-dir", "r", expected=2)
+    assert "12e4567 exceeds the largest number; write quotes around a text" in shown
     assert not Path("r").exists()
 
 
 @pytest.mark.parametrize(("text", "hint"), CASES["hints"].items())
 def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hint):
-    assert raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r").status == 0
+    run("map", "valued:kind", f"x={text}", "--run-dir", "r")
     lines = [record.getMessage() for record in caplog.records]
     caplog.clear()
     Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {text}\n")
-    assert raypipe("run", "c.yaml", "--run-dir", "r").status == 0
+    run("run", "c.yaml", "--run-dir", "r")
     in_file = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(in_file) == bool(hint)
     if hint:
@@ -85,22 +78,21 @@ def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hin
 
 
 def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
-    assert raypipe("map", "valued:kind", "x=", "--run-dir", "r").status == 0
+    run("map", "valued:kind", "x=", "--run-dir", "r")
     assert received("r") == {"None"}
     assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["issue #5", "#5", "[a, b] # c", "- #a"])
 def test_a_comment_on_the_command_line_is_refused(text):
-    ended = raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r")
-    assert ended.status == 2
-    assert f"command line: arguments.x={text}: a # begins a comment in YAML" in ended.output
+    shown = run("map", "valued:kind", f"x={text}", "--run-dir", "r", expected=2)
+    assert f"command line: arguments.x={text}: a # begins a comment in YAML" in shown
     assert not Path("r").exists()
 
 
 @pytest.mark.parametrize("text", ["'issue #5'", '"#5"', "a#5", "['#', b]"])
 def test_a_number_sign_in_a_text_stays(text):
-    assert raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r").status == 0
+    run("map", "valued:kind", f"x={text}", "--run-dir", "r")
     assert any("#" in each for each in received("r"))
 
 
@@ -119,8 +111,7 @@ matrix:
 def test_axes_of_the_command_line_are_merged_with_those_of_the_file(case):
     Path("c.yaml").write_text(SEARCH)
     given = [word for text in case["words"] for word in ("--matrix", text)]
-    ended = raypipe("run", "c.yaml", *given, "--run-dir", "r")
-    assert ended.status == 0, ended.output
+    run("run", "c.yaml", *given, "--run-dir", "r")
     points = [json.loads(p) for p in read_table(RunDirectory.at("r"), "search")["point"]]
     for point in points:
         assert {key.removeprefix("arguments.") for key in point} == set(case["axes"])
@@ -134,8 +125,7 @@ MAPPING = "function: valued:kind\narguments: {x: [{a: 1, b: {c: 2}}], y: {d: 4}}
 @pytest.mark.parametrize("case", CASES["mappings"], ids=lambda case: str(case["words"]))
 def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(case):
     Path("c.yaml").write_text(MAPPING)
-    ended = raypipe("run", "c.yaml", *case["words"], "--run-dir", "r")
-    assert ended.status == 0, ended.output
+    run("run", "c.yaml", *case["words"], "--run-dir", "r")
     assert set(read_table(RunDirectory.at("r"), "calls")["other"]) == {repr(case["value"])}
 
 
@@ -143,6 +133,5 @@ def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_no
     Path("c.yaml").write_text(
         MAPPING + "matrix: {runs: 1, arguments.y: [1]}\nprofiles: {cpu: {arguments: {y: {}}}}\n"
     )
-    ended = raypipe("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
-    assert ended.status == 0, ended.output
-    assert "matrix: 1 points" in ended.output
+    shown = run("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
+    assert "matrix: 1 points" in shown

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
+from tests import scenario
 from tests.raypipe.toy import raypipe
 
 HILL = Path(__file__).with_name("example_hill.py").read_text()
@@ -37,12 +37,7 @@ def run(*matrix: str, folder: str = "run", words: tuple[str, ...] = ()) -> int:
 
 def edit(old: str, new: str) -> None:
     """Change the text of the hill in this folder; the next command imports it anew."""
-    import sys
-
-    code = Path("hill.py").read_text()
-    assert old in code
-    Path("hill.py").write_text(code.replace(old, new, 1))
-    sys.modules.pop("hill", None)
+    scenario.edit("hill.py", old, new)
 
 
 def ran() -> dict[str, int]:
@@ -64,13 +59,3 @@ def killed(command: Callable[[], int]) -> bool:
         os._exit(command())
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-
-
-def refused(capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
-    """Check that a key of the matrix is one message, and starts nothing."""
-    for command in ("run", "plan"):
-        assert raypipe(command, "hill.yaml", "--matrix", text) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1, error
-    assert not Path("runs").exists()

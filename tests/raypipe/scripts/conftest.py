@@ -63,13 +63,10 @@ COMMAND = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the script, which is the working directory."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("RAYPIPE_RUNS", raising=False)
-    return tmp_path
+def folder(folder: Path) -> Path:
+    """The working directory, with the script."""
+    (folder / "train.py").write_text(SCRIPT)
+    return folder
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from raypipe.errors import UnitError
 from raypipe.scripts.run import ScriptProcess, failure_of
+from tests.command import until
+from tests.scenario import cases
 
 #: a child and a grandchild in a session of its own, which ignore SIGTERM, as their parent may
 STUBBORN = """
@@ -47,13 +47,6 @@ def script(folder: Path, how: str) -> ScriptProcess:
     return ScriptProcess(argv, folder, os.environ, folder / "log", 0.3)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in 120 s"
-        time.sleep(0.01)
-
-
 def processes(folder: Path) -> set[int]:
     return {int(path.name.removeprefix("pid")) for path in folder.glob("pid*")}
 
@@ -70,12 +63,12 @@ def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
     """SIGTERM, SIGKILL, what a script leaves, and an exception in the body."""
     status = {"": -signal.SIGTERM, "ignore": -signal.SIGKILL, "leave": 0}
     with suppress(KeyboardInterrupt), script(tmp_path, how) as process:
-        wait_for(lambda: len(processes(tmp_path)) == 3)
+        until(lambda: len(processes(tmp_path)) == 3, "three processes run", 120)
         if how == "raise":
             raise KeyboardInterrupt
         if how != "leave":
             process.end()
-        wait_for(lambda: process.poll() is not None)
+        until(lambda: process.poll() is not None, "it ends", 120)
         assert process.poll() == status[how]
     assert all(map(is_gone, processes(tmp_path)))
     assert (tmp_path / "log").read_text() == "ready\n"
@@ -90,16 +83,13 @@ def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
         f"with ScriptProcess(argv, Path({str(tmp_path)!r}), os.environ, Path('log'), 0.2):\n"
         "    time.sleep(600)\n"
     )
-    starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=_environment())
-    wait_for(lambda: len(processes(tmp_path)) == 3)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
+    until(lambda: len(processes(tmp_path)) == 3, "three processes run", 120)
     time.sleep(1)  # the guard looks twice a second
     starter.kill()
     starter.wait()
-    wait_for(lambda: all(map(is_gone, processes(tmp_path))))
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    until(lambda: all(map(is_gone, processes(tmp_path))), "all end", 120)
 
 
 def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) -> None:
@@ -111,7 +101,7 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
     heard: list[str] = []
     argv = [sys.executable, "-c", code]
     with ScriptProcess(argv, tmp_path, os.environ, tmp_path / "log", 1, heard.append) as run:
-        wait_for(lambda: run.poll() is not None)
+        until(lambda: run.poll() is not None, "it ends", 120)
         assert run.poll() == 3
         errors = run.errors()
     assert (len(errors), errors[-2:]) == (200, ["299", "end"])
@@ -121,10 +111,9 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
     assert "out s3://***@bucket\n" in log
 
 
-ENDS = yaml.safe_load(Path(__file__).with_name("ends.yaml").read_text())
-
-
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{end['status']} {end['kind']}")
+@pytest.mark.parametrize(
+    "end", cases(__file__, "ends"), ids=lambda end: f"{end['status']} {end['kind']}"
+)
 def test_kinds_of_failures(end) -> None:
     errors, kernel = end["errors"].split("\n"), end.get("kernel", False)
     failure = failure_of("u", end["status"], errors, 8, killed_by_kernel=kernel)

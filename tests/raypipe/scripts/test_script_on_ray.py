@@ -6,8 +6,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,17 +16,11 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests import command
+from tests.command import until
 from tests.raypipe.scripts.conftest import write_configuration
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "scripts"
 WAIT_S = 300
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come about in {WAIT_S} s"
-        time.sleep(0.05)
 
 
 def table(folder: Path, name: str):
@@ -70,7 +62,7 @@ def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, num
         folder, "run", "c.yaml", "--run-dir", "run", environment=environment, start_new_session=True
     )
     saved = folder / "run/checkpoints/train"
-    wait_for(lambda: list(saved.glob("*/state.json")) or process.poll() is not None)
+    until(lambda: list(saved.glob("*/state.json")), "it saves", WAIT_S, process)
     assert of_scripts(folder)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
@@ -78,7 +70,7 @@ def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, num
         process.send_signal(number)
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
-    wait_for(lambda: not of_scripts(folder))
+    until(lambda: not of_scripts(folder), "the scripts end", WAIT_S)
     ended = run(launcher, folder)  # resumes: a fresh script would hang again
     assert ended.status == 0, ended.output
     assert sorted(table(folder, "steps").step) == list(range(1, 13))

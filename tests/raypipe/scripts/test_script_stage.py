@@ -9,17 +9,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import Ended
+from tests.scenario import Step, cases, play
 
 Run = Callable[..., Ended]
-
-
-def cases(name: str) -> list[Any]:
-    return yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
@@ -59,32 +55,12 @@ def test_metrics_become_rows_and_output_is_kept(raypipe: Run, folder: Path) -> N
     assert (samples.rss_bytes >= 0).all()
 
 
-def is_like(value: Any, expected: Any) -> bool:
-    """Whether a value of a table is the expected one, of a text a part of it."""
-    if isinstance(expected, str):
-        return expected in value
-    return bool(value == expected) or (expected is None and pd.isna(value))
-
-
-@pytest.mark.parametrize("case", cases("commands"), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", cases(__file__, "commands"), ids=lambda case: case["name"])
 def test_commands_on_scripts(raypipe: Run, folder: Path, case: dict[str, Any]) -> None:
-    for asked in case["commands"]:
-        for name, text in asked.get("files", {}).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text)
-        ended = raypipe(asked.get("verb", "run"), **asked.get("given", {}))
-        assert ended.status == asked.get("status", 0), ended.output
-        words = " ".join(ended.output.split())
-        assert [text for text in asked.get("says", ()) if text not in words] == []
-        logged = log(folder).splitlines() if "log" in asked else []
-        assert [line for line in asked.get("log", ()) if line not in logged] == []
-        for name, number in asked.get("rows", {}).items():
-            assert len(table(folder, name)) == number
-        for name, expected in asked.get("tables", {}).items():
-            first = next(iter(expected[0]))
-            rows = sorted(table(folder, name).to_dict("records"), key=lambda row: row[first])
-            for row, values in zip(rows, expected, strict=True):
-                assert [k for k, v in values.items() if not is_like(row[k], v)] == [], row
+    def run(step: Step) -> Ended:
+        return raypipe(step.get("verb", "run"), **step.get("given", {}))
+
+    play(case["commands"], run, "run")
 
 
 def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path) -> None:
@@ -105,7 +81,7 @@ def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path)
     assert trial(folder).attempts == 2
 
 
-@pytest.mark.parametrize("case", cases("metrics"), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", cases(__file__, "metrics"), ids=lambda case: case["name"])
 def test_what_a_script_writes_becomes_rows(raypipe: Run, folder: Path, case: Any) -> None:
     name, text, warning = case["file"], case["text"], case.get("warning")
     (folder / "write.py").write_text(
@@ -131,7 +107,7 @@ def test_what_a_script_writes_becomes_rows(raypipe: Run, folder: Path, case: Any
     assert {key: None if pd.isna(last[key]) else last[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("case", cases("mistakes"), ids=lambda case: case["message"])
+@pytest.mark.parametrize("case", cases(__file__, "mistakes"), ids=lambda case: case["message"])
 def test_a_mistake_is_one_message(raypipe: Run, folder: Path, case: Any) -> None:
     ended = raypipe("run", **case["given"])
     assert ended.status == 2, ended.output
@@ -140,7 +116,7 @@ def test_a_mistake_is_one_message(raypipe: Run, folder: Path, case: Any) -> None
     assert not (folder / "run").exists()
 
 
-@pytest.mark.parametrize("case", cases("sizes"), ids=str)
+@pytest.mark.parametrize("case", cases(__file__, "sizes"), ids=str)
 def test_a_script_takes_the_batch_sizes_that_it_names(
     raypipe: Run, folder: Path, case: Any
 ) -> None:

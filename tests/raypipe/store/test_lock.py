@@ -26,6 +26,7 @@ from raypipe.store.ledger import Ledger
 from raypipe.store.lock import ConditionalObject, Pace, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
+from tests.command import until
 
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2)
@@ -103,13 +104,6 @@ def ended() -> Iterator[list[int]]:
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     yield seen
     signal.signal(signal.SIGTERM, before)
-
-
-def wait_for(ended: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended == [signal.SIGTERM]
 
 
 def test_a_lease_is_renewed_and_given_back(store, said):
@@ -243,7 +237,7 @@ def test_who_stood_still_too_long_writes_nothing_any_more(store, said, ended, mo
 def test_a_command_whose_lease_is_lost_ends(store, said, ended, deleted):
     with writing(store, said.append, Pace(0.2, 60)) as check:
         store.delete(store.lock) if deleted else store.write(store.lock, OTHER)
-        wait_for(ended)
+        until(lambda: ended == [signal.SIGTERM], "it is ended", 20)
         with pytest.raises(LostLeaseError):  # soon after a renewal, too
             check()
     assert store.exists(store.lock) is not deleted
@@ -288,7 +282,7 @@ def test_who_froze_in_a_renewal_gets_the_lease_back_unless_another_has_it(
             with writing(store, said.append, FAST) as check_of_next:
                 mine = owner(store)
                 dam.flowing.set()
-                wait_for(ended)
+                until(lambda: ended == [signal.SIGTERM], "it is ended", 20)
                 with pytest.raises(LostLeaseError, match="took over"):
                     check()
                 time.sleep(1.1)  # as long as its holder relies on a renewal

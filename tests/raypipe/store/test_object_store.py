@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from pyarrow import fs as arrow_fs
 
@@ -16,8 +15,8 @@ from raypipe.commands import run as commands
 from raypipe.store import lock
 from raypipe.store.lock import Pace
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from tests.raypipe.toy import TOY, raypipe
+from tests.scenario import cases, play
 
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2)
@@ -40,72 +39,23 @@ def _uri(server: str, name: str, user: str = "", bucket: str = "runs") -> str:
     return f"s3://{user}{bucket}/{name}?endpoint_override={server}&scheme=http&region=us-east-1"
 
 
-def values(location: str | Path) -> pd.DataFrame:
-    return read_table(RunDirectory.at(location), "evaluations")[["dataset", "value"]]
-
-
-def test_a_run_in_a_bucket_is_the_local_one_and_continues(work, uri, capsys):
-    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"run directory: {uri}\n")
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    pd.testing.assert_frame_equal(values(uri), values("out"))
-    run = RunDirectory.at(uri)
+@pytest.mark.parametrize("case", cases(__file__, "bucket"), ids=lambda case: case["name"])
+def test_commands_on_a_bucket(work, uri, case):
+    place, _, query = uri.partition("?")
+    names = {name: f"{place}/{name}?{query}" for name in ("one", "two")}
+    play(case["commands"], at=names["one"], uri=uri, **names)
+    run = RunDirectory.at(names["one"])
     assert run.read(run.lock) == b""  # released
     for file in ("config.yaml", "report/index.html"):
         assert len(run.read(run.path(*file.split("/")))) > 30
-    capsys.readouterr()
-    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,4]", "--run-dir", uri) == 0
-    shown = capsys.readouterr().out
-    assert "computed squares/4" in shown
-    assert "computed squares/1" not in shown
-    assert raypipe("run", "toy.yaml", "squares.power=3", "--run-dir", uri) == 2
-    assert "squares.power: stored 2, now 3" in capsys.readouterr().err
-    assert raypipe("results", uri, "evaluations") == 0
-    assert "squares/4" in capsys.readouterr().out
-    assert raypipe("report", uri) == 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(7, 1), (8, 130)])
-def test_a_run_that_ended_early_gives_its_lease_back_and_continues(
-    work, uri, capsys, number, status
-):
-    command = ("run", "toy.yaml", f"squares.numbers=[1,{number},2]", "--run-dir", uri)
-    assert raypipe(*command) == status
-    assert f"--run-dir '{uri}'" in capsys.readouterr().out
-    assert raypipe(*command) == 0
-    assert list(values(uri)["value"]) == [1.0, number**2, 4.0]
-
-
-def test_runs_in_a_bucket_are_found_shown_and_watched(work, server, uri, capsys):
-    place, _, query = uri.partition("?")
-    first = f"{place}/toy/1?{query}"
-    assert raypipe("run", "toy.yaml", "--run-dir", first) == 0
-    assert raypipe("run", "toy.yaml", "squares.numbers=[7]", "--run-dir", uri_of(first, "2")) == 1
-    capsys.readouterr()
-    assert raypipe("ls", uri) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines] == ["status", "failed", "succeeded"]
-    assert lines[2].split()[0] == first
-    assert raypipe("show", first) == 0
-    assert "succeeded, 2 of 2 stages" in capsys.readouterr().out
-    assert raypipe("watch", uri_of(first, "2")) == 1
-    assert "seven is one too many" in capsys.readouterr().out
-    assert raypipe("results", first, "--sql", "select sum(value) s from evaluations", "--csv") == 0
-    assert capsys.readouterr().out == "s\n14.0\n"
-    run = RunDirectory.at(first)
+def test_a_lease_is_seen(uri):
+    run = RunDirectory.at(uri)
     assert not lock.is_held(run)
     with lock.writing(run, print, FAST):
         assert lock.is_held(run)
     assert not lock.is_held(run)
-
-
-def uri_of(uri: str, name: str) -> str:
-    """The run directory beside another one."""
-    place, _, query = uri.partition("?")
-    return f"{place.rpartition('/')[0]}/{name}?{query}"
 
 
 def test_a_second_command_is_refused(work, uri, capsys):
@@ -181,11 +131,3 @@ def test_a_location_that_does_not_work_is_one_message(work, server, uri, capsys,
     assert message in captured.err
     assert "Traceback" not in captured.err
     assert SECRET not in captured.out + captured.err
-
-
-def test_a_job_of_a_cluster_takes_no_secret_in_its_command(work, capsys):
-    given = ("--address", "http://127.0.0.1:1", "--run-dir", f"s3://key:{SECRET}@runs/x")
-    assert raypipe("submit", "toy.yaml", *given) == 2
-    error = capsys.readouterr().err
-    assert "leave the credentials out" in error
-    assert SECRET not in error

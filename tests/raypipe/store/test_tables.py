@@ -46,8 +46,15 @@ CONTRACT = {
 }
 
 
-def parquet(run: RunDirectory, table: str) -> str:
-    return f"{run.table(table)}/*.parquet"
+def frames(run: RunDirectory, table: str) -> list[pd.DataFrame]:
+    """The table as pandas, polars and DuckDB read it, and as raypipe does."""
+    files = f"{run.table(table)}/*.parquet"
+    return [
+        pd.read_parquet(run.table(table)),
+        pl.read_parquet(files).to_pandas(),
+        duckdb.read_parquet(files).df(),
+        read_table(run, table),
+    ]
 
 
 @pytest.mark.parametrize("table", CONTRACT)
@@ -56,17 +63,10 @@ def test_the_columns_of_the_contract_are_there_in_every_reader(
     run: RunDirectory, table: str, rows: list[dict[str, Any]]
 ) -> None:
     write_table(run, TABLES[table], rows, "run-1")
-    expected = {"run_id", *CONTRACT[table].split(", ")}
-    found = [
-        set(pd.read_parquet(run.table(table)).columns),
-        set(pl.read_parquet(parquet(run, table)).columns),
-        set(duckdb.read_parquet(parquet(run, table)).columns),
-        set(read_table(run, table).columns),
-    ]
-    for columns in found:
-        assert expected <= columns
-        assert ("more" in columns) == bool(rows)
-    assert len(read_table(run, table)) == len(rows)
+    for frame in frames(run, table):
+        assert {"run_id", *CONTRACT[table].split(", ")} <= set(frame.columns)
+        assert ("more" in frame) == bool(rows)
+        assert len(frame) == len(rows)
 
 
 def test_every_declaration_says_what_its_rows_and_columns_are() -> None:
@@ -101,10 +101,9 @@ def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirec
     write_table(run, table, [{"step": 1, "eval_x": 0.5}], "r", "measured")
     write_table(run, table, [{"step": 2, "eval_y": "text"}], "r", "other")
     conform(run, table)
-    for reader in (pd.read_parquet(run.table("steps")), pl.read_parquet(parquet(run, "steps"))):
-        assert {"run_id", "variant", "step", "eval_x", "eval_y"} == set(reader.columns)
-        assert len(reader) == 3
-    assert duckdb.sql(f"select sum(eval_x) from '{parquet(run, 'steps')}'").fetchall() == [(0.5,)]
+    for frame in frames(run, "steps"):
+        assert {"run_id", "variant", "step", "eval_x", "eval_y"} == set(frame.columns)
+        assert (len(frame), frame["eval_x"].sum()) == (3, 0.5)
 
 
 def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
@@ -118,13 +117,7 @@ def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
     ]  # fmt: skip
     write_table(run, TABLES["evaluations"], rows, "run-1")
     specs = [json.dumps({"a": [1], "b": 1}), None, "[1, 2]", json.dumps({"x": math.inf})]
-    frames = [
-        pd.read_parquet(run.table("evaluations")),
-        pl.read_parquet(parquet(run, "evaluations")).to_pandas(),
-        duckdb.read_parquet(parquet(run, "evaluations")).df(),
-        read_table(run, "evaluations"),
-    ]
-    for frame in frames:
+    for frame in frames(run, "evaluations"):
         assert list(frame["run_id"]) == ["run-1"] * 4
         values = frame["value"].to_numpy(float)
         np.testing.assert_array_equal(values, [1e44, -math.inf, math.nan, 0.1])
@@ -169,8 +162,7 @@ def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
     write_table(run, steps, first, "r", "a/b")
     second = [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}]
     write_table(run, steps, second, "r", "c")
-    found = pl.read_parquet(parquet(run, "steps"))
-    assert len(found) == len(duckdb.read_parquet(parquet(run, "steps"))) == 2
+    assert [len(frame) for frame in frames(run, "steps")] == [2] * 4
     write_table(run, steps, [], "r", "empty")
     assert run.list(run.table("steps")) == ["a-b.parquet", "c.parquet", "empty.parquet"]
     frame = read_table(run, "steps")

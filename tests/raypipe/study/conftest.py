@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from tests.raypipe.examples import hills
 
 
 @pytest.fixture
-def hill(work: Path) -> Iterator[Path]:
+def hill(work: Path) -> Path:
     (work / "hill.py").write_text(hills.HILL)
-    yield work
-    sys.modules.pop("hill", None)
+    return work

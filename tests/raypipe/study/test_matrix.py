@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.placement import variant_label
-from tests.raypipe.examples.hills import edit, ran, refused, run, table
+from tests.raypipe.examples.hills import edit, ran, run, table
 from tests.raypipe.examples.sweeping import HERE
 from tests.raypipe.toy import raypipe
 
@@ -56,57 +56,6 @@ def test_the_points_of_a_matrix_equal_the_runs_one_by_one():
         assert values("run", **{"fit.rate": rate, "judge.power": power, "seed": seed}) == alone
 
 
-def test_more_values_and_seeds_compute_only_what_is_new():
-    assert run(*AXES) == 0
-    before = table("measures")
-    ran()
-    assert run(*AXES) == 0
-    assert ran() == {}
-    more = (*AXES, "judge.power=[1,2,3,4]")
-    assert run(*more) == 0
-    assert ran() == {"judge": 4}
-    assert run(*more, "runs=3") == 0
-    assert ran() == {"fit": 2, "judge": 8}
-    after = table("measures")
-    assert len(after) == 6 + 24
-    assert len(after.merge(before, on=["variant", "method", "value"])) == len(before)
-
-
-def test_a_point_that_fails_stops_only_what_needs_it():
-    assert run("fit.layers=[2,13]", "judge.power=[1,2]") == 1
-    found = {(r.stage, r.variant): r.status for r in table("stages").itertuples()}
-    expected = {("prepare", "base"): "succeeded"}
-    for layers, fit, rest in ((2, "succeeded", "succeeded"), (13, "failed", "skipped")):
-        expected["fit", f"fit.layers={layers}"] = fit
-        for power in (1, 2):
-            for stage in ("judge", "total"):
-                expected[stage, f"fit.layers={layers},judge.power={power}"] = rest
-    assert found == expected
-    assert list(table("failures")["variant"]) == ["fit.layers=13"]
-
-
-def test_points_and_exclusions(hill):
-    (hill / "hill.yaml").write_text(
-        """
-experiment: hill
-matrix:
-  judge: {power: [1, 2]}
-  points:
-    - {fit.rate: 1.0, prepare.length: 4}
-    - {fit: {rate: 2.0}}
-  exclude:
-    - {fit.rate: 2.0, judge.power: 2}
-"""
-    )
-    assert run() == 0
-    assert ran() == {"prepare": 2, "fit": 2, "judge": 3}
-    assert sorted(table("measures").query("method == 'judge'")["variant"]) == [
-        "fit.rate=1.0,judge.power=1,prepare.length=4",
-        "fit.rate=1.0,judge.power=2,prepare.length=4",
-        "fit.rate=2.0,judge.power=1,prepare.length=3",
-    ]
-
-
 def test_every_table_and_the_report_have_the_variants(capsys):
     edit("from raypipe.store", "from raypipe.report.parts import Section\nfrom raypipe.store")
     edit("(MEASURES,))", "(MEASURES,), report=lambda tables: [Section('Own', ['A text.'])])")
@@ -130,35 +79,6 @@ def test_every_table_and_the_report_have_the_variants(capsys):
     capsys.readouterr()
     assert raypipe("report", "run", "--variant", "nothing") == 2
     assert "--variant nothing: is not a point" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("nokey=[1]", "matrix (nokey=1): nokey = 1: unknown key"),
-        ("judge.powr=[1]", "did you mean judge.power"),
-        ("judge.power=[1,two]", "matrix (judge.power=two): judge.power = 'two': input should"),
-        ("judge.power=[]", "judge.power = []: is an empty list"),
-        ("judge.power=3", "judge.power = 3: must be a list of values"),
-        ("judge.power=[1,1]", "judge.power = [1, 1]: the value 1 is given twice"),
-        ("tracking=[[]]", "the section tracking cannot be varied"),
-        ("runs=0", "matrix.runs = 0"),
-        ("points=[{fit.seed: 1, seed: 0}]", "fit.seed is an axis, and repetitions"),
-        ("exclude=[{judge.power: 1}]", "exclude: judge.power is not varied"),
-    ],
-)
-def test_an_impossible_matrix_is_one_message(capsys, text, message):
-    refused(capsys, text, message)
-
-
-def test_another_matrix_in_the_same_run_directory_is_refused(capsys):
-    assert raypipe("plan", "hill.yaml", *(w for axis in AXES for w in ("--matrix", axis))) == 0
-    lines = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]
-    counts = {line[0]: line[2] for line in lines}
-    assert (counts["fit"], counts["judge"]) == ("4", "12")
-    assert run() == 0
-    assert run(*AXES) == 2
-    assert "matrix.keys: stored [], now ['" in capsys.readouterr().err
 
 
 values_of_axes = st.dictionaries(

@@ -29,8 +29,10 @@ from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import TrainTask
+from tests.scenario import cases
 
 TABLES = by_name(CORE)
+CASES = cases(__file__, "metrics")
 BOTH = [frozenset({"base", "a=1"}), frozenset({"base", "a=2"})]
 
 
@@ -85,7 +87,11 @@ def test_steps_are_no_metric_of_a_point():
 
 # the metric of a sweep
 
-DECLARED = (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", "."))
+DECLARED = {
+    "": (),
+    "both": (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", ".")),
+    "margin": (Column("eval_error_margin", "real", ".", better="higher"),),
+}
 
 
 class Plain(TrainTask):
@@ -97,7 +103,7 @@ class Script(ExternalTask):
 
 
 def resolved(
-    task: type = Plain, declared: Any = (), monitor: dict[str, Any] | None = None, **given: Any
+    task: str = "plain", declared: str = "", monitor: dict[str, Any] | None = None, **given: Any
 ) -> SweepSettings:
     """The section as the sweep of a task takes it."""
     axes = {"training.learning_rate": AxisSettings(values=[0.1, 0.2])}
@@ -105,14 +111,15 @@ def resolved(
         {"stage": "train", "axes": axes, "kind": "quality"} | given
     )
     configuration: Any = SimpleNamespace(
-        experiment=SimpleNamespace(step_metrics=declared),
+        experiment=SimpleNamespace(step_metrics=DECLARED[declared]),
         settings=SimpleNamespace(sweep=sweep),
         origin="digits.yaml",
     )
+    kind = {"plain": Plain, "script": Script}[task]
     every = None if monitor is None else 5
     training = TrainingSettings(steps=5, monitor=monitor, eval_every=every)
     of_stage: Any = SimpleNamespace(
-        settings=SimpleNamespace(training=training), task=lambda _: task.__new__(task)
+        settings=SimpleNamespace(training=training), task=lambda _: kind.__new__(kind)
     )
     return with_metric(configuration, of_stage)
 
@@ -121,55 +128,20 @@ def row(**given: Any) -> dict[str, Any]:
     return {"trial_id": "a", "status": "succeeded", "loss_final": 0.5, "samples_per_s": 9.0} | given
 
 
-MARGIN = (Column("eval_error_margin", "real", ".", better="higher"),)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        # the name of a metric tells what is better
-        ({"metric": "eval_accuracy"}, ("eval_accuracy", "max")),
-        ({"metric": "eval_acc", "task": Script}, ("eval_acc", "max")),
-        ({"metric": "eval_loss"}, ("eval_loss", "min")),
-        ({"metric": "mfu"}, ("mfu", "max")),
-        ({"metric": "mfu", "mode": "min"}, ("mfu", "min")),
-        ({"metric": "step_time_s"}, ("step_time_s", "min")),
-        # a declaration and a monitor come before the name
-        ({"metric": "eval_error_margin", "declared": MARGIN}, ("eval_error_margin", "max")),
-        ({"metric": "eval_x", "monitor": {"metric": "x", "mode": "max"}}, ("eval_x", "max")),
-        ({"monitor": {"metric": "accuracy", "mode": "min"}}, ("eval_accuracy", "min")),
-        ({"monitor": {"metric": "x"}}, ("eval_x", "min")),
-        # by default the monitored one, then that of the first trial
-        ({"monitor": {"metric": "accuracy"}, "declared": MARGIN}, ("eval_accuracy", "max")),
-        ({}, (None, None)),
-        ({"scheduler": {"name": "asha"}}, ("loss_final", "min")),
-        ({"kind": "systems"}, ("samples_per_s", "max")),
-    ],
-)
-def test_the_metric_of_a_sweep_and_what_is_better(given: Any, expected: Any) -> None:
+@pytest.mark.parametrize(("given", "metric", "mode"), CASES["resolved"])
+def test_the_metric_of_a_sweep_and_what_is_better(given: Any, metric: str, mode: str) -> None:
     sweep = resolved(**given)
-    assert (sweep.metric, sweep.mode) == expected
+    assert (sweep.metric, sweep.mode) == (metric, mode)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"metric": "eval_x"}, "give mode: min or mode: max"),
-        ({"mode": "min"}, "mode = min: of which metric"),
-        ({"metric": "eval_acc", "declared": DECLARED}, "did you mean eval_accuracy"),
-        ({"metric": "loss"}, "is not a column of trials; did you mean loss_final"),
-        ({"metric": "device", "task": Script}, "device holds no numbers"),
-    ],
-)
-def test_a_metric_that_no_trial_will_have_is_refused_before_the_start(
-    given: Any, message: str
-) -> None:
+@pytest.mark.parametrize(("given", "message"), CASES["refused"])
+def test_a_metric_that_no_trial_will_have_is_refused(given: Any, message: str) -> None:
     with pytest.raises((ConfigError, ValueError), match=message):
         resolved(**given)
 
 
 def test_a_metric_that_may_be_there_is_known_after_the_first_trial() -> None:
-    for task in (Plain, Script):
+    for task in ("plain", "script"):
         sweep = resolved(task, metric="eval_acc")
         with pytest.raises(UnitError, match="did you mean eval_accuracy") as error:
             with_metric_of(sweep, row(eval_accuracy=0.5, eval_loss=0.1))
@@ -179,17 +151,10 @@ def test_a_metric_that_may_be_there_is_known_after_the_first_trial() -> None:
     assert costs_of(resolved(metric="mfu"), row()) is None
 
 
-@pytest.mark.parametrize(
-    ("names", "column", "mode"),
-    [
-        (["eval_loss", "eval_accuracy"], "eval_accuracy", "max"),
-        (["eval_loss"], "eval_loss", "min"),
-        ([], "loss_final", "min"),
-    ],
-)
+@pytest.mark.parametrize(("names", "column", "mode"), CASES["first_trial"])
 def test_by_default_the_first_trial_decides(names: list[str], column: str, mode: str) -> None:
     finished = row(**dict.fromkeys(names, 0.5))
-    sweep = with_metric_of(resolved(declared=DECLARED), finished, DECLARED)
+    sweep = with_metric_of(resolved(declared="both"), finished, DECLARED["both"])
     assert (sweep.metric, sweep.mode) == (column, mode)
     assert costs_of(sweep, finished) == [-0.5 if mode == "max" else 0.5]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raypipe.config.matrix import RaceSettings
 from raypipe.stats import runs_needed
 from raypipe.study.race import Run, Standing, eliminate, standing
-from tests.raypipe.examples.hills import edit, killed, ran, refused, run, table
+from tests.raypipe.examples.hills import edit, killed, ran, run, table
 from tests.raypipe.toy import raypipe
 
 RACE = """
@@ -82,25 +82,6 @@ def test_a_point_that_fails_is_out_of_the_race_and_one_that_is_left_over_is_no_w
         assert status in set(race["status"])
         assert ("winner" in set(race["status"])) == (status == "winner")
     assert "fit.layers=3 is left: the other points failed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("fit.layers=[2]", "the matrix has 1 point; a race needs two or more"),
-        ("runs=3", "race: decides the number of seeds itself; leave out runs"),
-        ("race.most_runs=5", "with fewer than 6 seeds no test can reach alpha = 0.05"),
-        ("race.first_runs=13", "first_runs = 13: exceeds most_runs = 12"),
-        ("race.metric=measures.valu", "did you mean value"),
-        ("race.metric=measures.size", "does not say which size is better"),
-        ("race.where={kind: a}", "where = kind: is not a column of measures"),
-        ("race.alpha=0", "matrix.race.alpha = 0"),
-        ("seed=[0,1]", "race: the axis `seed` is also given"),
-        ("fit.seed=[0,1]", "race: the axis `fit.seed` is also given"),
-    ],
-)
-def test_an_impossible_race_is_one_message(capsys, text, message):
-    refused(capsys, text, message)
 
 
 # the decisions alone

@@ -18,7 +18,7 @@ from raypipe.store.tables import Table, write_table
 from raypipe.study.loop import Outcome
 from raypipe.study.metric import Measured, Metric
 from raypipe.study.search import Search
-from tests.raypipe.examples.hills import SEARCH, edit, killed, ran, refused, run, table
+from tests.raypipe.examples.hills import SEARCH, edit, killed, ran, run, table
 from tests.raypipe.toy import raypipe
 
 VALUE, SIZE = "measures.value (judge)", "measures.size (fit)"
@@ -161,35 +161,6 @@ def test_two_metrics_and_a_condition(hill):
     assert "No point meets the conditions" in Path("never/report/index.html").read_text()
 
 
-WHERE = "search.metrics=[{metric: measures.value, where: {methods: fit}}]"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("search.axes.fit.rat={low: 1, high: 2}", "did you mean fit.rate"),
-        ("search.axes.fit.layers={low: 1.0, high: 2.5}", "input should be a valid integer"),
-        ("search.axes.fit.rate={low: 2, high: 1}", "low below high"),
-        ("search.axes.tracking=[1]", "the section tracking cannot be varied"),
-        ("fit.rate=[1.0]", "search: fit.rate is also an axis of the matrix"),
-        ("search.metrics=[{metric: measure.value}]", "no table measure; did you mean measures"),
-        (
-            "search.metrics=[{metric: measures.valu}]",
-            "not a column of measures; did you mean value",
-        ),
-        ("search.metrics=[{metric: measures.method}]", "method holds no numbers"),
-        ("search.metrics=[{metric: value}]", "must have the form table.column"),
-        ("search.metrics=[{metric: measures.size}]", "does not say which size is better"),
-        (WHERE, "where = methods: is not a column of measures; did you mean method"),
-        ("search.constraints=[{metric: measures.size}]", "measures.size: has no bound"),
-        ("search.axes.seed={low: 1, high: 5}", "a seed is nothing to choose"),
-        ("race={metric: measures.value}", "race: cannot be combined with search"),
-    ],
-)
-def test_an_impossible_search_is_one_message(capsys, text, message):
-    refused(capsys, text, message)
-
-
 def test_a_metric_that_no_row_has_ends_the_search_with_the_values_there_are(capsys):
     assert run("search.metrics=[{metric: measures.value, where: {method: juge}}]") == 1
     assert "method is one of: fit, judge" in capsys.readouterr().out
@@ -205,29 +176,6 @@ def test_a_metric_that_no_row_has_ends_the_search_with_the_values_there_are(caps
     ):
         assert run(text) == 2
         assert key in capsys.readouterr().err
-
-
-def test_the_plan_says_what_a_search_does_at_most(capsys):
-    assert raypipe("plan", "hill.yaml", "--matrix", "runs=3") == 0
-    output = capsys.readouterr().out
-    counts = {line.split()[0]: line.split() for line in output.splitlines()}
-    assert counts["prepare"][1] == "1"
-    assert "36" in counts["fit"]
-    assert "search: at most 12 points by tpe, each at 3 points of the matrix" in output
-    assert not Path("runs").exists()
-
-
-def test_only_some_stages_and_none_after_a_failure_that_all_points_share():
-    edit("def prepare(context):\n", "def prepare(context):\n    1 / 0\n")
-    assert run() == 1
-    assert set(table("search")["status"]) == {"running"}
-    edit("    1 / 0\n", "")
-    ran()
-    fit = "search.metrics=[{metric: measures.value, where: {method: fit}}]"
-    assert run(fit, words=("--only", "fit")) == 0
-    assert ran() == {"prepare": 1, "fit": 12}
-    assert run(fit) == 0
-    assert ran() == {"judge": 12}
 
 
 # the source of proposals alone

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from raypipe.launch.inline import InlineLauncher
-from tests import command
+from tests.command import raypipe
 from tests.raypipe.examples.hills import table
 
 MODULE = """
@@ -50,24 +48,18 @@ matrix: {}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+def _searched(folder: Path) -> None:
     Path("searched_task.py").write_text(MODULE)
     Path("c.yaml").write_text(CONFIG)
-    yield tmp_path
-    sys.modules.pop("searched_task", None)
 
 
-def raypipe(*words: str) -> command.Ended:
-    arguments = ("run", "c.yaml", "--local", "--run-dir", "run", *words)
-    return command.in_process(InlineLauncher(), *arguments, environment={})
+def run(*words: str, expected: int = 0) -> str:
+    return raypipe("run", "c.yaml", "--local", "--run-dir", "run", *words, expected=expected)
 
 
-def search(metric: str, *words: str) -> command.Ended:
+def search(metric: str, *words: str, expected: int = 0) -> str:
     axes = "{shift: {low: 0.0, high: 9.0}}"
-    return raypipe(f"matrix.search={{trials: 3, axes: {axes}, {metric}}}", *words)
+    return run(f"matrix.search={{trials: 3, axes: {axes}, {metric}}}", *words, expected=expected)
 
 
 ODD = ("train.training.monitor={metric: odd, mode: max}", "train.training.eval_every=1")
@@ -84,8 +76,7 @@ ODD = ("train.training.monitor={metric: odd, mode: max}", "train.training.eval_e
 )
 def test_a_column_of_the_training_is_searched(column, given, words, mode):
     bound = "constraints: [{metric: trials.eval_accuracy, at_least: -1}]"
-    ended = search(f"metrics: [{{metric: trials.{column}{given}}}], {bound}", *words)
-    assert ended.status == 0, ended.output
+    search(f"metrics: [{{metric: trials.{column}{given}}}], {bound}", *words)
     found, values = table("search"), table("trials")[column]
     assert sorted(found[f"trials.{column}"]) == pytest.approx(sorted(values))
     best = found.loc[found["on_front"].astype(bool), f"trials.{column}"]
@@ -106,14 +97,11 @@ def test_a_column_of_the_training_is_searched(column, given, words, mode):
     ],
 )
 def test_a_column_that_does_not_exist_is_named(metric, status, message):
-    ended = search(f"metrics: [{{metric: trials.{metric}}}]")
-    assert ended.status == status, ended.output
-    assert message in ended.output
+    assert message in search(f"metrics: [{{metric: trials.{metric}}}]", expected=status)
     assert Path("run").exists() == (status == 1)
 
 
 def test_a_column_of_the_training_is_raced():
     Path("c.yaml").write_text(CONFIG.replace("matrix: {}", "matrix: {shift: [0.0, 9.0]}"))
-    ended = raypipe("matrix.race={metric: trials.eval_accuracy, most_runs: 6}")
-    assert ended.status == 0, ended.output
+    run("matrix.race={metric: trials.eval_accuracy, most_runs: 6}")
     assert len(table("race"))

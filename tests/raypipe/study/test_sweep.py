@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -32,10 +33,10 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
+from tests.scenario import cases
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
 QUALITY = ("sweep.kind=quality", "sweep.metric=eval_loss")
-PBT = (*QUALITY, "sweep.scheduler=pbt")
 RATE = "sweep.axes.training.learning_rate=[0.05, 1e-8]"
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
 YAML = """
@@ -235,32 +236,12 @@ def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
         run(tmp_path, *given, "train.training.learning_rate=0.5")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["sweep.stage=trian"], "must be a training stage of the experiment"),
-        (["sweep.axes.training.precision=[fp4]"], "sweep.axes: train.training.precision = 'fp4'"),
-        (["sweep.axes.training.lerning_rate=[1]"], "did you mean train.training.learning_rate"),
-        (["sweep.axes.training.precision=bf16"], "must be a list of values"),
-        (["sweep.axes.train.max_restarts=[1, 2]"], "are the same training of train"),
-        (["sweep=null", "train.from_sweep=true"], "there is no sweep of it"),
-        (["sweep.constraints.effective_batch=1"], r"no point has training\.effective_batch = 1"),
-        (["sweep.scheduler=asha"], "is for kind = quality"),
-        (["sweep.metric=eval_loss"], "take kind = quality"),
-        (["sweep.further_metrics={eval_loss: min}"], "for search = optuna"),
-        (PBT, "sweep.axes.train.training.micro_batch: cannot change during a training, which pbt"),
-        ([*PBT, *NONE, "sweep.axes.width=[2,4]"], "sweep.axes.width: cannot change during"),
-        ([*PBT, *NONE, RATE, "train.from_sweep=true"], "has had several settings"),
-        ([*PBT, *NONE, RATE, "train.scaling.workers=2"], "cannot pause a group of workers"),
-        ([*QUALITY, *NONE, RATE, "sweep.scheduler=pb2"], "pb2 chooses values between two ends"),
-        ([*PBT, *NONE, RATE, "sweep.search=optuna"], "needs all trials at its start"),
-        ([*PBT, *NONE, RATE, "sweep.concurrent=2"], "pbt starts all trials"),
-        ([*PBT, "sweep.scheduler={name: pbt, grace_period: 3}"], "is not an option of pbt"),
-    ],
-)
-def test_mistakes_are_found_before_anything_starts(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        stages_of(*overrides)
+@pytest.mark.parametrize("case", cases(__file__, "refused_sweeps"), ids=str)
+def test_mistakes_are_found_before_anything_starts(case):
+    *overrides, message = case
+    given = [key for part in overrides for key in (part if isinstance(part, list) else [part])]
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        stages_of(*given)
 
 
 def test_an_axis_of_another_kind_takes_the_place_of_a_lower_levels():

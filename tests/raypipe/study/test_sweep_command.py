@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests import command
-from tests.command import EXAMPLES, Ended
+from tests.command import EXAMPLES, Ended, until
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import HELD
 
@@ -100,14 +100,6 @@ def finished(folder: Path) -> dict[str, Mapping[str, Any]]:
     return {key: row for key, row in rows.items() if key in units}
 
 
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        assert process is None or process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
-        time.sleep(0.05)
-
-
 def processes(folder: Path) -> list[str]:
     """What still runs of the commands in this folder, by an environment variable of theirs."""
     found = []
@@ -142,7 +134,7 @@ def test_a_sweep_ended_at_three_moments_is_as_one_that_was_not(launcher, whole, 
     for done, ending in ((2, signal.SIGKILL), (6, signal.SIGTERM), (15, signal.SIGKILL)):
         # eight trials are of smaller micro-batches: it cannot end before the signal
         process = start(tmp_path, held="8" if ending == signal.SIGTERM else "")
-        wait_until(lambda done=done: len(finished(tmp_path)) >= done, process)
+        until(lambda done=done: len(finished(tmp_path)) >= done, "trials end", WAIT_S, process)
         time.sleep(draw.uniform(0, 0.5))
         assert len(processes(tmp_path)) > 1
         process.send_signal(ending)
@@ -163,7 +155,7 @@ def test_a_sweep_ended_at_three_moments_is_as_one_that_was_not(launcher, whole, 
     assert ended.status == 0, ended.output
     assert_kept(before, tmp_path)
     assert not list((tmp_path / "run").glob(".ray*"))
-    wait_until(lambda: not processes(tmp_path))
+    until(lambda: not processes(tmp_path), "all processes end", WAIT_S)
     assert_once(tmp_path, 2 * 12 + 1)
     # with the values that it has without the disturbance
     pd.testing.assert_frame_equal(trials(tmp_path), trials(whole))
@@ -211,7 +203,7 @@ def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
 @pytest.mark.slow
 def test_a_population_that_was_killed_trains_no_stored_trial_again(launcher, tmp_path):
     process = start(tmp_path, *POPULATION, held="16")  # each step takes half a second
-    wait_until(lambda: bool(finished(tmp_path)), process)
+    until(lambda: finished(tmp_path), "a trial ends", WAIT_S, process)
     process.send_signal(signal.SIGKILL)
     assert end(process).status == -signal.SIGKILL
     before = finished(tmp_path)
