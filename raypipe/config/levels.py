@@ -1,8 +1,8 @@
 """Levels of a configuration - command line, profile, file, defaults - as validated settings.
 
 The higher level wins. Sections of a settings model may settle keys that depend on each other
-(:meth:`~raypipe.config.settings.Settings.settle`), such as the three batch sizes. A mistake is told
-with its key and the level that has it.
+(:meth:`~raypipe.config.settings.Settings.settle`), such as the three batch sizes. A mistake is
+reported with its key and the level that has it.
 """
 
 from __future__ import annotations

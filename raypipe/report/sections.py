@@ -144,7 +144,7 @@ def number_plots(results: Results, column: Column, words: str = "") -> list[Plot
     """Draw a number by the axes of its table; none if there is nothing to compare.
 
     The first two axes give lines over the numeric one if few names are the other one, else a heat
-    map without baselines, averaged over further axes, each of which has a chart of its own. One
+    map without baselines, averaged over further axes; each of these has a separate chart. One
     numeric axis gives a line, other axes give dots. ``words`` is the column that says in a heat map
     why a row has no number; of rows with one the best counts, not the mean.
     """
@@ -190,8 +190,7 @@ def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> 
     ]
     figure = plots.heat_map(grids[0], column.name, column.better, grids[1].fillna(""))
     figure.axes[0].set(xlabel=_last(pair[1]), ylabel=_last(pair[0]))
-    caption = _averaged(results, [], pair)
-    caption = caption.replace("Mean", "The best") if words else caption
+    caption = _averaged(results, [], pair, "The best" if words else "Mean")
     caption += " A frame marks the best." if column.better else ""
     return _plot(results, column, pair, caption, figure)
 
@@ -243,13 +242,15 @@ def _line(name: str, axis: str, every: NDArray[np.float64], found: Means) -> Lin
     return Line(name, x, y, half, points=once if found.half.notna().any() else None)
 
 
-def _averaged(results: Results, found: Sequence[Means], shown: Sequence[str]) -> str:
-    """Return over what means at the values of ``shown`` axes are, as the first sentence."""
+def _averaged(
+    results: Results, found: Sequence[Means], shown: Sequence[str], what: str = "Mean"
+) -> str:
+    """Return the first sentence of a caption, which names what is averaged; empty if nothing is."""
     others = [_last(name) for name in results.shape.axes if name not in shown]
     over = [*(["repetitions"] if results.shape.seeds else []), *others]
     has_interval = any(each.half.notna().any() for each in found)
     interval = " with its 95 % interval" if has_interval else ""
-    return f"Mean over {listed(over)}{interval}." if over else ""
+    return f"{what} over {listed(over)}{interval}." if over else ""
 
 
 def _dots(results: Results, column: Column, axes: Sequence[str], found: Means) -> Plot:

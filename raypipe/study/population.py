@@ -1,4 +1,4 @@
-"""Trials that Ray Tune pauses, and populations whose trials go on from each other's state.
+"""Paused trials of Ray Tune, and populations: trials that continue from another one's state.
 
 A trial's state is the folder of its checkpoints. With its logged steps and the settings that it had
 from which step on (``lineage.json``), it is all that another trial needs to go on from it. A trial
