@@ -130,7 +130,7 @@ class Run:
             ConfigError: there is no such metric, or a table is damaged.
 
         """
-        from raypipe.commands.summary import results_of
+        from raypipe.commands.configuration import results_of
 
         with _messages_alone():
             bests = results_of(self.directory).bests
@@ -591,8 +591,8 @@ def show(run_dir: str, *, code: bool = False) -> str:
         code: Print the kept source code, with the units that ran with it.
 
     """
-    from raypipe.commands.code import code_text
     from raypipe.commands.summary import opened, show_text
+    from raypipe.graph.source import code_text
 
     run = opened(run_dir)
     return code_text(run) if code else show_text(run)

@@ -21,7 +21,7 @@ MODULES = sorted((PROJECT / "raypipe").rglob("*.py"))
 #: packages and small modules from the top to the bottom; each imports only those after it
 ORDER = (
     *("__main__", "cli", "api", "commands", "launch", "study", "functions", "scripts", "graph"),
-    *("integrations", "cards", "training", "report", "config", "store", "faults", "provenance"),
+    *("tracking", "cards", "training", "report", "config", "store", "faults", "provenance"),
     *("stats", "hardware", "import_path", "process_tree", "redaction", "errors"),
 )
 #: what a phase of TELEClass may share with another one lies next to the phases
@@ -156,7 +156,7 @@ def test_map_loads_what_a_function_needs_alone(tmp_path: Path) -> None:
     assert json.loads(loaded) == []
     every, own = map(int, counts.split())
     assert every < 1300  # 1,050, and the standard library differs between versions of Python
-    assert own <= 80
+    assert own <= 70
 
 
 def test_every_name_of_the_public_api_can_be_imported() -> None:

@@ -23,9 +23,9 @@ from raypipe.graph.configuration import compose
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
-from raypipe.integrations.tracking import Trackers
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.tracking import Trackers
 
 REFERENCE, OURS = "bare_ray", "raypipe"
 

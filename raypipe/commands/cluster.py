@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypipe import faults, hardware
-from raypipe.commands import RUNS, stops_with_command
+from raypipe.commands import RUNS, seconds_of, stops_with_command
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.time_budget import TimeBudget
 from raypipe.config.shipped import file_of
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
@@ -128,7 +127,8 @@ def submit(
 
     """
     document = read(config)
-    TimeBudget(time_budget)  # its form
+    if time_budget is not None:
+        seconds_of(time_budget)  # its form
     # mistakes show before anything is sent; the hardware there may select another profile
     resolve(document, overrides, profile, [hardware.detect()])
     path, file = Path(config), file_of(config)

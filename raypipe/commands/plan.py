@@ -23,8 +23,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.study.loop import Source, StudyGraph
 from raypipe.study.placement import Placement
 from raypipe.study.sweep_settings import SWEEP
-from raypipe.training.requirements import Obstacle, beyond, obstacles
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import Obstacle, TrainStageSettings, beyond, obstacles
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from pyarrow import fs as arrow_fs
 
 from raypipe import import_path
 from raypipe.commands import cluster
-from raypipe.commands.code import code_of, edits, kept_code
 from raypipe.commands.configuration import (
     declared,
     refuse_code_inside,
@@ -40,15 +39,16 @@ from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
+from raypipe.graph.source import code_of, edits, kept_code
 from raypipe.graph.stored_results import IDENTITIES, is_done
 from raypipe.graph.training_stage import HARDWARE
-from raypipe.integrations.tracking import Trackers
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
 from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.tables import ADDED, Table, read_rows
 from raypipe.study.sweep_settings import SWEEP
+from raypipe.tracking import Trackers
 from raypipe.training.tables import SETTINGS, TRIALS
 
 _UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"
@@ -420,8 +420,9 @@ def _changes(run: RunDirectory, ledger: Ledger, chosen: Sequence[_Stored]) -> li
         if not version:
             continue
         kept, row = kept_code(run, version), ledger.get("code", version) or {}
-        code = code_of(one.configuration, list(one.stages.values()))
-        own = code_of(one.configuration, [one.stage]).files  # another stage may have added its own
+        source = one.configuration.source()
+        code = code_of(source, list(one.stages.values()))
+        own = code_of(source, [one.stage]).files  # another stage may have added its own
         files = {name: text for name, text in code.files.items() if name in kept or name in own}
         texts = (edits(kept, files) if kept else []) or code.changes(row)
         found |= dict.fromkeys(f"code: {text}" for text in texts)

@@ -6,8 +6,11 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -15,14 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from raypipe import faults, import_path
-from raypipe.commands import RUNS, cluster, runs_location
-from raypipe.commands.code import ExperimentCode, after_edit, code_of
-from raypipe.commands.configuration import declared, of_report, resolve
+from raypipe import faults, import_path, tracking
+from raypipe.commands import RUNS, cluster, runs_location, seconds_of
+from raypipe.commands.configuration import declared, of_report, resolve, results_of
 from raypipe.commands.plan import Work, check_gpus, work_of
-from raypipe.commands.summary import results_of
 from raypipe.commands.table_view import terminal_width, view
-from raypipe.commands.time_budget import TimeBudget
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
@@ -32,9 +32,8 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
+from raypipe.graph.source import ExperimentCode, after_edit, code_of
 from raypipe.hardware import Hardware
-from raypipe.integrations import tracking
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
@@ -46,10 +45,16 @@ from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import better, read_arrow, single_tables
 from raypipe.study.loop import StudyGraph
 from raypipe.study.sweep_settings import SWEEP
+from raypipe.tracking import Trackers
 
 if TYPE_CHECKING:
     from raypipe.report.tables import Headline
 
+#: seconds for what follows the work: ending processes, writing the tables, stopping Ray
+_SHUTDOWN_S = 15.0
+#: of these, the seconds after an end that was not orderly
+_CUT_S = 8.0
+_POLL_S = 0.25
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
 #: the beginning of the names of entries with the resolved configurations of all commands
@@ -110,7 +115,7 @@ def execute(
             from raypipe.graph.training_stage import check_trainings
 
             check_trainings(place, stored, stages, configuration.origin, on_gpu=on_gpu)
-        code = code_of(configuration, stages)
+        code = code_of(configuration.source(), stages)
 
         print(f"run directory: {place.shown}", flush=True)
         if stored.damage:
@@ -396,3 +401,49 @@ def print_recommendation(
             Path(file).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--write {file}: cannot be written: {error}") from error
+
+
+class TimeBudget:
+    """The time that a command may take, from now on; None for any."""
+
+    def __init__(self, text: str | None) -> None:
+        self._end = None if text is None else time.monotonic() + seconds_of(text)
+        #: whether the command was ended since its time was over
+        self.is_over = False
+
+    @contextmanager
+    def watched(self, launcher: Launcher, say: Callable[[str], None]) -> Iterator[None]:
+        """Raise KeyboardInterrupt in the body's main thread when the time is nearly over.
+
+        Before that, running trainings save checkpoints and end, and pools start no more tasks. As
+        much time is kept for it as the trainings have measured that they need.
+        """
+        if self._end is None:
+            yield
+            return
+        end, done, lock = self._end, threading.Event(), threading.Lock()
+
+        def watch() -> None:
+            while end - time.monotonic() > launcher.ending_s + _SHUTDOWN_S:
+                if done.wait(_POLL_S):
+                    return
+            with lock:
+                if done.is_set():
+                    return
+                self.is_over = True
+                say("the time budget is nearly over: trainings save checkpoints, no task starts")
+                launcher.wind_down()
+            while not launcher.is_at_rest and end - time.monotonic() > _CUT_S:
+                if done.wait(_POLL_S):
+                    return
+            with lock:
+                if not done.is_set() and (main := threading.main_thread().ident) is not None:
+                    # as the signal of a batch system; a flag would not end waits of the main thread
+                    signal.pthread_kill(main, signal.SIGTERM)
+
+        threading.Thread(target=watch, name="time budget", daemon=True).start()
+        try:
+            yield
+        finally:
+            with lock:
+                done.set()

@@ -20,11 +20,11 @@ from pyarrow import fs as arrow_fs
 from rich.console import Console
 from rich.text import Text
 
+from raypipe.commands.configuration import results_of
 from raypipe.commands.table_view import cell, terminal_width, view, wrapped
 from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.progress import clock_text, rough
-from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import bytes_text
 from raypipe.redaction import last_state, printable, without_credentials
@@ -33,7 +33,6 @@ from raypipe.store.ledger import REPLACED, Ledger, Row
 from raypipe.store.lock import is_held
 from raypipe.store.run_directory import BASE, RunDirectory, is_run, variant_name
 from raypipe.store.run_status import RunStatus
-from raypipe.study.tables import TABLES as STUDIES
 
 if TYPE_CHECKING:
     from raypipe.report.results import RunResults
@@ -135,29 +134,6 @@ def opened(location: str) -> RunDirectory:
     raise ConfigError(
         f"{run.shown}: is not a run directory: {reason}; `raypipe ls` lists run directories"
     )
-
-
-def results_of(run: RunDirectory) -> RunResults:
-    """Read the results of a run, without the code of its experiment and the logged steps.
-
-    Raises:
-        ConfigError: a table or the configuration is damaged.
-
-    """
-    from raypipe.report.results import Declarations, RunResults
-
-    configuration = ""
-    with suppress(FileNotFoundError):
-        configuration = run.read(run.config).decode(errors="replace")
-    core = tables.by_name((*CORE, *STUDIES))
-    known = {table.name: table for table in tables.declarations(run)}
-    left_out = {name for name, table in core.items() if table.partitioned}
-    found = {name: tables.read_table(run, name) for name in known if name not in left_out}
-    own = Declarations(
-        tables=[table for name, table in known.items() if name not in core],
-        core={name: known.get(name, table) for name, table in core.items()},
-    )
-    return RunResults(found, configuration=configuration, declared=own, directory=run)
 
 
 def summary(run: RunDirectory) -> Summary:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
     from raypipe.graph.progress import Durations
     from raypipe.hardware import Hardware
-    from raypipe.integrations.tracking import Trackers
+    from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")

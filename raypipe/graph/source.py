@@ -1,23 +1,43 @@
-"""Fingerprint of an experiment's source code: the modules of its package, and what they import.
+"""Source code of an experiment: its fingerprint, and the copies that a run directory keeps.
 
-Changed source does not change identities, since most edits leave results as they are; a run that
-continues with other source says so (``--strict-code`` refuses).
+The source is the modules of the experiment's package, and what they import. Changed source does not
+change identities, since most edits leave results as they are; a run that continues with other
+source says so (``--strict-code`` refuses).
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
+import io
 import sys
+import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import invalidate_caches
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from raypipe.config.shipped import importable, logical_source
+from raypipe.errors import ConfigError
+from raypipe.graph.experiment import Stage
 from raypipe.graph.identity import fingerprint as hash_of
+from raypipe.provenance import git_changes
+from raypipe.redaction import printable, source_without_secrets
+from raypipe.store.ledger import Ledger, Row
+from raypipe.store.run_directory import RunDirectory
+
+_MOST_NAMED = 5
+#: what differs from the commit, among the kept files
+_CHANGES = "changes.diff"
+#: bytes of the kept files of a state of the source, as they are and in their archive
+_MOST_READ, _LARGEST = 8 * 2**20, 2 * 2**20
+#: names of files that are source code
+_ENDINGS = ("py", "sh", "yaml", "yml", "toml", "r", "R", "jl", "c", "cpp", "cu", "h")
+_PATTERNS = tuple(f"*.{ending}" for ending in _ENDINGS)
 
 
 @dataclass(frozen=True)
@@ -133,3 +153,173 @@ def _files(root: Path, module: str, own: str) -> list[Path]:
         return []
     base = root.joinpath(*module.split("."))
     return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+
+
+@dataclass(frozen=True)
+class ExperimentCode:
+    """The source of this command's experiment; ``scripts`` are files that its stages start."""
+
+    source: SourceCode
+    scripts: Mapping[str, bytes]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of the scripts by path."""
+        return {
+            name: hashlib.sha256(content).hexdigest()[:16] for name, content in self.scripts.items()
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of all modules and scripts."""
+        hashes = self.hashes
+        return hash_of([self.source.fingerprint, hashes]) if hashes else self.source.fingerprint
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of the files by path, without raypipe's own."""
+        own = {p: each for p, each in self.source.files.items() if not p.startswith("raypipe/")}
+        return {**own, **self.scripts}
+
+    def changes(self, row: Row) -> list[str]:
+        """Return the modules and scripts that are not as an entry of the ledger has them."""
+        hashes = self.hashes
+        scripts = [name for name, h in row.get("scripts", {}).items() if hashes.get(name) != h]
+        return [*self.source.changes(row.get("modules", {})), *scripts]
+
+    def record(self, ledger: Ledger, run_dir: RunDirectory) -> None:
+        """Record the hashes of the files, and keep their content, once for each state of them.
+
+        Secrets are left out. The archive has at most 2 MB; the row names files that it lacks.
+        """
+        if ledger.get("code", self.fingerprint) is not None:
+            return
+        files = self.files
+        commit, changes = git_changes(_PATTERNS)
+        if changes:
+            files[_CHANGES] = changes.encode()
+        content, kept = _packed(files)
+        run_dir.write(run_dir.code(self.fingerprint), content)
+        row = {"modules": dict(self.source.modules), "scripts": self.hashes, "commit": commit}
+        left_out = sorted(files.keys() - set(kept))
+        ledger.put("code", {self.fingerprint: {**row, "files": kept, "left_out": left_out}})
+
+
+def code_of(source: SourceCode, stages: Sequence[Stage]) -> ExperimentCode:
+    """Return the code of an experiment with that of the scripts that its stages start."""
+    return ExperimentCode(source, _scripts(stages))
+
+
+def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
+    """Return the kept files by path; none if nothing was kept.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    path = run_dir.code(fingerprint)
+    if not run_dir.exists(path):
+        return {}
+    try:
+        with ZipFile(io.BytesIO(run_dir.read(path))) as archive:
+            infos = archive.infolist()
+            names = [PurePosixPath(info.filename) for info in infos]
+            outside = any(name.is_absolute() or ".." in name.parts for name in names)
+            if not outside and sum(info.file_size for info in infos) <= _MOST_READ:
+                return {info.filename: archive.read(info).decode() for info in infos}
+            reason = "its files lie outside of it, or are too large"
+    except (BadZipFile, ValueError, OSError, zlib.error, NotImplementedError) as error:
+        reason = str(error)
+    raise ConfigError(f"{path}: is damaged ({reason}); delete it")
+
+
+def code_text(run_dir: RunDirectory) -> str:
+    """Return the code that computed what a run directory holds, for ``raypipe show --code``.
+
+    The first version is shown whole, each later one by its differences to the one before it.
+
+    Raises:
+        ConfigError: none is kept, or an archive is damaged.
+
+    """
+    ledger = Ledger.to_read(run_dir)
+    units: dict[str, list[str]] = {}
+    for key, row in ledger.items("units"):
+        units.setdefault(row["code"], []).append(key)
+    parts, earlier = list[str](), dict[str, str]()
+    for fingerprint, row in ledger.items("code"):
+        files = kept_code(run_dir, fingerprint)
+        ran = units.get(fingerprint, [])
+        first = ", ".join(ran[:_MOST_NAMED]) + ", ..." * (len(ran) > _MOST_NAMED)
+        parts.append(f"code {fingerprint[:12]}: {len(ran)} units{': ' * bool(ran)}{first}")
+        if row["commit"]:
+            changed = f"; what files differ is in {_CHANGES}" if _CHANGES in files else ""
+            parts.append(f"commit {row['commit']}{changed}")
+        if row["left_out"]:
+            parts.append(f"not kept, too large: {', '.join(row['left_out'])}")
+        parts += _shown(earlier, files)
+        earlier = files or earlier
+    if not earlier:
+        raise ConfigError(f"{run_dir.shown}: keeps no code: nothing of it was computed here")
+    return printable("\n".join(parts), keep="\n\t")
+
+
+def edits(earlier: Mapping[str, str], source: Mapping[str, bytes]) -> list[str]:
+    """Return the files that were edited, added or removed since."""
+    now = {name: _without_secrets(name, content) for name, content in source.items()}
+    names = sorted({*earlier, *now} - {_CHANGES})
+    changed = [name for name in names if earlier.get(name) != now.get(name)]
+    return [
+        f"{name}: {'removed' if name not in now else 'edited' if name in earlier else 'added'}"
+        for name in changed
+    ]
+
+
+def after_edit(stages: Sequence[Stage]) -> str:
+    """Return the hint to add ``version=1`` after an edit, if it would be refused; else empty."""
+    if not any(stage.strict_code for stage in stages):
+        return ""
+    return "\nonce the code is edited, add version=1 to keep the results that are stored"
+
+
+def _scripts(stages: Sequence[Stage]) -> dict[str, bytes]:
+    """Return the source files that stages of scripts have in their identities."""
+    units = (unit for stage in stages for unit in stage.units)
+    named = (unit.literals.get("files") for unit in units)
+    names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
+    paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
+    return {
+        name: path.read_bytes()
+        for name, path in paths.items()
+        if any(map(path.match, _PATTERNS)) and path.is_file() and path.stat().st_size <= _LARGEST
+    }
+
+
+def _packed(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
+    """Return an archive of the files, and the names of those that it has room for."""
+    archive, kept, read = io.BytesIO(), list[str](), 0
+    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            text = _without_secrets(name, content).encode()
+            size = archive.tell() + len(zlib.compress(text))
+            if read + len(text) > _MOST_READ or size > _LARGEST:
+                continue
+            read += len(text)
+            packed.writestr(ZipInfo(name), text, ZIP_DEFLATED)
+            kept.append(name)
+    return archive.getvalue(), kept
+
+
+def _without_secrets(name: str, content: bytes) -> str:
+    text = content.decode(errors="replace")
+    return source_without_secrets(text, python=name.endswith((".py", _CHANGES)))
+
+
+def _shown(earlier: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files; with earlier ones, the lines that differ from them."""
+    for name, text in files.items():
+        if not earlier or name == _CHANGES:
+            yield f"\n--- {name}\n{text}"
+    for name in sorted({*earlier, *files} - {_CHANGES}) if earlier else ():
+        before, now = (each.get(name, "").splitlines() for each in (earlier, files))
+        yield from difflib.unified_diff(before, now, f"before: {name}", name, lineterm="")

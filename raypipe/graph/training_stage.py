@@ -19,7 +19,7 @@ from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
-from raypipe.report.trainings import monitors_of, training_measures
+from raypipe.report.results import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import find
@@ -216,7 +216,7 @@ def job_of(
 
 def _workers(context: StageContext, settings: TrainStageSettings, effective_batch: int) -> int:
     """Return the number of workers of ``scaling.workers: auto``."""
-    from raypipe.training.requirements import automatic_workers
+    from raypipe.training.settings import automatic_workers
 
     if not context.session.launcher.concurrent:  # in this process
         return 1
@@ -226,7 +226,7 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
 
 def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
     """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
-    from raypipe.training.requirements import cpus_of_a_worker
+    from raypipe.training.settings import cpus_of_a_worker
 
     scaling, session = job.settings.scaling, context.session
     cpus = scaling.reserved_cpus

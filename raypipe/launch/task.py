@@ -5,6 +5,7 @@ Like all that tasks import, this module imports no torch.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import hashlib
 import os
@@ -28,9 +29,9 @@ from threadpoolctl import threadpool_limits
 from raypipe import faults, process_tree
 from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
-from raypipe.launch.output import redirected
 from raypipe.provenance import now
 
+_STANDARD = (1, 2)  # standard output and standard error
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
@@ -288,3 +289,40 @@ class _Stream:
     def close(self) -> None:
         """Flush, as what was written would be."""
         self._stream.flush()
+
+
+@contextmanager
+def redirected(file: int) -> Iterator[None]:
+    """Redirect standard output and standard error of this process to a file.
+
+    ``breakpoint()`` fails then. Ray would wait for a debugger that nobody may start.
+    """
+    os.environ["PYTHONBREAKPOINT"] = f"{__name__}.no_breakpoint"
+    _flush()
+    saved = {number: os.dup(number) for number in _STANDARD}
+    for number in _STANDARD:
+        os.dup2(file, number)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, copy in saved.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _flush() -> None:
+    """Flush the buffers of Python and of C."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the user's code closed it
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def no_breakpoint(*arguments: Any, **options: Any) -> None:
+    """Raise RuntimeError with the way to use a debugger."""
+    del arguments, options
+    raise RuntimeError(
+        "breakpoint() needs a terminal, and this process has none: use `raypipe run --local`, "
+        "which runs everything in one process"
+    )

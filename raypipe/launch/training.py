@@ -9,10 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -21,18 +27,21 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raypipe import redaction
 from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control, Mailbox
 from raypipe.launch.failures import group_failure, log_sizes, worker_failure
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
-from raypipe.launch.output import logged
+from raypipe.launch.task import redirected
 from raypipe.training.ending import Ending
 from raypipe.training.failure_kinds import expandable_segments
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.parallel import Worker
-from raypipe.training.requirements import cpus_of_a_worker
+from raypipe.training.settings import cpus_of_a_worker
 
+#: seconds to wait until the output of a job is copied, and for the end of the copying process
+_COPY_S, _COPY_END_S = 10.0, 0.1
 _POLL_S = 0.5
 #: seconds for the end of a task that was canceled
 _END_S = 20.0
@@ -282,3 +291,56 @@ def _watch(must_end: Callable[[float], bool], ending: Ending, over: threading.Ev
             ending.wanted = must_end(ending.seconds)
         except RayError:  # the command is gone, and soon this process
             return
+
+
+@contextmanager
+def logged(job: TrainingJob, rank: int) -> Iterator[None]:
+    """Write what this process prints and logs to the log of a training, which only then exists.
+
+    Credentials are redacted before anything is written. On an object store the log is written at
+    the end of the job.
+    """
+    path = job.run_dir.log(job.trial_id if rank == 0 else f"{job.trial_id}-{rank}")
+    local = job.run_dir.is_local
+    if local:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab") if local else tempfile.TemporaryFile() as log:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+        try:
+            with _redacted(log.fileno()) as file, redirected(file):
+                yield
+        finally:
+            size = os.fstat(log.fileno()).st_size
+            if local and not size:
+                Path(path).unlink(missing_ok=True)
+            elif size and not local:
+                earlier = job.run_dir.read(path) if job.run_dir.exists(path) else b""
+                job.run_dir.write(path, earlier + os.pread(log.fileno(), size, 0))
+
+
+@contextmanager
+def _redacted(file: int) -> Iterator[int]:
+    """Yield a descriptor; what is written to it arrives in the file without credentials.
+
+    Another process copies it, so that the last words of a dying process arrive, too.
+    """
+    own, control = socket.socketpair()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", redaction.__file__, str(control.fileno())]
+    process = subprocess.Popen(
+        command, stdin=reading, stdout=file, pass_fds=[control.fileno()], start_new_session=True
+    )
+    os.close(reading)
+    control.close()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        own.settimeout(_COPY_S)
+        with own, suppress(OSError):
+            own.shutdown(socket.SHUT_WR)
+            own.recv(1)  # returns when everything is copied
+        with suppress(subprocess.TimeoutExpired):  # else a process that the job started goes on
+            process.wait(_COPY_END_S)

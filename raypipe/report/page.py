@@ -37,10 +37,16 @@ from raypipe.report.parts import (
 )
 from raypipe.report.plots import rows
 from raypipe.report.results import (
+    PREFIX,
+    SWEEP,
     Declarations,
     RunResults,
     Searched,
+    Tables,
+    best_place,
+    better_by_name,
     count_points,
+    is_better,
     points,
     seeds_needed,
     variants_of,
@@ -57,14 +63,6 @@ from raypipe.report.sections import (
     variants_section,
 )
 from raypipe.report.tables import Headline, Rival
-from raypipe.report.trainings import (
-    PREFIX,
-    SWEEP,
-    Tables,
-    best_place,
-    better_by_name,
-    is_better,
-)
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_tables
 

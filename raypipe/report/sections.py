@@ -42,7 +42,18 @@ from raypipe.report.parts import (
     own_columns,
 )
 from raypipe.report.plots import Line, Plot, finite, rows, thinned
-from raypipe.report.results import SPEED, RunResults, Searched, Swept, count_points, key_importance
+from raypipe.report.results import (
+    PREFIX,
+    SPEED,
+    SWEEP,
+    RunResults,
+    Searched,
+    Swept,
+    best_place,
+    count_points,
+    key_importance,
+    staged,
+)
 from raypipe.report.tables import (
     LONG,
     Headline,
@@ -57,7 +68,6 @@ from raypipe.report.tables import (
     point_label,
     value_label,
 )
-from raypipe.report.trainings import PREFIX, SWEEP, best_place, staged
 from raypipe.store.tables import ADDED, Column, Table
 
 if TYPE_CHECKING:

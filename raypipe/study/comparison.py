@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import is_seed
-from raypipe.report.results import variants_of, varied
-from raypipe.report.trainings import LOSS, Tables, held_out_columns
+from raypipe.report.results import LOSS, Tables, held_out_columns, variants_of, varied
 from raypipe.stats import half_width, paired_comparisons
 from raypipe.store.tables import ADDED
 

@@ -18,7 +18,7 @@ from raypipe.config.matrix import BoundSettings, MetricSettings, Mode
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training
-from raypipe.report.trainings import LOSS, PREFIX, better_by_name, monitors_of, training_measures
+from raypipe.report.results import LOSS, PREFIX, better_by_name, monitors_of, training_measures
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE

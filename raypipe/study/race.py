@@ -18,7 +18,7 @@ from raypipe.config.matrix import SEED, Mode, Point, RaceSettings, point_text
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.report.formatting import number as number_text
-from raypipe.report.trainings import monitors_of
+from raypipe.report.results import monitors_of
 from raypipe.stats import finite_or_none, friedman, paired_comparisons, runs_needed
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table

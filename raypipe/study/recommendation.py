@@ -16,7 +16,7 @@ from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import percent
-from raypipe.report.trainings import REPEATED
+from raypipe.report.results import REPEATED
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
 from raypipe.study.space import point_key, seedless, shown

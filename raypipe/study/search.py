@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware
 from raypipe.report.formatting import number as number_text
-from raypipe.report.trainings import monitors_of
+from raypipe.report.results import monitors_of
 from raypipe.stats import on_pareto_front, ranked
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table

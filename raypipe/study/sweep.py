@@ -31,8 +31,7 @@ from raypipe.study.space import points, shown
 from raypipe.study.sweep_settings import SWEEP, SweepSettings
 from raypipe.training.batching import KEYS, BatchConflict
 from raypipe.training.job import TrainingJob
-from raypipe.training.requirements import obstacles
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import TrainStageSettings, obstacles
 
 
 def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:

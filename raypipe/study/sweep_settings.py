@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from raypipe.config.axes import AxesSettings
 from raypipe.config.matrix import ConstraintSettings
 from raypipe.config.settings import Settings
-from raypipe.report.trainings import REPEATED
+from raypipe.report.results import REPEATED
 
 #: the section of the settings, and the stage that measures its points
 SWEEP = "sweep"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raypipe.report.trainings import PREFIX, held_out_columns
+from raypipe.report.results import PREFIX, held_out_columns
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import MonitorSettings
 

@@ -13,7 +13,7 @@ import pytest
 
 import raypipe as rp
 from raypipe.commands import replay as command
-from raypipe.commands.code import kept_code
+from raypipe.graph.source import kept_code
 from raypipe.provenance import environment_row
 from raypipe.store.ledger import Ledger
 from tests.command import in_process, raypipe, start, until

@@ -12,8 +12,8 @@ import torch
 from example_tasks import HeldOut
 from safetensors.torch import load
 
-from raypipe.commands import time_budget
-from raypipe.commands.time_budget import seconds_of
+from raypipe.commands import run as command
+from raypipe.commands import seconds_of
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
@@ -71,7 +71,7 @@ def test_a_training_ends_with_a_checkpoint_and_goes_on_as_if_uninterrupted(
 
     with monkeypatch.context() as patch:
         patch.setattr(HeldOut, "loss", slow)
-        patch.setattr(time_budget, "_SHUTDOWN_S", 3600 - 0.5)
+        patch.setattr(command, "_SHUTDOWN_S", 3600 - 0.5)
         output = run("--time-budget", "1h", expected=130)
     assert "the time budget is nearly over" in output
     again = output.partition("the time budget is over; finished units are kept. Continue")[2]

@@ -30,11 +30,11 @@ from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import TaskResult
 from raypipe.graph.progress import Display
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.tracking import Trackers
 from tests.raypipe.composed import composed
 
 

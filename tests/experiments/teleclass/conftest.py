@@ -19,11 +19,11 @@ from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
 from raypipe.graph.progress import Display
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.artifacts import write_parquet
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.tracking import Trackers
 from tests.experiments.teleclass.sections import taxonomy_of
 
 

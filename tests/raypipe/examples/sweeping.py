@@ -14,12 +14,12 @@ from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.stored_results import resume
 from raypipe.hardware import Hardware
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.study.sweep import with_sweep
+from raypipe.tracking import Trackers
 
 HERE = Hardware("here", 2, 2**30)
 

@@ -30,11 +30,11 @@ from raypipe.graph.tables import CORE
 from raypipe.graph.training_stage import train_stage
 from raypipe.graph.unit_logs import Failure
 from raypipe.hardware import Hardware
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
+from raypipe.tracking import Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
 from tests.raypipe.composed import composed, run_stages

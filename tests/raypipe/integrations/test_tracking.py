@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raypipe import tracking
 from raypipe.errors import ConfigError
-from raypipe.integrations import tracking
-from raypipe.integrations.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
+from raypipe.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from tests import command
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -184,7 +184,7 @@ sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from raypipe.integrations.tracking import Trackers
+from raypipe.tracking import Trackers
 from raypipe.training.tables import STEPS
 
 run = RunDirectory.at(sys.argv[3])
@@ -471,7 +471,7 @@ def test_checking_loads_no_tracker():
     code = (
         "import sys\n"
         "from raypipe.store.run_directory import RunDirectory\n"
-        "from raypipe.integrations.tracking import check\n"
+        "from raypipe.tracking import check\n"
         f"check({HERE}, RunDirectory.at('x'))\n"
         "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "
         "if name in sys.modules])"

@@ -19,12 +19,12 @@ from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.progress import Display
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
+from raypipe.tracking import Trackers
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages

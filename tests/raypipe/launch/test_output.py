@@ -15,7 +15,7 @@ import pytest
 from example_tasks import Regression, job
 
 from raypipe.launch import task
-from raypipe.launch.output import logged
+from raypipe.launch.training import logged
 from raypipe.store.run_directory import RunDirectory
 
 

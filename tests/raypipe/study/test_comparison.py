@@ -11,9 +11,8 @@ import yaml
 from scipy import stats
 
 from raypipe.config.matrix import value_text
-from raypipe.report.results import Declarations, RunResults, points
+from raypipe.report.results import Declarations, RunResults, monitors_of, points, training_measures
 from raypipe.report.sections import variants_section
-from raypipe.report.trainings import monitors_of, training_measures
 from raypipe.store.tables import Column, Table
 from raypipe.study.comparison import compared
 

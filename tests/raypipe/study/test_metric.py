@@ -13,7 +13,7 @@ from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import MetricSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.tables import CORE
-from raypipe.report.trainings import monitors_of
+from raypipe.report.results import monitors_of
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column, by_name

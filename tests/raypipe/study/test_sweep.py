@@ -21,7 +21,6 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
 from raypipe.graph.stored_results import is_done
 from raypipe.hardware import Gpu, Hardware
-from raypipe.integrations.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
@@ -29,6 +28,7 @@ from raypipe.store.tables import read_table, write_table
 from raypipe.study.largest_batch import fit_stage, fitting
 from raypipe.study.sweep import TrialMaker
 from raypipe.study.sweep_settings import Searcher
+from raypipe.tracking import Trackers
 from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping

@@ -11,8 +11,7 @@ from torch import nn
 
 from raypipe.hardware import Hardware
 from raypipe.training.optimizer import Muon, build
-from raypipe.training.requirements import obstacles
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings, obstacles
 
 CPU = torch.device("cpu")
 

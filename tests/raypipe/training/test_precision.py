@@ -13,8 +13,7 @@ from torch import nn
 from raypipe import hardware
 from raypipe.hardware import Gpu, Hardware
 from raypipe.training import precision
-from raypipe.training.requirements import obstacles
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import TrainStageSettings, obstacles
 
 
 def model() -> nn.Sequential:

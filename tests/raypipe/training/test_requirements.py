@@ -13,8 +13,12 @@ from raypipe.graph.runner import _beside
 from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.requirements import automatic_workers, obstacles
-from raypipe.training.settings import ScalingSettings, TrainStageSettings
+from raypipe.training.settings import (
+    ScalingSettings,
+    TrainStageSettings,
+    automatic_workers,
+    obstacles,
+)
 
 
 def node(gpus: int, cpus: int = 16) -> Hardware:

@@ -1,1 +1,0 @@
-"""Trackers: TensorBoard, MLflow and Weights & Biases."""
