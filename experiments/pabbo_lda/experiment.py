@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -15,10 +15,12 @@ from experiments.pabbo_lda.optimizers.pabbo import PairScorer, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import (
     EvaluationSettings,
+    Searches,
     measure_rows,
     regret_rows,
     search,
 )
+from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.model import (
     PabboModelSettings,
     restore_model,
@@ -38,6 +40,7 @@ from raypipe import (
     Cache,
     ConfigError,
     Experiment,
+    PoolOptions,
     RunDirectory,
     Stage,
     StageContext,
@@ -47,6 +50,8 @@ from raypipe import (
     weights,
 )
 
+#: held-out functions of a task on CPUs
+_PART = 25
 #: stages whose model an optimizer uses
 TRAINED_BY: dict[OptimizerName, str] = {
     "pabbo_small": "train_small",
@@ -163,7 +168,7 @@ def run_evaluation(context: StageContext) -> None:
     models = {"pabbo": weights.read_verified(context.run_dir, context.run_dir.model(train))}
     if "shipped" in unit.literals:
         models["shipped"] = shipped_weights(train)
-    searches = context.call(name, search, models, settings, functions, on_gpu=True)
+    searches = _searches(context, models, settings, functions)
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
     curves, measures = regret_rows(searches.regret), measure_rows(searches, control="pabbo")
     context.finish(
@@ -173,6 +178,24 @@ def run_evaluation(context: StageContext) -> None:
             "measures": {f"{name}/{row['method']}/{row['start']}": about | row for row in measures},
         },
     )
+
+
+def _searches(
+    context: StageContext,
+    models: Mapping[str, bytes],
+    settings: EvaluationSettings,
+    functions: SyntheticFunctionSettings,
+) -> Searches:
+    """Return all searches: of one task on a GPU, and of a task for each part on CPUs."""
+    name, arguments = context.stage.name, (search, models, settings, functions)
+    if any(node.gpus for node in context.session.nodes):
+        found: Searches = context.call(name, *arguments, on_gpu=True)
+        return found
+    firsts = range(0, settings.functions, _PART)
+    parts = [range(first, min(first + _PART, settings.functions)) for first in firsts]
+    with context.pool(PoolOptions()) as pool:
+        calls = ((f"{name} {part.start}", *arguments, part) for part in parts)
+        return Searches.of([found for _, found in context.map(pool, calls)])
 
 
 def _lda_stage(settings: MainSettings) -> Stage:

@@ -6,7 +6,7 @@ independent units of all statistics: a function's value is the mean over its sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,10 @@ class HeldOut:
     """[B, R, 1, 2]"""
     utility: Tensor
     """[B, R, 1, 2]"""
+    first: int
+    """Number of the first one among all held-out functions"""
+    total: int
+    """Number of all held-out functions"""
 
     @property
     def far(self) -> Tensor:
@@ -105,19 +109,25 @@ class HeldOut:
         return self.best_utility - self.candidates.utility.amin((1, 2))
 
     def samples(self, step: int) -> Tensor:
-        """Return the sample numbers ``[B * R]`` of a step's draws."""
-        size = self.duels.shape[0] * self.duels.shape[1]
-        return HELD_OUT + step * size + torch.arange(size, device=self.duels.device)
+        """Return the sample numbers ``[B * R]`` of a step's draws, the same in any parts."""
+        functions, starts = self.duels.shape[:2]
+        first = (step * self.total + self.first) * starts
+        return HELD_OUT + first + torch.arange(functions * starts, device=self.duels.device)
 
 
 def held_out_functions(
     settings: EvaluationSettings,
     functions: SyntheticFunctionSettings,
     device: torch.device | str = "cpu",
+    part: range | None = None,
 ) -> HeldOut:
-    """Return functions of the training distribution whose samples no training draws."""
+    """Return functions of the training distribution whose samples no training draws.
+
+    ``part`` are the numbers of the functions, by default all.
+    """
     s = settings
-    samples = HELD_OUT + torch.arange(s.functions, device=device)
+    part = range(s.functions) if part is None else part
+    samples = HELD_OUT + torch.arange(part.start, part.stop, device=device)
     drawn = sample_functions(s.seed, samples, s.query_points, functions)
     pairs = draw_pairs(s.seed, _STREAM_PAIRS, samples, s.query_points, s.candidate_pairs)
     candidates = Candidates.of(drawn.points, drawn.utility, pairs)
@@ -129,6 +139,8 @@ def held_out_functions(
         drawn.best_point,
         candidates.duels.gather(1, index)[:, :, None],
         candidates.utility.gather(1, index)[:, :, None],
+        part.start,
+        s.functions,
     )
 
 
@@ -221,6 +233,15 @@ class Searches:
     spread: Tensor
     """[B] range of each function"""
 
+    @classmethod
+    def of(cls, parts: Sequence[Searches]) -> Searches:
+        """Return the searches of all parts of the functions."""
+        return cls(
+            {name: torch.cat([part.regret[name] for part in parts]) for name in parts[0].regret},
+            torch.cat([part.far for part in parts]),
+            torch.cat([part.spread for part in parts]),
+        )
+
     def started(self, start: str) -> Tensor:
         """Return which searches ``[B, R]`` have a start of a kind of ``STARTS``."""
         return {"all": torch.ones_like(self.far), "far": self.far, "near": ~self.far}[start]
@@ -230,6 +251,7 @@ def search(
     models: Mapping[str, bytes],
     settings: EvaluationSettings,
     functions: SyntheticFunctionSettings,
+    part: range | None = None,
 ) -> Searches:
     """Return the searches of trained models, and of the methods that they are compared with.
 
@@ -240,10 +262,11 @@ def search(
         models: the models' safetensors files, by method.
         settings: the held-out functions.
         functions: their distribution.
+        part: the numbers of the B functions among them, by default all.
 
     """
     device = task_device()
-    held_out = held_out_functions(settings, functions, device)
+    held_out = held_out_functions(settings, functions, device, part)
     scorers = {
         **{name: policy_scorer(restore_model(each).to(device)) for name, each in models.items()},
         "random": random_scorer(settings.seed, held_out),

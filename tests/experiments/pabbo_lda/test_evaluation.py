@@ -153,6 +153,24 @@ def test_all_runs_together_are_each_run_alone():
     torch.testing.assert_close(together[b, r], HELD_OUT.best_utility[b] - torch.stack(best))
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_parts_of_an_evaluation_are_the_whole(tmp_path, sampled):
+    settings = SETTINGS.model_copy(update={"sampled": sampled})
+    torch.manual_seed(0)
+    run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
+    write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
+    models = {"pabbo": read_verified(run, run.model("m"))}
+    whole, *parts = (
+        evaluation.search(models, settings, FUNCTIONS, part)
+        for part in (None, range(1), range(1, 4), range(4, 6))
+    )
+    joined = evaluation.Searches.of(parts)
+    assert torch.equal(joined.regret["random"], whole.regret["random"])
+    torch.testing.assert_close(joined.regret["pabbo"], whole.regret["pabbo"])
+    assert torch.equal(joined.far, whole.far)
+    torch.testing.assert_close(joined.spread, whole.spread)
+
+
 def test_curve_and_band_are_over_functions():
     regret = torch.rand(50, 4, 3, dtype=torch.float64)
     rows = evaluation.regret_rows({"pabbo": regret, "one": regret[:1]})
