@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from numbers import Integral, Real
+from os.path import commonprefix
 
 import pandas as pd
 
@@ -174,7 +175,14 @@ def with_unit(column: str, unit: str, better: str, group: str = "") -> str:
 
 
 def short_labels(texts: Sequence[str], longest: int) -> list[str]:
-    """Return texts cut to what a figure has room for; different ones stay different."""
+    """Return texts cut to what a figure has room for; different ones stay different.
+
+    Where one is too long, first the words go that all of them begin with.
+    """
+    shared = commonprefix(texts) if len(set(texts)) > 1 else ""  # noqa: RUF071 - of characters
+    words = re.match(r".*[\W_]", shared)
+    if words and max(map(len, texts)) > longest:
+        texts = [f"…{text[words.end() :]}" for text in texts]
     for head in (longest - 1, longest // 2, 4):
         tail = longest - 1 - head
         cut = [t if len(t) <= longest else f"{t[:head]}…{t[len(t) - tail :]}" for t in texts]

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows
+_MOST_LISTED = 20  # rows without repetitions, which are not folded either
 _MOST_RANGES = 4
 _MOST_TEXTS = 3
 _MOST_RANKED = 16
@@ -295,10 +296,14 @@ def _last(key: str) -> str:
 
 
 def best_points(results: Results, columns: Sequence[Column]) -> Iterator[TableView]:
-    """Yield the best points by each number with the means of their further numbers, if many."""
+    """Yield the best points by each number with the means of their further numbers, if many.
+
+    Of few rows without repetitions the table itself shows as much.
+    """
     rows, shape = results.rows, results.shape
     by = [*shape.groups, *shape.axes]
-    for column in columns if shape.axes and len(rows) > _LEAST_RANKED else ():
+    least = _LEAST_RANKED if shape.seeds else _MOST_LISTED
+    for column in columns if shape.axes and len(rows) > least else ():
         yield _best_points(results, column, by)
 
 
