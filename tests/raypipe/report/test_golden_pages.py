@@ -43,7 +43,7 @@ WRITTEN = [(name, table) for name in NAMES
            if table in stored_run(name).tables]  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.sampled_from(WRITTEN), st.data())
 def test_no_table_with_gaps_stops_the_report(written: tuple[str, str], data: st.DataObject) -> None:
     run, table = stored_run(written[0]), written[1]
