@@ -188,22 +188,6 @@ def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> 
     assert f"A study {shown}" in _page(tables).words
 
 
-def test_failures_follow_the_summary_and_are_loud_unless_made_up_for() -> None:
-    tables = _tables()
-    tables["failures"] = pd.DataFrame(
-        {"stage": "lda", "unit": ["u1", "u2"], "attempt": 1, "kind": "out_of_memory",
-         "message": "no memory\nat all"}
-    )  # fmt: skip
-    page = _page(tables)
-    assert page.headings[:2] == ["summary", "failures"]
-    assert "2 attempts failed: out of memory (2). Every stage succeeded in the end." in page.words
-    assert page.all("section")[1]["class"] == "alert recovered"
-    tables["stages"]["status"] = ["succeeded", "failed"]
-    page = _page(tables)
-    assert page.all("section")[1]["class"] == "alert"
-    assert "Every stage succeeded" not in page.words
-
-
 def test_two_figures_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two figures are named 'a'"):
         _files({}, _plot("a"), _plot("a"))

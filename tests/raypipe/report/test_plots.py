@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from raypipe.graph.tables import CORE
 from raypipe.report import plots
 from raypipe.report.plots import (
     Line,
@@ -25,9 +26,10 @@ from raypipe.report.plots import (
     slug,
     style,
 )
-from raypipe.report.sections import number_plots
+from raypipe.report.results import Declarations, RunResults
+from raypipe.report.sections import number_plots, training_plots
 from raypipe.report.tables import Results
-from raypipe.store.tables import Column, Table
+from raypipe.store.tables import Column, Table, by_name
 
 
 def _figure(name: str = "curve") -> Plot:
@@ -114,3 +116,38 @@ def test_a_line_has_a_gap_where_a_result_is_not_finite():
     assert low < 0
     assert high > 5
     assert "has a gap, and a cross, where a value is missing or not finite." in plot.caption
+
+
+# training runs
+
+
+def _steps(**columns: object) -> pd.DataFrame:
+    step = np.arange(10, 601, 10)
+    loss = 1 + 5 * np.exp(-step / 100) + np.random.default_rng(3).normal(0, 0.05, 60)
+    rows = {"trial_id": "trial-0", "step": step, "lr": 1e-3, "samples_per_s": 400.0, "loss": loss}
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def _named(**tables: pd.DataFrame) -> dict[str, Plot]:
+    run = RunResults(tables, declared=Declarations(core=by_name(CORE)))
+    return {figure.name: figure for figure in training_plots(run)}
+
+
+def test_nothing_to_draw_gives_no_figures() -> None:
+    assert _named() == {}
+    assert _named(steps=_steps().iloc[:0]) == {}
+    assert _named(steps=_steps(loss=np.nan, samples_per_s=np.nan)) == {}
+
+
+def test_the_loss_curve_is_the_table_and_its_running_median() -> None:
+    steps = _steps()
+    trials = pd.DataFrame({"trial_id": ["trial-0"], "stage": ["train_small"]})
+    figures = _named(steps=steps.sample(frac=1, random_state=0), trials=trials)
+    assert list(figures) == ["loss-train_small"]  # the speed and the rate do not change
+    raw, smooth = figures["loss-train_small"].figure.axes[0].lines
+    np.testing.assert_array_equal(raw.get_xdata(), steps["step"])
+    np.testing.assert_array_equal(raw.get_ydata(), steps["loss"])
+    median = steps["loss"].rolling(3, center=True, min_periods=1).median()
+    np.testing.assert_allclose(smooth.get_ydata(), median)
+    falling = _steps().assign(loss=lambda table: np.exp(-table["step"] / 100))
+    assert _named(steps=falling)["loss-trial-0"].figure.axes[0].get_yscale() == "log"

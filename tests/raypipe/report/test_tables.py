@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from raypipe.report.parts import Fold, Section, TableView, render
 from raypipe.report.plots import Plot
 from raypipe.report.sections import table_section, tile
-from raypipe.report.tables import Results, headlines, means, plain, point_label, shape_of
+from raypipe.report.tables import Results, headlines, means, plain, shape_of
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
@@ -75,46 +75,6 @@ def test_axes_and_repetitions_are_found_in_the_rows() -> None:
     assert set(shape.axes) == {"C", "kernel"}
     assert shape.seeds == ("seed",)
     assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
-
-
-@pytest.mark.parametrize("axes", [["C", "kernel"], ["C"]])
-def test_a_numeric_axis_gives_a_line_for_each_variant_with_its_repetitions(axes) -> None:
-    rows = _grid() if len(axes) > 1 else _grid().query("kernel == 'rbf'")
-    plot = _all(_section(SCORES, rows, axes).parts, Plot)[0]
-    marks = plot.figure.axes[0].lines
-    drawn = [line.get_xydata() for line in marks if line.get_linestyle() != "None"]
-    dots = [line.get_xydata() for line in marks if len(line.get_xydata()) == 15]
-    rings = [line.get_xydata() for line in marks if line.get_label() == "_best"]
-    variants = rows.groupby("kernel", sort=False)
-    for (_, own), line, each, ring in zip(variants, drawn, dots, rings, strict=True):
-        expected = own.groupby("C")["accuracy"].mean()
-        assert_allclose(line, [*expected.items()])
-        assert_allclose(each, own[["C", "accuracy"]])
-        assert_allclose(ring, [[10.0, expected.max()]])
-
-
-def test_an_axis_of_names_gives_a_dot_for_each() -> None:
-    rows = pd.DataFrame({"method": ["ours", "theirs", "random"], "loss": [1.0, 2.0, 3.0]})
-    (plot,) = _all(_section(METHODS, rows).parts, Plot)
-    axes = plot.figure.axes[0]
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["ours", "theirs", "random"]
-    assert [float(line.get_xdata()[0]) for line in axes.lines] == [1.0, 2.0, 3.0]
-    assert "Gray: baselines. Lower is better." in plot.caption
-
-
-@pytest.mark.parametrize(
-    ("losses", "note", "tone"),
-    [
-        ([1.0, 3.0, 2.5], "ours; 1.5 below random (2.5)", "good"),
-        ([3.0, 2.0, 2.5], "ours; 1 above constant (2)", "warn"),
-        ([2.0, 2.0, 2.5], "ours; the same as constant", "warn"),
-    ],
-)
-def test_a_headline_tells_the_distance_to_the_strongest_baseline(losses, note, tone) -> None:
-    rows = pd.DataFrame({"method": ["ours", "constant", "random"], "loss": losses})
-    (best,) = headlines(METHODS, rows, shape_of(METHODS, rows))
-    assert (tile(best).note, tile(best).tone) == (note, tone)
-    assert best.baseline.gain == pytest.approx(min(losses[1:]) - losses[0])
 
 
 def test_a_reference_is_not_a_contender() -> None:
@@ -205,13 +165,6 @@ def test_means_are_those_of_pandas(values: list[tuple[int, int, float | None]]) 
     assert_allclose(got["count"], expected["count"])
     quantiles = scipy.stats.t.ppf(0.975, expected["count"].where(expected["count"] > 1) - 1)
     assert_allclose(got["half"], quantiles * expected["sem"], rtol=1e-6, atol=1e-6)
-
-
-def test_points_are_named_for_readers() -> None:
-    assert point_label({"method": "ours", "train.training.learning_rate": 0.01}) == (
-        "ours, learning_rate=0.01"
-    )
-    assert point_label({"a.size": "4", "b.size": True}) == "a.size=4, b.size=true"
 
 
 def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
