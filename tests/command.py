@@ -68,15 +68,18 @@ def start(
     )
 
 
-def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[str, str]) -> Ended:
+def in_process(
+    launcher: Launcher | None, *arguments: str | Path, environment: Mapping[str, str]
+) -> Ended:
     """The same command in this process, on the cluster of the tests: seconds less each time.
 
-    With an inline launcher it runs without Ray.
+    With an inline launcher it runs without Ray; with none, as the test has patched it.
     """
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
     errors = _Errors(output)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
-        patch.setattr(cluster, "start", lambda *_: launcher)
+        if launcher is not None:
+            patch.setattr(cluster, "start", lambda *_: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
         for name, value in environment.items():
             patch.setenv(name, value)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import ray
 
@@ -24,7 +25,8 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.raypipe.toy import TOY, raypipe
+from tests.command import in_process, raypipe
+from tests.raypipe.toy import TOY
 from tests.scenario import cases, play
 
 
@@ -42,70 +44,66 @@ def test_commands(work, case):
     [*(("results/evaluations/data.parquet", size) for size in (None, 0, 100, -200)),
      ("report/index.html", None), ("config.yaml", -8)],
 )  # fmt: skip
-def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, capsys, name, size):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, name, size):
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     file = work / "out" / name
     content = file.read_bytes()
     file.unlink()
     if size is not None:
         file.write_bytes(content[:size])
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    shown = capsys.readouterr().out
+    shown = raypipe("run", "toy.yaml", "--run-dir", "out")
     assert "nothing to do" not in shown
     assert ("WARNING: a damaged file is written again: " in shown) == (size is not None)
     if file.suffix == ".html":  # with the times of the commands
         assert file.stat().st_size > 1000
     else:
         assert file.read_bytes() == content
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in raypipe("run", "toy.yaml", "--run-dir", "out")
 
 
-def test_figures_that_fail_cost_no_report(work, capsys, caplog):
+def test_figures_that_fail_cost_no_report(work, caplog):
     plain, failing = (
         "EXPERIMENT = ",
         "def draw(tables):\n    raise KeyError('level')\n\n\nEXPERIMENT = ",
     )
     own = TOY.replace(plain, failing).replace("stages)\n", "stages, draw)\n")
     (work / "toy.py").write_text(own)
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "done: " in capsys.readouterr().out
+    assert "done: " in raypipe("run", "toy.yaml", "--run-dir", "out")
     assert "the report is without the experiment's sections" in caplog.text
     assert "KeyError: 'level'" in caplog.text
     assert (work / "out/report/index.html").stat().st_size > 1000
 
 
-def test_a_command_that_ended_before_its_report_is_continued(work, capsys, monkeypatch):
+def test_a_command_that_ended_before_its_report_is_continued(work, monkeypatch):
     def ended(*_: object) -> str:
         raise KeyboardInterrupt
 
     more = ("run", "toy.yaml", "squares.numbers=[1,2,3,4,5]", "--run-dir", "out")
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     page = work / "out/report/index.html"
     before = page.stat().st_mtime_ns
     with monkeypatch.context() as patch:
         patch.setattr("raypipe.report.page.build", ended)
-        assert raypipe(*more) == 130
+        raypipe(*more, expected=130)
     assert page.stat().st_mtime_ns == before
-    assert raypipe(*more) == 0
-    assert "squares: done before" in capsys.readouterr().out
+    assert "squares: done before" in raypipe(*more)
     assert page.stat().st_mtime_ns > before
 
 
-def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeypatch):
+def test_a_directory_that_may_not_be_searched_is_a_mistake(work, monkeypatch):
     def refuse(*given: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     before = left(work)
     with monkeypatch.context() as patch:  # root may search everything
         patch.setattr(RunDirectory, "list", refuse)
-        assert raypipe("run", "toy.yaml", "--run-dir", "private/x") == 2
-    assert "private/x: cannot be read: [Errno 13]" in capsys.readouterr().err
+        shown = raypipe("run", "toy.yaml", "--run-dir", "private/x", expected=2)
+    assert "private/x: cannot be read: [Errno 13]" in shown
     assert left(work) == before
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
-def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatch):
+def test_a_disk_that_is_full_ends_a_run_in_order(after, work, monkeypatch):
     real, written = os.fsync, []
 
     def fsync(stream: int) -> None:
@@ -117,17 +115,16 @@ def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
-        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
-    shown = capsys.readouterr().out
+        shown = raypipe("run", "toy.yaml", "--run-dir", "out", expected=1)
     assert "cannot be written: [Errno 28] No space left on device" in shown
     assert "\n  at " not in shown  # no file of raypipe
     assert f"raypipe run toy.yaml --run-dir {work / 'out'}" in shown
     assert not list(work.rglob("*.tmp"))
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     assert len(read_table(RunDirectory.at("out"), "evaluations")) == 3
 
 
-def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, monkeypatch):
+def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, monkeypatch):
     def never(**options: object) -> None:
         raise Exception("The current node timed out during startup")  # as Ray does  # noqa: TRY002
 
@@ -135,11 +132,11 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
         patch.setattr(ray, "init", never)
         patch.setattr(ray, "shutdown", lambda: None)  # of other tests' cluster
         patch.setattr(cluster, "start", lambda *_: RayLauncher())
-        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
-    shown = capsys.readouterr().out
-    assert "Ray does not start on this machine: The current node timed out" in shown
-    assert f"continue with: raypipe run toy.yaml --run-dir {work / 'out'}" in shown
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+        ended = in_process(None, "run", "toy.yaml", "--run-dir", "out", environment={})
+    assert ended.status == 1
+    assert "Ray does not start on this machine: The current node timed out" in ended.output
+    assert f"continue with: raypipe run toy.yaml --run-dir {work / 'out'}" in ended.output
+    raypipe("run", "toy.yaml", "--run-dir", "out")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -157,7 +154,7 @@ def test_interrupted_while_it_imports_has_the_status_of_an_interrupt(tmp_path, s
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, after):
+def test_terminated_while_ray_starts_is_interrupted(work, monkeypatch, after):
     def slowly(**options: object) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
         if not after:
@@ -172,74 +169,102 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
         patch.setattr(ray, "init", slowly)
         patch.setattr("raypipe.launch.cluster.living_nodes", dict)
         patch.setattr(cluster, "start", start)
-        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
-    assert "interrupted; finished units are kept" in capsys.readouterr().out
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+        ended = in_process(None, "run", "toy.yaml", "--run-dir", "out", environment={})
+    assert ended.status == 130
+    assert "interrupted; finished units are kept" in ended.output
+    raypipe("run", "toy.yaml", "--run-dir", "out")
 
 
-def test_a_directory_in_use_is_refused(work, capsys):
+def test_a_directory_in_use_is_refused(work):
     with lock.writing(RunDirectory.at("out"), print):
-        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 2
-    assert "another raypipe command" in capsys.readouterr().err
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+        shown = raypipe("run", "toy.yaml", "--run-dir", "out", expected=2)
+    assert "another raypipe command" in shown
+    raypipe("run", "toy.yaml", "--run-dir", "out")
 
 
-def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypatch):
+def test_in_a_ray_job_a_lasting_run_directory_is_required(work, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setattr(cluster, "attach", lambda address, stack: InlineLauncher())
-    assert raypipe("run", "toy.yaml") == 2
-    assert raypipe("run", "toy.yaml", "--run-dir", "relative") == 2
-    assert "temporary copy" in capsys.readouterr().err
-    assert raypipe("run", "toy.yaml", "--run-dir", str(work / "out")) == 0
+    raypipe("run", "toy.yaml", expected=2)
+    assert "temporary copy" in raypipe("run", "toy.yaml", "--run-dir", "relative", expected=2)
+    raypipe("run", "toy.yaml", "--run-dir", str(work / "out"))
 
 
-def test_doctor_prints_the_hardware(capsys):
-    assert raypipe("doctor", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_doctor_prints_the_hardware():
+    found = json.loads(raypipe("doctor", "--json"))
     assert found["cpus"] == len(os.sched_getaffinity(0))
     assert found["memory_bytes"] > 2**30
     assert found["torch"].startswith("2.")
 
 
-def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, capsys, monkeypatch):
+def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, monkeypatch):
     lost = Hardware("here", 2, 2**34, gpu_note="no usable GPU", gpu_problems=("GPU 0: lost",))
     monkeypatch.setattr(hardware, "detect", lambda: lost)
+    config = "experiment: example_sweep\nsweep: {stage: train, axes: {training.micro_batch: [1]}}\n"
+    (work / "trained.yaml").write_text(config)
     before = left(work)
-    assert raypipe("doctor") == 2
-    assert "not used: GPU 0: lost" in capsys.readouterr().out
+    doctor = in_process(None, "doctor", environment={})
+    assert doctor.status == 2
+    assert "not used: GPU 0: lost" in doctor.output
     for command in ("run", "fit", "sweep"):
-        assert raypipe(command, "quickstart") == 2
-        assert "no GPU can be used: GPU 0: lost; " in capsys.readouterr().err
-    assert raypipe("sweep", "sweeps/transformer") == 2
-    assert "no GPU can be used" in capsys.readouterr().err
+        assert "no GPU can be used: GPU 0: lost; " in raypipe(command, "trained.yaml", expected=2)
     assert left(work) == before
-    assert raypipe("run", "toy.yaml", "--only", "squares", "--run-dir", "part") == 0
-    assert raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0") == 0
-    assert "WARNING: here: not used: GPU 0: lost" in capsys.readouterr().out
+    raypipe("run", "toy.yaml", "--only", "squares", "--run-dir", "part")
+    shown = raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0")
+    assert "WARNING: here: not used: GPU 0: lost" in shown
 
 
-def test_a_report_that_cannot_be_written_is_one_message(work, capsys, monkeypatch):
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    capsys.readouterr()
+def test_a_report_that_cannot_be_written_is_one_message(work, monkeypatch):
+    raypipe("run", "toy.yaml", "--run-dir", "out")
 
     def full(stream: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        assert raypipe("report", "out") == 2
-    assert f"{work / 'out'}/report: cannot be written: [Errno 28]" in capsys.readouterr().err
+        shown = raypipe("report", "out", expected=2)
+    assert f"{work / 'out'}/report: cannot be written: [Errno 28]" in shown
     assert not list(work.rglob("*.tmp"))
     (work / "out/config.yaml").unlink()
     (work / "out/config.yaml").mkdir()
-    assert raypipe("report", "out") == 2
-    assert "out/config.yaml: is damaged or unreadable" in capsys.readouterr().err
+    assert "out/config.yaml: is damaged or unreadable" in raypipe("report", "out", expected=2)
 
 
 def test_the_command_on_a_report_can_be_pasted(work):
-    assert raypipe("run", "toy.yaml", "--run-dir", "my out") == 0
+    raypipe("run", "toy.yaml", "--run-dir", "my out")
     for _ in range(2):
         text = (work / "my out/report/index.html").read_text()
         page = html.unescape(re.sub(r"</?span[^>]*>", "", text))
         assert f"raypipe run toy.yaml --run-dir '{work}/my out'" in page
-        assert raypipe("report", "my out") == 0
+        raypipe("report", "my out")
+
+
+def test_a_local_run_starts_no_cluster(work, monkeypatch):
+    for name in ("start", "attach"):
+        monkeypatch.setattr(cluster, name, pytest.fail)
+    raypipe("run", "toy.yaml", "--local")
+
+
+def test_a_run_continues_with_and_without_ray(work, launcher: RayLauncher):
+    """Prove equal identities and rows: what one stored, the other neither refuses nor repeats."""
+
+    def ended(folder: str, *words: str) -> tuple[int, str]:
+        given = ("run", "toy.yaml", *words, "--run-dir", folder)
+        done = in_process(launcher, *given, environment={})
+        return done.status, done.output
+
+    some, more = "squares.numbers=[3,4]", "squares.numbers=[3,4,5,6]"
+    for folder, words in (("local", ["--local"]), ("ray", [])):
+        status, output = ended(folder, some, *words)
+        assert status == 0, output
+    assert "nothing to do" in ended("local", some)[1]
+    assert "nothing to do" in ended("ray", some, "--local")[1]
+    assert ended("local", more)[0] == 0
+    assert ended("ray", more, "--local")[0] == 0
+    columns = ["dataset", "value"]
+    local, ray = (
+        pd.read_parquet(work / name / "results" / "evaluations")[columns].sort_values("dataset")
+        for name in ("local", "ray")
+    )
+    pd.testing.assert_frame_equal(local.reset_index(drop=True), ray.reset_index(drop=True))
+    assert len(local) == 4

@@ -25,7 +25,7 @@ from raypipe.api import results
 from raypipe.commands.report import command_of
 from raypipe.commands.results import existing
 from raypipe.commands.summary import listing as listed
-from raypipe.commands.summary import log_rows, opened, runs, watch
+from raypipe.commands.summary import log_rows, log_text, opened, runs, watch
 from raypipe.commands.table_view import cell, view
 from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
@@ -34,7 +34,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import KeyResult, RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
-from tests.raypipe.toy import raypipe
+from tests.command import raypipe
 
 
 def status(**more: object) -> RunStatus:
@@ -156,12 +156,12 @@ def test_rows_are_chosen_sorted_and_written_whole(run):
     assert results(run.location, "t", as_json=True) == "[]"
 
 
-def test_without_duckdb_sql_says_what_to_install(work, capsys, monkeypatch):
+def test_without_duckdb_sql_says_what_to_install(work, monkeypatch):
     for name in ("ledger", "results"):
         Path("out", name).mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    assert raypipe("results", "out", "--sql", "select 1") == 2
-    assert "pip install 'raypipe-runner[sql]'" in capsys.readouterr().err
+    shown = raypipe("results", "out", "--sql", "select 1", expected=2)
+    assert "pip install 'raypipe-runner[sql]'" in shown
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
@@ -189,24 +189,6 @@ def best(run: RunDirectory, *tables: tuple[Table, list[dict[str, object]]]) -> s
     return "" if found is None else found.text
 
 
-def test_the_best_result_of_a_training_is_its_held_out_loss(run):
-    trials = Table("trials", "a training", (
-        Column("trial_id", "text", "Its name."),
-        Column("samples_per_s", "real", "Speed.", better="higher"),
-        Column("loss_final", "real", "Training loss.", better="lower"),
-    ))  # fmt: skip
-    quality = Column("eval_quality", "real", "Quality.", better="higher")
-    declared = replace(trials, columns=(*trials.columns, quality))
-    row: dict[str, object] = {"trial_id": "fit", "stage": "fit", "status": "succeeded"}
-    row |= {"samples_per_s": 9.0, "loss_final": 0.1}
-    evaluated = {**row, "eval_loss": 0.3, "eval_quality": 0.9}
-    assert best(run, (trials, [row])) == "loss_final 0.1"
-    assert best(run, (trials, [evaluated])) == "eval_loss 0.3"
-    assert best(run, (declared, [evaluated])) == "eval_quality 0.9"
-    two = [evaluated, {**evaluated, "trial_id": "other", "eval_quality": 0.95}]
-    assert best(run, (declared, two)) == "eval_quality 0.95 (other)"
-
-
 def test_trials_that_measure_speed_have_no_loss(run):
     """The lowest loss after a few steps is not a result; the recommended point is."""
     trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
@@ -221,19 +203,6 @@ def test_trials_that_measure_speed_have_no_loss(run):
     recommended = (RECOMMENDATIONS, [chosen])
     assert best(run, (trials, rows[:1]), points, recommended) == "eval_loss 0.25 (fit)"
     assert best(run, (trials, rows)) == "loss_final 0.2"
-
-
-def test_the_best_result_of_a_matrix_is_a_mean_over_seeds(run):
-    variants, trials = [], []
-    for rate, seed, accuracy in ((1, 0, 0.9), (1, 1, 0.5), (2, 0, 0.8), (2, 1, 0.8)):
-        name = f"fit.rate={rate},fit.seed={seed}"
-        variants += [{"variant": name, "key": "fit.rate", "value": str(rate)},
-                     {"variant": name, "key": "fit.seed", "value": str(seed)}]  # fmt: skip
-        trials.append({"variant": name, "stage": "fit", "status": "succeeded", "trial_id": name,
-                       "loss_final": 0.1, "eval_accuracy": accuracy})  # fmt: skip
-    declared = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
-    text = best(run, (declared, trials), (Table("variants", "a value"), variants))
-    assert text == "eval_accuracy 0.8 (rate=2, mean of 2)"
 
 
 def test_the_command_of_a_run_is_the_one_that_was_given(run):
@@ -336,19 +305,17 @@ def test_the_exit_status_is_that_of_the_run(run, ended, expected):
     assert f"{ended} (why)" in output
 
 
-def test_a_killed_run_says_how_far_it_was_and_how_it_continues(run, capsys):
+def test_a_killed_run_says_how_far_it_was_and_how_it_continues(run):
     row = {"stage": "calls", "done": 26, "total": 45, "seconds": 1.0, "note": ""}
     write(run, status(stages=1, running=(row,)))
-    assert raypipe("show", run.location) == 0
-    shown = capsys.readouterr().out
+    shown = raypipe("show", run.location)
     assert "interrupted, 0 of 1 stages, calls 26/45, its process ended" in shown
     assert "continue    raypipe run toy.yaml\n" in shown
-    assert raypipe("ls", run.location) == 0
-    assert "0/1 (calls 26/45)" in capsys.readouterr().out
+    assert "0/1 (calls 26/45)" in raypipe("ls", run.location)
     assert followed(run)[0] == 130
 
 
-def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
+def test_a_running_command_reports_its_progress(work, monkeypatch):
     """What a command writes while it runs is what a watcher sees."""
     seen: list[RunStatus] = []
     build = "raypipe.report.page.build"
@@ -362,14 +329,14 @@ def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
 
     monkeypatch.setattr(build, look)
     monkeypatch.setattr("raypipe.store.run_status._PERIOD_S", 0.01)
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     assert seen[0].stages == 2
     assert seen[0].profile == "cpu"
     ended = RunStatus.parse(Path("out/status.json").read_bytes())
     assert ended is not None
     assert (ended.status, ended.ended, ended.commands, ended.running) == ("succeeded", 2, 1, ())
     assert ended.messages[-1][1].startswith("done: ")
-    assert raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,8]", "--run-dir", "out") == 130
+    raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,8]", "--run-dir", "out", expected=130)
     again = RunStatus.parse(Path("out/status.json").read_bytes())
     assert again is not None
     assert (again.status, again.commands) == ("interrupted", 2)
@@ -377,7 +344,7 @@ def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
     assert again.duration_s >= ended.duration_s
 
 
-def test_a_status_that_cannot_be_written_ends_no_run(work, capsys, caplog, monkeypatch):
+def test_a_status_that_cannot_be_written_ends_no_run(work, caplog, monkeypatch):
     write_file = RunDirectory.write
 
     def full(self: RunDirectory, path: str, content: bytes, **more: bool) -> None:
@@ -386,7 +353,7 @@ def test_a_status_that_cannot_be_written_ends_no_run(work, capsys, caplog, monke
         write_file(self, path, content, **more)
 
     monkeypatch.setattr(RunDirectory, "write", full)
-    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     assert "the status was not written" in caplog.text
     assert runs("out")[0].status == "unknown"
 
@@ -421,44 +388,64 @@ def test_any_values_are_a_status_or_none(values):
         {"started_at": "0001-01-01T00:00:00+23:59"},
     ],
 )
-def test_one_damaged_status_hides_no_other_run(tmp_path, capsys, values):
+def test_one_damaged_status_hides_no_other_run(tmp_path, values):
     for name, more in {"good": {}, "bad": values}.items():
         run = RunDirectory.at(str(tmp_path / name))
         content = json.loads(status(status="failed").to_bytes())
         run.write(run.status, json.dumps({**content, **more}).encode())
         run.write(f"{run.ledger}/x", b"")
-    assert raypipe("ls", str(tmp_path)) == 0
-    assert "good" in capsys.readouterr().out
-    assert raypipe("show", str(tmp_path / "bad")) == 0
-    assert raypipe("watch", str(tmp_path / "bad")) == 1
+    assert "good" in raypipe("ls", str(tmp_path))
+    raypipe("show", str(tmp_path / "bad"))
+    raypipe("watch", str(tmp_path / "bad"), expected=1)
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "watch"])
-def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, capsys, command):
+def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, command):
     run = RunDirectory.at(str(tmp_path / "r"))
     sign = "\x1b]0;window\x07title"
     row = {"stage": sign, "done": 1, "total": 2, "note": sign}
     key = KeyResult("t", sign, 1.0, "lower", sign)
     texts = {"experiment": sign, "message": sign, "profile": sign, "messages": ((1, sign),)}
     write(run, status(status=f"failed{sign}", running=(row,), key_result=key, **texts))
-    raypipe(command, str(tmp_path if command == "ls" else tmp_path / "r"))
-    shown = capsys.readouterr().out
+    where = str(tmp_path if command == "ls" else tmp_path / "r")
+    shown = raypipe(command, where, expected=int(command == "watch"))
     assert "title" in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown
 
 
-def test_a_log_does_not_act_on_the_terminal(tmp_path, capsys):
+def test_a_log_does_not_act_on_the_terminal(tmp_path):
     run = RunDirectory.at(str(tmp_path / "r"))
     unit, text = "fit\x1b[2J/0", "a\x1b]0;window\x07\tb\n 1%\r 9%\r\nat \x1b[31mx.py\x07"
     row = {"unit": unit, "stage": "fit\x1b[2J", "log": "0.log", "kind": "error", "outcome": ""}
     Ledger(run).put("failures", {"0": {**row, "traceback": text}})
-    assert raypipe("logs", str(tmp_path / "r")) == 0
-    shown = capsys.readouterr().out
+    shown = raypipe("logs", str(tmp_path / "r"))
     assert "fit/0" in shown
     assert "\x1b" not in shown
     for written in (False, True):
-        assert raypipe("logs", str(tmp_path / "r"), "0") == 0
-        assert capsys.readouterr().out.endswith("a\tb\n 9%\nat x.py\n")
+        assert raypipe("logs", str(tmp_path / "r"), "0").endswith("a\tb\n 9%\nat x.py\n")
         if not written:
             run.append(run.log("0"), text.encode())
+
+
+def test_a_name_without_the_variant_is_that_of_each_variant(run: RunDirectory, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "at", classmethod(lambda cls, location: run))
+    run.write(f"{run.ledger}/rows", b"")
+    for unit in ("train@lr=0.1", "train@lr=1", "lda@lr=1/news/tpe", "lda@lr=1/wiki/tpe"):
+        run.append(run.log(unit), unit.encode())
+    with pytest.raises(ConfigError, match=r"train: names several logs: train@lr=0\.1, train@lr=1$"):
+        log_text("it", "train")
+    assert log_text("it", "lda/news/tpe") == "lda@lr=1/news/tpe"
+    with pytest.raises(ConfigError, match="did you mean train@lr=1"):
+        log_text("it", "trane@lr=1")
+
+
+def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, monkeypatch):
+    for place in (run, remote):
+        monkeypatch.setattr(RunDirectory, "at", classmethod(lambda cls, location, it=place: it))
+        place.append(place.log("lda/1"), b"# lda/1\nhello\n")
+        place.write(f"{place.ledger}/none", b"")
+        place.delete(f"{place.ledger}/none")
+        monkeypatch.setattr(RunDirectory, "check", lambda self: None)
+        assert log_text("it", "lda/1") == "# lda/1\nhello"
+        assert [row["status"] for row in log_rows("it")] == ["printed"]
