@@ -20,6 +20,7 @@ import raypipe as rp
 from raypipe.store.run_status import KeyResult
 from tests.raypipe.report.page_reader import Page
 from tests.raypipe.toy import raypipe
+from tests.scenario import cases, play
 
 #: writes the rows of rows.json, and fails if one of them is to fail
 SCORES = """
@@ -84,7 +85,7 @@ def leaders_of_both(metric: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("modules")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(["lower", "higher"]),
     st.lists(st.lists(VALUES, min_size=1, max_size=2), min_size=1, max_size=7),
@@ -154,56 +155,6 @@ def test_nan_and_infinite_values_are_never_the_best_and_are_named(tmp_path):
         run.best("loss")
 
 
-def test_the_best_of_a_search_is_that_of_its_metric(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def score(x):
-        return {"cost": 10 - x, "error": abs(x - 3)}
-
-    search = {"axes": {"arguments.x": [1, 2, 3, 4]}, "sampler": "random", "trials": 12,
-              "metrics": [{"metric": "calls.error", "mode": "min"}]}  # fmt: skip
-    with redirect_stdout(io.StringIO()) as out:
-        run = rp.map(score, {"x": 1}, minimize="cost", run_dir="r", local=True,
-                     overrides={"matrix.search": search})  # fmt: skip
-    best = run.best()
-    assert best is not None
-    assert (best.metric, best.text) == ("calls.error", "error 0 (x=3)")
-    assert best.points == [{"arguments.x": 3}]
-    assert "result: error 0 (x=3)\n" in out.getvalue()
-    assert "error 0 (x=3)" in printed("ls", ".")
-    assert "calls.error (lower is better): 0 (x=3), " in printed("show", "r")
-    assert leaders_of_both("calls.error") == ["x=3"] * 2
-    assert run.best("cost").points == [{"x": 4}]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("function", "text", "printed"),
-    [
-        (lambda x: {"error": abs(x - 1.5)}, "0.5 (x=2 and x=1)", "as good as the best so far"),
-        (lambda x: {"error": 0.1} if x == 2 else {"other": 2}, "0.1 (x=2)", "calls.error 0.1"),
-    ],
-    ids=["tie", "one measured point"],
-)
-def test_a_search_names_all_its_best_points(tmp_path, function, text, printed):
-    search = {"axes": {"arguments.x": [1, 2, 3]}, "sampler": "random", "trials": 12,
-              "metrics": [{"metric": "calls.error", "mode": "min"}]}  # fmt: skip
-    with redirect_stdout(io.StringIO()) as out:
-        run = rp.map(function, {"x": 1}, run_dir=tmp_path / "r", local=True,
-                     overrides={"matrix.search": search})  # fmt: skip
-    assert run.best().text == f"error {text}"  # type: ignore[union-attr]
-    assert printed in out.getvalue()
-    assert f"result: error {text}\n" in out.getvalue()
-    page = Page((tmp_path / "r/report/index.html").read_text()).words
-    assert ("2 points are equally good: 0.5" in page) == ("and" in text)
-
-
-def test_a_search_over_what_is_no_number_says_so_and_has_a_report(tmp_path):
-    search = {"axes": {"arguments.x": [1, 2]}, "trials": 2,
-              "metrics": [{"metric": "calls.ok", "mode": "max"}]}  # fmt: skip
-    with (
-        redirect_stdout(io.StringIO()),
-        pytest.raises(rp.RunFailedError, match=r"calls.ok: holds True \(bool\), not a number"),
-    ):
-        rp.map(lambda x: {"ok": x > 0}, {"x": 1}, run_dir=tmp_path / "r", local=True,
-               overrides={"matrix.search": search})  # fmt: skip
-    assert "ok" in Page((tmp_path / "r/report/index.html").read_text()).words
+@pytest.mark.parametrize("case", cases(__file__, "best"), ids=lambda case: case["name"])
+def test_the_best_of_a_search(folder, case):
+    play(case["commands"])

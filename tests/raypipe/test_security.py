@@ -6,8 +6,6 @@ import ast
 import json
 import os
 import pickle
-import sqlite3
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,9 +29,7 @@ from raypipe.redaction import (
     without_secrets,
 )
 from raypipe.report.plots import slug
-from raypipe.store import cache
 from raypipe.store import tables as results
-from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from tests.raypipe.toy import TOY, raypipe
 
@@ -144,24 +140,6 @@ def test_weights_tables_and_arrays_with_a_payload_do_not_run_it(
     np.savez(tmp_path / "x.npz", x=np.array([Payload(marker)], dtype=object))
     with pytest.raises(CorpusError, match=r"x\.npz"):
         read_arrays(tmp_path / "x.npz")
-
-
-def test_a_cache_and_a_ledger_with_a_payload_do_not_run_it(
-    run: RunDirectory, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payload = pickle.dumps(Payload(marker), protocol=0)
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path))
-    with cache.Cache("x") as kept:
-        kept.put({"a": {"x": 1}})
-    with sqlite3.connect(tmp_path / "x.sqlite") as database:
-        text = payload.decode("latin-1")
-        for row in (("b", text), ("c", "[1]"), ("d", "[" * 10**5), ("e", payload)):
-            checksum = zlib.crc32(f"{row[0]} {row[1]}".encode())
-            database.execute("INSERT INTO rows VALUES (?, ?, ?)", (*row, checksum))
-    with cache.Cache("x") as kept:
-        assert kept.get("abcde") == {"a": {"x": 1}}
-    run.write(f"{run.ledger}/00000000.jsonl", payload.replace(b"\n", b" ") + b"\n")
-    assert Ledger(run).tables() == []
 
 
 @pytest.mark.parametrize(("place", "module"), [("out", "evil"), (".", "out.evil"), (".", "out")])

@@ -26,7 +26,7 @@ from raypipe.training.settings import TrainStageSettings
 HEAD = "experiment: example_experiment\n"
 CASES = {
     name: yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
-    for name in ("resolved", "refused")
+    for name in ("resolved", "refused", "too_large")
 }
 
 
@@ -167,24 +167,7 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
     assert identity(five) != identity(seven)
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("fit.scaling.cpus_per_worker=3", "cpus_per_worker = 3.0: this machine has 2 CPUs"),
-        ("fit.scaling.gpus_per_worker=2", "gpus_per_worker = 2.0: this machine has no GPUs"),
-        ("matrix.fit.scaling.cpus_per_worker=[1,3]", "matrix (fit.scaling.cpus_per_worker=3)"),
-        (
-            "fit.scaling.workers=3",
-            "fit.scaling.workers = 3: needs 1 CPU(s) per worker, and this machine has 2 CPU(s); "
-            "give at most 2, or use a cluster (`raypipe run --address`)",
-        ),
-        (
-            "fit.loader.workers=2",
-            "fit.loader.workers = 2: needs 3 CPU(s) with its loader processes per worker, and this "
-            "machine has 2 CPU(s); lower it, or use a cluster (`raypipe run --address`)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("override", "reason"), CASES["too_large"])
 def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str) -> None:
     def check(*overrides: str) -> None:
         node = Hardware("one", 2, 2**34)
