@@ -190,8 +190,11 @@ def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], re
     assert difference <= rel * norm
 
 
-def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
-    """The losses and the weights after the same steps, one big batch each, written out."""
+def by_hand(job: TrainingJob) -> tuple[list[tuple[float, float, float, str]], dict[str, Tensor]]:
+    """Run the same steps with one big batch each, written out.
+
+    Return the loss, the norm of the gradient, the rate and the phase of each step, and the weights.
+    """
     training, task = job.settings.training, job.task
     torch.manual_seed(training.seed)
     model = task.build_model()
@@ -205,26 +208,24 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
     if type(task).optimizer is not TrainTask.optimizer:
         optimizer = task.optimizer(model, training)
     factors = [group["lr"] / training.learning_rate for group in optimizer.param_groups]
-    losses, position, step = [], 0, 0
+    rows, position = [], 0
     for phase in task.phases(training, job.plan.effective_batch):
         for phase_step in range(phase.steps):
             positions = range(position, position + phase.samples)
             position += phase.samples
-            rows = [points[sample_at(p, task, training.seed)] for p in positions]
-            batch = default_collate(rows)
-            loss = task.loss(model, batch, StepContext(step, phase, training.seed))
+            drawn = [points[sample_at(p, task, training.seed)] for p in positions]
+            batch = default_collate(drawn)
+            loss = task.loss(model, batch, StepContext(len(rows), phase, training.seed))
             value = loss.total / loss.weight
             optimizer.zero_grad()
             value.backward()
-            if training.clip_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
             rate = task.learning_rate(training, phase, phase_step)
             for group, factor in zip(optimizer.param_groups, factors, strict=True):
                 group["lr"] = factor * rate
             optimizer.step()
-            losses.append(value.item())
-            step += 1
-    return losses, model.state_dict()
+            rows.append((value.item(), norm.item(), rate, phase.name))
+    return rows, model.state_dict()
 
 
 def sample_at(position: int, task: TrainTask, seed: int) -> int:

@@ -6,8 +6,10 @@ most 1e-5 of their norm. Sample means and token means, small networks and the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,12 +87,12 @@ def attempt(rank: int, asked: TrainingJob) -> list[np.ndarray]:
     return steps
 
 
-def trained(group: Group, *attempts: TrainingJob) -> list[np.ndarray]:
-    """Train in attempts; return the gradients of the last one."""
-    for one in attempts:
-        alone = one.plan.workers == 1
-        steps: list[np.ndarray] = attempt(0, one) if alone else group(attempt, one)[0]
-    return steps
+def trained(group: Group, asked: TrainingJob) -> list[np.ndarray]:
+    """Train with the workers of a plan; return the gradients of the first one."""
+    if asked.plan.workers == 1:
+        return attempt(0, asked)
+    gradients_of_rank_0: list[np.ndarray] = group(attempt, asked)[0]
+    return gradients_of_rank_0
 
 
 class Language(LanguageModelTask):
@@ -102,41 +104,6 @@ class Language(LanguageModelTask):
 
     def build_model(self) -> nn.Module:
         return super().build_model().to(self.dtype)
-
-
-TASKS: dict[str, Callable[..., TrainTask]] = {
-    "samples": Regression,
-    "tokens": partial(Regression, by_token=True),
-    "language": Language,
-}
-# two workers have shares of 9 and 8 in the last two; in the last one 8 ends with an empty run
-ALONE = [(16, 1, 16, 1), (4, 4, 16, 1), (5, 4, 17, 1), (1, 16, 16, 1)]
-TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2), (1, 9, 17, 2)]
-SPLITS = [(p, "ddp") for p in ALONE] + [(p, strategy) for p in TOGETHER for strategy in STRATEGIES]
-UNEVEN = [((5, 4, 17, 1), "ddp"), *(((3, 3, 17, 2), strategy) for strategy in STRATEGIES)]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "plan", "strategy"),
-    [
-        *((torch.float64, *split) for split in SPLITS),
-        *((torch.float32, *split) for split in UNEVEN),
-    ],
-)
-@pytest.mark.parametrize("task", TASKS)
-def test_every_split_takes_the_steps_of_the_big_batch(
-    group: Group, tmp_path: Path, task: str, dtype: torch.dtype, plan: Plan, strategy: str
-) -> None:
-    done = job(TASKS[task](dtype=dtype), tmp_path, plan, strategy=strategy, steps=4)
-    found = trained(group, done)
-    with gradients() as expected:
-        losses, _ = by_hand(done)
-    rel, exact = (1e-10, 4) if dtype == torch.float64 else (1e-5, 1)
-    torch.testing.assert_close(outcome(done)[0], losses, rtol=rel, atol=0)
-    assert len(found) == len(expected) == 4
-    # the first step starts from equal weights; in single precision the later ones drift apart
-    for ours, theirs in list(zip(found, expected, strict=True))[:exact]:
-        assert np.linalg.norm(ours - theirs) <= rel * np.linalg.norm(theirs)
 
 
 class Own(Regression):
@@ -171,7 +138,42 @@ class Streaming(Regression):
 
 
 Heads = partial(TwoHeads, by_token=True)
-CUT: dict[str, Any] = {"checkpoint_every": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training of seven steps.
+
+    Args:
+        build: the task, given the step that it fails at.
+        plan: of the whole training.
+        given: settings.
+        rel: how far it may be from the loop by hand; None where that has no such training.
+        cuts: steps at which it fails and goes on from a checkpoint.
+        others: further plans with which it goes on.
+
+    """
+
+    build: Callable[..., TrainTask]
+    plan: Plan
+    given: dict[str, Any] = field(default_factory=dict)
+    rel: float | None = 1e-10
+    cuts: Sequence[int] = (4,)
+    others: Sequence[Plan] = ()
+
+
+TASKS: dict[str, Callable[..., TrainTask]] = {
+    "samples": Regression,
+    "tokens": partial(Regression, by_token=True),
+    "language": Language,
+}
+# two workers have shares of 9 and 8 in the last two; in the last one 8 ends with an empty run
+ALONE = [(16, 1, 16, 1), (4, 4, 16, 1), (5, 4, 17, 1), (1, 16, 16, 1)]
+TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2), (1, 9, 17, 2)]
+SPLITS = [(p, "ddp") for p in ALONE] + [(p, strategy) for p in TOGETHER for strategy in STRATEGIES]
+UNEVEN = [((5, 4, 17, 1), "ddp"), *(((3, 3, 17, 2), strategy) for strategy in STRATEGIES)]
+DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
+SINGLES = partial(Regression, dtype=torch.float32)
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
 #: by name, settings of the optimizer. The scale of fp16 is exact, and float64 is not cast
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -179,95 +181,112 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": "adafactor", **GIVEN},
     "fp16": {"precision": "fp16", **GIVEN},
 }
-#: a task; the plans of its attempts, each but the last one cut at step 4; settings
-ATTEMPTS: dict[str, tuple[Callable[..., TrainTask], list[Plan], dict[str, Any]]] = {
-    "phases": (TwoPhases, [(4, 4, 16, 1)], {"warmup_steps": 2}),
-    "an optimizer and a schedule of its own": (Own, [(4, 4, 16, 1)], {"warmup_steps": 2}),
-    "another cut": (Regression, [(16, 1, 16, 1), (4, 4, 16, 1)], CUT),
-    "a stream": (partial(Streaming, shuffle=False), [(5, 4, 16, 1), (4, 4, 16, 1)], CUT),
+MORE: dict[str, tuple[Any, ...]] = {
+    "phases": (TwoPhases, (4, 4, 16, 1), {"warmup_steps": 2}),
+    "an optimizer and a schedule of its own": (Own, (5, 4, 16, 1), {"warmup_steps": 2}),
+    "another cut": (Regression, (16, 1, 16, 1), {}, 1e-10, (4,), [(4, 4, 16, 1)]),
+    "a stream": (partial(Streaming, shuffle=False), (5, 4, 16, 1), {}, 1e-10, (4,),
+                 [(4, 4, 16, 1)]),
+    "loader process": (Regression, (5, 4, 16, 1), {"loader": LoaderSettings(workers=1)}),
+    "parameters without a gradient yet": (TwoHeads, (5, 4, 16, 1), {"weight_decay": 0.1}),
+    "tied weights": (partial(Regression, tied=True), (5, 4, 16, 1)),
+    "recomputed activations": (Regression, (5, 4, 16, 1), {"gradient_checkpointing": True}),
+    "fp32": (SINGLES, (4, 4, 16, 1), {"clip_norm": 0.05}, 1e-6),
+    "bf16": (SINGLES, (4, 4, 16, 1), {"precision": "bf16", "clip_norm": 0.05}, 0.05),
+    "fp16": (SINGLES, (4, 4, 16, 1), {"precision": "fp16", "clip_norm": 0.05}, 0.02),
+    "dropout": (partial(Regression, dropout=0.3), (5, 4, 16, 1),
+                {"eval_every": 2, "warmup_steps": 2}, None, (1, 3, 4, 6)),
+    "groups by dimension": (Regression, (5, 4, 16, 1),
+                            {"weight_decay_on": "matrices", "weight_decay": 0.1}, None),
+    "muon": (Regression, (5, 4, 16, 1), {"optimizer": "muon", "weight_decay": 0.1}, None),
+    "half-precision weights": (SINGLES, (5, 4, 16, 1),
+                               {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},
+                               None),
+}  # fmt: skip
+CASES: dict[str, Case] = {
     **{
-        # then shares of 3 and 2; then an empty run
-        f"{strategy}, micro-batch {plan[0]}": (Heads, [plan], {"strategy": strategy, **GIVEN})
+        f"{name}, {plan}, {strategy}, {dtype}": Case(
+            TASKS[name], plan, {"strategy": strategy, "steps": 4, "dtype": dtype}, rel, ()
+        )
+        for name, splits, (dtype, rel) in [
+            ("tokens", SPLITS, DOUBLE),
+            *(
+                (name, UNEVEN, kind)
+                for name in ("samples", "language")
+                for kind in (DOUBLE, SINGLE)
+            ),
+        ]
+        for plan, strategy in splits
+    },
+    **{
+        # shares of 3 and 2 in the second phase; micro-batch 1 then has an empty run
+        f"{strategy}, micro-batch 1": Case(Heads, (1, 8, 16, 2), {"strategy": strategy, **GIVEN})
         for strategy in STRATEGIES
-        for plan in [(2, 4, 16, 2), (1, 8, 16, 2)]
     },
     **{
         # a checkpoint holds the whole state, however it was spread
-        f"{strategy} with {name}, then one worker": (
-            Heads, [(4, 2, 16, 2), (4, 4, 16, 1)], {"strategy": strategy, **given, **CUT},
+        f"{strategy} with {name}, then one worker": Case(
+            Heads, (4, 2, 16, 2), {"strategy": strategy, **given}, others=[(4, 4, 16, 1)]
         )
         for strategy in STRATEGIES
         for name, given in OPTIMIZERS.items()
     },
-}  # fmt: skip
+    **{name: Case(*case) for name, case in MORE.items()},
+}
 
 
-@pytest.mark.parametrize("case", ATTEMPTS)
-def test_every_task_and_restart_takes_the_steps_of_the_big_batch(
-    group: Group, tmp_path: Path, case: str
+@pytest.mark.parametrize("name", CASES)
+def test_any_split_precision_and_restart_equals_the_loop_by_hand(
+    group: Group, tmp_path: Path, name: str
 ) -> None:
-    build, plans, given = ATTEMPTS[case]
-    ends = [*[4] * (len(plans) - 1), None]
-    jobs = [
-        job(build(fail_at=at), tmp_path, plan, **given)
-        for at, plan in zip(ends, plans, strict=True)
-    ]
-    trained(group, *jobs)
-    (losses, stored), (expected, whole) = outcome(jobs[-1]), by_hand(jobs[-1])
-    torch.testing.assert_close(losses, expected, rtol=1e-10, atol=0)
-    assert_close(stored, whole, 1e-10)
-    run = jobs[-1].run_dir
+    """And a restart with the same plan equals the run without one bit for bit."""
+    case = CASES[name]
+    given = {"checkpoint_every": 3, **case.given}
+    task = {"dtype": given.pop("dtype")} if "dtype" in given else {}
+    whole = job(case.build(**task), tmp_path / "whole", case.plan, **given)
+    assert_as_by_hand(whole, case.rel, trained(group, whole))
+    run = whole.run_dir
     assert run.list(run.table("steps")) == ["fit.parquet"]
-    steps, two = results.read_table(run, "steps"), isinstance(jobs[-1].task, TwoPhases)
-    assert list(steps["phase"]) == (["first"] * 4 + ["second"] * 3 if two else ["train"] * 7)
-    if build is Own:
-        assert list(steps["lr"])[:3] == pytest.approx([0.01, 0.005, 0.01 / 3])
+    for cut in case.cuts:
+        folder = tmp_path / f"cut {cut}"
+        trained(group, job(case.build(fail_at=cut), folder, case.plan, **given))
+        for plan in case.others:
+            copy = tmp_path / f"cut {cut}, {plan}"
+            shutil.copytree(folder, copy)
+            other = job(case.build(), copy, plan, **given)
+            trained(group, other)
+            assert_as_by_hand(other, case.rel)
+        again = job(case.build(), folder, case.plan, **given)
+        trained(group, again)
+        assert_equal(weights(again), weights(whole))
+        one, two = (results.read_table(j.run_dir, "steps") for j in (whole, again))
+        assert one.drop(columns="samples_per_s").equals(two.drop(columns="samples_per_s"))
 
 
-#: a task, its plan and settings
-RESUMED: dict[str, tuple[Callable[..., TrainTask], Plan, dict[str, Any]]] = {
-    "dropout": (
-        partial(Regression, dropout=0.3), (5, 4, 16, 1), {"eval_every": 2, "warmup_steps": 2},
-    ),
-    **{
-        name: (build, (5, 4, 16, 1), given)
-        for name, build, given in [
-            ("loader process", Regression, {"loader": LoaderSettings(workers=1)}),
-            ("parameters without a gradient yet", TwoHeads, {"weight_decay": 0.1}),
-            ("tied weights", partial(Regression, tied=True), {}),
-            ("recomputed activations", Regression, {"gradient_checkpointing": True}),
-            ("groups in another order than the weights", Own, {}),
-            ("groups by dimension", Regression,
-             {"weight_decay_on": "matrices", "weight_decay": 0.1}),
-            ("muon", Regression, {"optimizer": "muon", "weight_decay": 0.1}),
-            ("half-precision weights", partial(Regression, dtype=torch.float32),
-             {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"}),
-        ]
-    },
-    **{
-        f"{strategy} with {name}": (Heads, (4, 2, 16, 2), {"strategy": strategy, **given})
-        for strategy in STRATEGIES
-        for name, given in OPTIMIZERS.items()
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("case", "fail_at"), [(case, 4) for case in RESUMED] + [("dropout", at) for at in (1, 3, 6)]
-)
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
-    group: Group, tmp_path: Path, case: str, fail_at: int
+def assert_as_by_hand(
+    asked: TrainingJob, rel: float | None, found: Sequence[np.ndarray] | None = None
 ) -> None:
-    build, plan, given = RESUMED[case]
-    whole, cut, again = (
-        job(build(fail_at=at), tmp_path / folder, plan, **CUT, **given)
-        for folder, at in (("whole", None), ("cut", fail_at), ("cut", None))
-    )
-    trained(group, whole)
-    trained(group, cut, again)
-    assert_equal(weights(again), weights(whole))
-    one, other = (results.read_table(j.run_dir, "steps") for j in (whole, again))
-    assert one.drop(columns="samples_per_s").equals(other.drop(columns="samples_per_s"))
+    """Check the stored rows and weights, and the gradients found, within a part of their norm."""
+    if rel is None:
+        return
+    with gradients() as expected:
+        rows, whole = by_hand(asked)
+    steps, stored = results.read_table(asked.run_dir, "steps"), weights(asked)
+    losses, norms, rates, phases = map(list, zip(*rows, strict=True))
+    torch.testing.assert_close(list(steps["loss"]), losses, rtol=rel, atol=0)
+    assert list(steps["loss"]) != losses or rel < 1e-3  # another precision
+    assert list(steps["lr"]) == pytest.approx(rates)
+    assert list(steps["phase"]) == phases
+    assert {name: each.dtype for name, each in stored.items()} == {
+        name: each.dtype for name, each in whole.items()
+    }
+    # the first step starts from equal weights; in single precision the later ones drift apart
+    exact = len(expected) if rel == DOUBLE[1] else 1
+    torch.testing.assert_close(list(steps["grad_norm"])[:exact], norms[:exact], rtol=rel, atol=0)
+    if rel == DOUBLE[1]:
+        assert_close(stored, whole, rel)
+    for ours, theirs in list(zip(found or (), expected, strict=found is not None))[:exact]:
+        assert np.linalg.norm(ours - theirs) <= rel * np.linalg.norm(theirs)
 
 
 LARGE = 8  # layers of 4 MiB each

@@ -159,17 +159,6 @@ def test_a_training_reports_and_stores_what_it_did(tmp_path: Path) -> None:
     assert samples["warmup"].any()  # that ends with the first logged steps
 
 
-@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-6), ("bf16", 0.05), ("fp16", 0.02)])
-def test_precisions_train_alike(tmp_path: Path, precision: Any, rel: float) -> None:
-    """Also clipped, which fp16 does after its scale is taken out."""
-    exact, _, _ = run(job(Regression(), tmp_path / "exact", clip_norm=0.05))
-    task, given = Regression(dtype=torch.float32), {"precision": precision, "clip_norm": 0.05}
-    found, stored, _ = run(job(task, tmp_path / "low", (4, 4, 16, 1), **given))
-    assert found == pytest.approx(exact, rel=rel)
-    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
-    assert (found == exact) is False
-
-
 def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: Path) -> None:
     def fp16(folder: str, **task: Any) -> TrainingJob:
         overflowing = Regression(dtype=torch.float32, nan_at=1, **task)
@@ -272,12 +261,3 @@ def test_batch_normalization_is_warned_about(
     assert [("batch normalization" in text, "micro-batch of 8" in text) for text in texts] == [
         (True, True)
     ] * warned
-
-
-def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> None:
-    norms = []
-    for folder, clip in (("plain", None), ("clipped", 0.1)):
-        asked = job(Regression(), tmp_path / folder, (4, 4, 16, 1), steps=1, clip_norm=clip)
-        run(asked)
-        norms += list(results.read_table(asked.run_dir, "steps")["grad_norm"])
-    assert norms[0] == norms[1] > 0.1
