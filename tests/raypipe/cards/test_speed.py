@@ -25,25 +25,28 @@ def recording(first: Sequence[Kernel], update: Sequence[Kernel] = ()) -> Recordi
     return Recording(kernels={"first": list(first), "update": list(update)})
 
 
-def seconds(*kernels: Kernel, precision: Precision = "bf16") -> float:
-    return step_time(recording(kernels), CARD, precision, 1, WHOLE).seconds
+SINGLE = Kernel("mm", flops=4e10, dtype="float32")
+ATTENTION = Kernel("_flash_attention_forward", flops=4e10, dtype="bfloat16")
 
 
-def test_a_kernel_takes_its_operations_or_its_bytes_whichever_is_longer() -> None:
-    assert seconds(PRODUCT) == pytest.approx(1e-3, rel=0.01)
-    assert seconds(SUM) == pytest.approx(3e-3, rel=0.01)
-    assert seconds(PRODUCT, SUM) == pytest.approx(4e-3, rel=0.01)
-
-
-def test_attention_reaches_a_smaller_part_of_the_peak() -> None:
-    attention = Kernel("_flash_attention_forward", flops=4e10, dtype="bfloat16")
-    assert seconds(attention) == pytest.approx(2e-3, rel=0.01)
-
-
-def test_products_in_single_precision_use_tensor_cores_with_tf32_alone() -> None:
-    single = Kernel("mm", flops=4e10, dtype="float32")
-    assert seconds(single, precision="fp32") == pytest.approx(4e-3, rel=0.01)
-    assert seconds(single, precision="tf32") == pytest.approx(2e-3, rel=0.01)
+@pytest.mark.parametrize(
+    ("kernels", "precision", "seconds"),
+    [
+        # operations or bytes, whichever takes longer
+        ([PRODUCT], "bf16", 1e-3),
+        ([SUM], "bf16", 3e-3),
+        ([PRODUCT, SUM], "bf16", 4e-3),
+        ([ATTENTION], "bf16", 2e-3),  # it reaches a smaller part of the peak
+        # products in single precision use tensor cores with tf32 alone
+        ([SINGLE], "fp32", 4e-3),
+        ([SINGLE], "tf32", 2e-3),
+    ],
+)
+def test_the_time_of_kernels(
+    kernels: Sequence[Kernel], precision: Precision, seconds: float
+) -> None:
+    found = step_time(recording(kernels), CARD, precision, 1, WHOLE).seconds
+    assert found == pytest.approx(seconds, rel=0.01)
 
 
 def test_many_small_kernels_take_the_time_of_the_host() -> None:

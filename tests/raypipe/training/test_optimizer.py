@@ -1,19 +1,25 @@
-"""Optimizers: their groups, Muon beside AdamW, and a task's own."""
+"""Optimizers: their groups, Adafactor and Muon, and a task's own."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from raypipe.hardware import Hardware
-from raypipe.training.optimizer import Muon, build
+from raypipe.training import optimizer as module
+from raypipe.training import parallel
+from raypipe.training.optimizer import Adafactor, Muon, build
 from raypipe.training.settings import TrainingSettings, TrainStageSettings, obstacles
-
-CPU = torch.device("cpu")
 
 
 class Small(nn.Module):
@@ -100,3 +106,131 @@ def test_muon_needs_blocks() -> None:
     model = Small()
     with pytest.raises(ValueError, match="names no blocks with matrices"):
         build(model, [], TrainingSettings(optimizer="muon"))
+
+
+SHAPES = [(5, 3), (7,), (), (1, 4), (4, 1), (3, 2, 4), (2, 3, 2, 2)]
+
+
+def adafactor_weights(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    scales = [1.0, 1e-6, 0.3, 2.0, 1.0, 1.0, 30.0]  # below and above the least size of a step
+    return [nn.Parameter((w * s).to(dtype)) for w, s in zip(drawn, scales, strict=True)]
+
+
+def give_scaled_gradients(parameters: list[nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for number, parameter in enumerate(parameters):
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        missing = number == 1 and step == 1
+        parameter.grad = None if missing else (drawn * 10.0 ** (step - 2)).to(parameter.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "lr": 0.7}, {"d": 2.0}])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_adafactor_takes_the_steps_of_torchs(
+    dtype: torch.dtype, tolerance: float, options: dict[str, Any]
+) -> None:
+    """Also with gradients that are missing in a step, zero or huge."""
+    own, torchs = adafactor_weights(dtype), adafactor_weights(dtype)
+    optimizers = Adafactor(own, **options), torch.optim.Adafactor(torchs, **options)
+    for step in range(6):
+        for parameters, optimizer in zip((own, torchs), optimizers, strict=True):
+            give_scaled_gradients(parameters, step)
+            if step == 3:
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        for found, expected in zip(own, torchs, strict=True):
+            assert (found - expected).norm() <= tolerance * expected.norm()
+    found, expected = (optimizer.state_dict()["state"] for optimizer in optimizers)
+    torch.testing.assert_close(found, expected, rtol=10 * tolerance, atol=0)
+
+
+def test_small_updates_of_half_precision_weights_add_up() -> None:
+    """Each is far below the spacing of bf16 at 1, which is 2^-8."""
+    drawn = torch.rand(64, 500, generator=torch.Generator().manual_seed(2)).bfloat16()
+    half, whole = nn.Parameter(drawn.clone()), nn.Parameter(drawn.float())
+    optimizers = [Adafactor([w], lr=1e-4, weight_decay=0.1) for w in (half, whole)]
+    for _ in range(100):
+        for weight, optimizer in zip((half, whole), optimizers, strict=True):
+            weight.grad = torch.full_like(weight, 1e-6)  # as of a sum that is a mean later
+            optimizer.step()
+    moved = (whole - drawn.float()).mean()
+    assert moved < -1e-3
+    torch.testing.assert_close((half.float() - drawn.float()).mean(), moved, rtol=0.03, atol=0)
+    assert optimizers[0].state[half]["row_var"].dtype == torch.float32
+
+
+#: rows that are even, odd and fewer than two workers
+SIZES = [(6, 9), (9, 6), (6, 1), (1, 6)]
+
+
+def matrices() -> nn.Sequential:
+    torch.manual_seed(2)
+    blocks = [nn.Linear(*size) for size in SIZES]
+    return nn.Sequential(nn.Embedding(5, 6), *blocks, nn.LayerNorm(6))
+
+
+def trained(network: nn.Sequential, mesh: DeviceMesh | None = None) -> list[Any]:
+    """The weights, and the momentum of the first matrix, after three steps."""
+    training = TrainingSettings(optimizer="muon", learning_rate=0.02, weight_decay=0.1)
+    updates = build(network, network[1:-1], training)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        for each in network.parameters():
+            gradient = torch.randn(each.shape, generator=generator)
+            if mesh is not None:
+                gradient = distribute_tensor(gradient, mesh, each.placements)  # type: ignore[attr-defined]
+            each.grad = gradient
+        updates.step()
+    weights = {name: parallel.whole(value) for name, value in network.state_dict().items()}
+    return [weights, parallel.whole(updates.state[network[1].weight]["momentum_buffer"])]
+
+
+def sharded(rank: int, file: Path) -> None:
+    mesh, network = init_device_mesh("cpu", (2,)), matrices()
+    for block in network[1:-1]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    found = trained(network, mesh)
+    if rank == 0:
+        torch.save(found, file)
+
+
+def test_sharded_matrices_take_the_steps_of_whole_ones(
+    group: Callable[..., object], tmp_path: Path
+) -> None:
+    """Not to rounding, but exactly: each worker orthogonalizes the whole matrix."""
+    group(sharded, tmp_path / "found")
+    found = torch.load(tmp_path / "found")
+    torch.testing.assert_close(found, trained(matrices()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [(4, 3), (16, 64), (64, 16), (1, 5)])
+def test_directions_on_a_cpu_are_those_in_full_precision(size: tuple[int, int]) -> None:
+    """Against Newton-Schulz on the singular values, in fp64; bf16 is off by some thousandths."""
+    torch.manual_seed(1)
+    matrix, gradient = nn.Parameter(torch.zeros(size)), torch.randn(size)
+    matrix.grad = gradient.clone()
+    optimizer = Muon([matrix], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    optimizer.step()
+    left, values, right = torch.linalg.svd(gradient.double(), full_matrices=False)
+    values /= values.norm()
+    a, b, c = optimizer.defaults["ns_coefficients"]
+    for _ in range(optimizer.defaults["ns_steps"]):
+        values = a * values + b * values**3 + c * values**5
+    expected = -0.2 * math.sqrt(max(size)) * (left * values) @ right
+    torch.testing.assert_close(matrix.double(), expected, rtol=0, atol=2e-5)
+
+
+def test_in_half_precision_plain_matrices_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, whose products are in bf16."""
+    monkeypatch.setattr(module, "product_type", lambda device: torch.bfloat16)
+    given: dict[str, Any] = {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}
+    for size in ((4, 3), (3, 4)):
+        found, expected = ([nn.Parameter(torch.ones(size))] for _ in range(2))
+        for parameters, kind in ((found, Muon), (expected, torch.optim.Muon)):
+            parameters[0].grad = torch.arange(12.0).view(size)
+            kind(parameters, **given).step()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
