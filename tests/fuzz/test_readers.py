@@ -1,17 +1,23 @@
-"""Whatever is in a file: the whole of it is read, or one error says what is wrong with which."""
+"""Whatever is in a file: the whole of it is read, or one error says what is wrong with which.
+
+Then what fuzzing has found: crashes, endless work, and results that were not the file's.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from raypipe.commands import report as inspection
 from raypipe.errors import ConfigError
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import Own, Reader, readers
+from tests.fuzz.readers import JSONL, LEDGER, UCI, WORDS, Own, Reader, readers
 
 READERS = readers()
 #: of a reader; `make fuzz` has many more, drawn anew each time
@@ -44,3 +50,120 @@ def fuzz(reader: Reader | Own, folder: Path, examples: int) -> None:
             reader.check(content, folder)
 
     check()
+
+
+WEIGHTS = READERS["weights"].seeds[0]
+HEAD = b"experiment: example_experiment\n"
+LAUGHS = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
+    b"%c: &%c [%s]\n" % (name, name, b",".join([b"*%c" % before] * 9))
+    for before, name in zip(b"abcdefghijklmno", b"bcdefghijklmnop", strict=True)
+)
+MERGES = (
+    LAUGHS.replace(b"[x,x,x,x,x,x,x,x,x]", b"{k: 1}").replace(b"[", b"{<<: [").replace(b"]", b"]}")
+)
+NO_ARRAY = io.BytesIO()
+with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
+    _zip.writestr("x.npy", b"some text")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("configuration", HEAD + LAUGHS, "more than 100000 values"),
+        ("configuration", HEAD + MERGES, "more than 100000 values"),
+        ("configuration", HEAD + b"a: &a {b: *a}", "a value holds itself"),
+        ("configuration", HEAD + b"study: {runs: 0x" + b"f" * 5000 + b"}", "5002 characters"),
+        ("configuration", HEAD + b"study: {runs: " + b"9" * 50 + b"}", "must not be beyond"),
+        ("configuration", HEAD + b"a: " + b"[" * 50_000, "nested too deeply"),
+        ("configuration", HEAD + b"a: " + b"[" * 70 + b"]" * 70, "nested too deeply"),
+        ("configuration", HEAD + b"a: " + b"x" * 50_000, "xxx..."),
+        ("configuration", HEAD + b"x" * 2**21, "over 1048576 characters"),
+        ("configuration", HEAD + b"study: {options: {a: !!binary /w==}}", "could not determine"),
+        ("configuration", b"".join(b"k%d: 1\n" % i for i in range(200)) + HEAD, "150 more"),
+        ("configuration", HEAD + b"profiles: {gpu: {min_gpu_memory_gb: .nan}}", "a finite number"),
+        ("configuration", b"experiment: idlelib.idle_test.__main__", "cannot be imported"),
+        ("override", b"study.options." + b"a." * 400 + b"a=1", "nested too deeply"),
+        ("override", b"a." * 20_000 + b"a=1", "nested too deeply"),
+        ("override", b"\x80=1", "must have the form"),
+        ("uci", UCI.replace(b"1 3 1", b"1 1 1"), "entry 2 is of document 1 and word 1"),
+        ("uci", UCI.replace(b"3", b"99999999", 1), "declares 99999999 documents"),
+        ("uci", UCI.replace(b"3", b"9" * 5000, 1), "number of documents"),
+        ("vocabulary", WORDS.replace(b"beta", b""), "line 2 has no word"),
+        ("hierarchy", b"\xef\xbb", "cannot be read as UTF-8 text"),
+        ("labels", b"[" * 50_000 + b"\t\n", "[[[..."),
+        ("gold", b"a\t1,\t0 3\n", "expected document id"),
+        ("column.jsonl", b"null" + JSONL, "line 1: not JSON"),
+        ("column.jsonl", b"null\n" + JSONL, "line 1: expected an object"),
+        ("column.csv", b"\x80id,text\n1,2\n", "cannot be read"),
+        ("rows.npz", NO_ARRAY.getvalue(), "cannot be read as arrays"),
+        ("weights", WEIGHTS.replace(b"sha256", b"sha257"), "checksum is missing"),
+    ],
+)
+def test_it_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        READERS[name].check(content, tmp_path)
+    assert told in str(caught.value)
+
+
+# in the footers: 3 or 50 as an i64
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        *(
+            (name, b"\x16\x06\x19\x1c", b"\x16\x08\x19\x1c", "declares 4 rows and holds 3")
+            for name in ("column.parquet", "documents.parquet")
+        ),
+        ("table", b"\x16\x64\x26", b"\x16\x26\x26", "declares 50 rows and holds 19"),
+    ],
+)
+def test_parquet_that_declares_other_rows_than_it_has(
+    name: str, old: bytes, new: bytes, told: str, tmp_path: Path
+) -> None:
+    (content,) = READERS[name].seeds
+    assert content.count(old) == 1
+    with pytest.raises(ConfigError, match=told):
+        READERS[name].check(content.replace(old, new), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        # a ledger with other lines has no finished units
+        ("ledger", LEDGER.replace(b"1.5", b"1.6")),
+        ("ledger", b"".join(LEDGER.splitlines(keepends=True)[1:])),
+        ("ledger", b"\n"),
+        # a checkpoint that its manifest vouches for, and a manifest of another form
+        *(("forged/state.pt", each) for each in (b"", b"\x80\x02.", b"PK\x03\x04", b"{" * 10**5)),
+        *(
+            ("checkpoint/manifest.json", each)
+            for each in (
+                b"[" * 10**5,
+                b"[]",
+                b'{"step": "5", "sha256": ""}',
+                b'{"step": 5, "sha256": ""}',
+            )
+        ),
+    ],
+)
+def test_no_result_comes_of_it(name: str, content: bytes, tmp_path: Path) -> None:
+    assert not READERS[name].check(content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LEDGER.splitlines(keepends=True)[0] * 2 + LEDGER,
+        b"[" * 10**5 + b"\n" + LEDGER,
+        b'{"table": 5, "key": "a", "row": {}}\n' + LEDGER,
+    ],
+)
+def test_a_ledger_with_more_lines_has_no_other_rows(content: bytes, tmp_path: Path) -> None:
+    READERS["ledger"].check(content, tmp_path)
+
+
+def test_the_report_of_a_run_whose_configuration_is_damaged(tmp_path: Path) -> None:
+    for name in ("ledger", "results"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"config\.yaml: is damaged"):
+        inspection.report(str(tmp_path))

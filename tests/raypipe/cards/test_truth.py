@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from example_tasks import worker_group
 from torch.profiler import ProfilerActivity, profile
 
 from raypipe.cards.dry_run import StepCase, record
@@ -140,8 +138,8 @@ def test_the_peak_of_a_shard_is_what_the_allocator_hands_out(
     workers: int, accumulation: int, tmp_path: Path
 ) -> None:
     plan = sharded_plan(workers, accumulation)
-    spawn(_shard, (plan, tmp_path), nprocs=workers)
-    found = [int((tmp_path / f"peak{rank}").read_text()) for rank in range(workers)]
+    with worker_group(workers, tmp_path) as call:
+        found = call(peak_of_shard, plan, tmp_path / "run")
     assert predicted(*sharded(plan), plan) == pytest.approx(max(found), rel=0.03)
 
 
@@ -158,11 +156,5 @@ def sharded(plan: BatchPlan) -> tuple[TrainTask, TrainStageSettings]:
     return task, settings.model_copy(update={"scaling": scaling})
 
 
-def _shard(rank: int, plan: BatchPlan, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", store, rank=rank, world_size=plan.workers)
-    peak = measured(*sharded(plan), plan, folder / "run", rank)
-    (folder / f"peak{rank}").write_text(str(peak))
-    dist.barrier()
-    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+def peak_of_shard(rank: int, plan: BatchPlan, folder: Path) -> int:
+    return measured(*sharded(plan), plan, folder, rank)
