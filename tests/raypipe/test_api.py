@@ -173,6 +173,7 @@ def test_calls_with_other_values_of_a_variable_are_refused(inline):
         rp.map(scaled, {"x": [1]}, run_dir="r")
 
 
+@pytest.mark.slow
 def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "RAYPIPE_CACHE": str(tmp_path / "cache")}

@@ -35,7 +35,7 @@ MAP = ("map", "mine:score", "--run-dir", "r", "--local")
 
 
 @pytest.fixture(autouse=True)
-def _mine(folder: Path) -> None:
+def _mine(folder: Path, no_report: None) -> None:
     (folder / "mine.py").write_text(MODULE)
 
 
@@ -58,36 +58,6 @@ def test_what_is_not_recorded_is_said_to_decide(monkeypatch):
     shown = raypipe("replay", "r", expected=1)
     (line,) = [line for line in shown.splitlines() if line.startswith("changed since")]
     assert line == f"changed since: numpy: {environment_row()['numpy']} -> 9.9"
-
-
-def test_units_of_earlier_commands_and_code_are_found():
-    raypipe(*MAP, "x=0..1", "--version", "1")
-    edit("mine.py", "helper(x) + 1", "helper(x) + 20")
-    raypipe(*MAP, "x=5..6", "--version", "1")
-    found = rp.replay("r", every=True)
-    outcomes = {each.unit: each.outcome for each in found.units}
-    assert outcomes == {
-        "calls/x=5": "equal",
-        "calls/x=6": "equal",
-        "calls/x=0": "differs",
-        "calls/x=1": "differs",
-    }
-    assert found.changes == ("code: mine.py: edited",)
-    assert not found.is_equal
-    assert rp.replay("r", ["calls/x=0"], kept_code=True).is_equal
-    shown = raypipe("show", "r", "--code")
-    first, second = shown.split("\ncode ")
-    assert "2 units: calls/x=0, calls/x=1\n" in first
-    assert MODULE in first
-    assert "2 units: calls/x=5, calls/x=6\n" in second
-    assert '-    return {"loss": helper(x) + 1,' in second
-    assert '+    return {"loss": helper(x) + 20,' in second
-
-
-def test_results_within_the_tolerance_are_equal():
-    raypipe(*MAP, "x=0..2")
-    edit("mine.py", "helper(x) + 1", "(helper(x) + 1) * (1 + 1e-9)")
-    assert rp.replay("r").is_equal
 
 
 def test_functions_of_notebooks_and_code_in_run_directories_are_refused():
@@ -153,6 +123,7 @@ def test_a_run_on_object_storage_is_replayed(folder, remote, monkeypatch):
     assert kept_code(remote, fingerprint) == {"mine.py": MODULE}
 
 
+@pytest.mark.slow
 def test_a_script_that_ran_on_a_cluster_is_replayed_here(folder, launcher):
     (script, *_) = CASES["a script is equal until an edit, which is named"]
     for name, text in script["files"].items():
@@ -162,23 +133,9 @@ def test_a_script_that_ran_on_a_cluster_is_replayed_here(folder, launcher):
     assert raypipe("replay", "r").endswith("\n1 equal\n")
 
 
-def test_kept_code_of_a_package_runs_beside_what_is_not_kept(folder):
-    package = folder / "package"
-    package.mkdir()
-    for file in ("__init__.py", "unused.txt"):
-        (package / file).write_text("")
-    inner = (folder / "mine.py").rename(package / "inner.py")
-    (folder / "scale.txt").write_text("3")
-    edit(inner, "return (x - 3)", "return (x - float(open('scale.txt').read()))")
-    raypipe("map", "package.inner:score", "x=0..2", "--run-dir", "r", "--local")
-    edit(inner, ") ** 2", ") ** 4")
-    before = {path: path.stat().st_mtime_ns for path in package.iterdir() if path.is_file()}
-    assert raypipe("replay", "r", "--kept-code").endswith("\n3 equal\n")
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert "inner.py: edited\n" in raypipe("replay", "r", expected=1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_replay_leaves_nothing(folder, number):
     raypipe(*MAP, "x=0..1")
     before = content("r")

@@ -128,14 +128,6 @@ def test_the_tests_are_paired_by_seed_and_corrected(tables):
     assert sorted(found["p_holm"]) == pytest.approx(sorted(holm))
 
 
-def test_too_few_seeds_give_no_winner(tables):
-    few = tables["measures"]["variant"].str.contains("seed=[01]")
-    tables["measures"] = tables["measures"][few]
-    found = paired(tables, "rate")
-    assert (found["n"] == 2).all()
-    assert not found["conclusion"].str.contains("is lower").any()
-
-
 def without(tables: dict[str, pd.DataFrame], pattern: str) -> dict[str, pd.DataFrame]:
     """Return the tables without the measures of the variants whose name matches a pattern."""
     missing = tables["measures"]["variant"].str.contains(pattern)

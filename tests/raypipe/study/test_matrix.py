@@ -43,6 +43,7 @@ def values(folder: str, **point: object) -> dict[str, float]:
     return found
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_points_of_a_matrix_equal_the_runs_one_by_one():
     assert run(*AXES) == 0
     assert ran() == {"prepare": 1, "fit": 4, "judge": 12}

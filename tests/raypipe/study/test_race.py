@@ -62,6 +62,7 @@ def test_a_race_drops_what_is_worse_and_names_the_winner(capsys):
     assert race.to_csv() == table("race", "killed").to_csv()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_equal_points_stay_and_the_race_is_undecided(capsys):
     edit("abs(s.layers - 3) + rng", "rng")
     assert run() == 0

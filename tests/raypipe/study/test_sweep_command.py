@@ -1,89 +1,54 @@
-"""``raypipe sweep`` as a user runs it: ended in the middle, continued, with faults."""
+"""``raypipe sweep`` with schedulers of Ray Tune: populations, and trials that pause."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import random
-import signal
-import subprocess
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 
 from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests import command
-from tests.command import EXAMPLES, Ended, until
-from tests.raypipe.examples import sweeping
+from tests.command import EXAMPLES, Ended, in_process, start, until
 from tests.raypipe.examples.example_sweep import HELD
 
 CONFIG = """
 experiment: example_sweep
-train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
-sweep:
-  stage: train
-  steps: 400
-  warmup_steps: 50
-  repeats: 2
-  axes:
-    training.micro_batch: [2, 4, 8]
-    training.precision: [fp32, bf16]
-    training.accumulation: [1, 2]
+train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 1}}
+sweep: {stage: train, kind: quality, metric: eval_loss}
 """
+#: at the same step all are compared, so that it is known which ones are the bad ones
+POPULATION = (
+    "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]",
+    "sweep.scheduler={name: pbt, perturbation_interval: 4, resample_probability: 0, synch: true}",
+    *("train.training.steps=8", "train.training.micro_batch=16"),
+)
 WAIT_S = 400
+
+pytestmark = pytest.mark.slow  # `launch/test_tune.py` has fast ones on Tune
 
 
 def given(folder: Path, *arguments: str) -> tuple[str, ...]:
     """The command in a folder of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "c.yaml").write_text(CONFIG)
     return ("sweep", "c.yaml", "--run-dir", "run", *arguments)
 
 
-def start(folder: Path, *arguments: str, held: str = "") -> subprocess.Popen[str]:
-    """The command with a Ray of its own; the user's experiment is found by PYTHONPATH."""
-    environment = {"PYTHONPATH": str(EXAMPLES), "RAYPIPE_CACHE": str(folder / "cache"), HELD: held}
-    # what a terminal does: Ctrl-C is for the whole group
-    return command.start(
-        folder, *given(folder, *arguments), environment=environment, start_new_session=True
-    )
-
-
-def end(process: subprocess.Popen[str]) -> Ended:
-    output, _ = process.communicate(timeout=WAIT_S)
-    return Ended(process.returncode, output)
-
-
-def sweep(launcher: RayLauncher, folder: Path, *arguments: str, faults: str = "") -> Ended:
+def sweep(launcher: RayLauncher, folder: Path, *arguments: str) -> Ended:
     """The command in this process, on the tests' cluster."""
-    environment = {"RAYPIPE_CACHE": str(folder / "cache"), "RAYPIPE_FAULTS": faults}
-    arguments = given(folder, *arguments)
+    environment = {"RAYPIPE_CACHE": str(folder / "cache")}
     with contextlib.chdir(folder):
-        return command.in_process(launcher, *arguments, environment=environment)
+        return in_process(launcher, *given(folder, *arguments), environment=environment)
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
     return read_table(RunDirectory.at(folder / "run"), name)
-
-
-def trials(folder: Path) -> pd.DataFrame:
-    """What a disturbed sweep must share with an undisturbed one."""
-    columns = ["trial_id", "status", "steps", "loss_final", "parity", "attempts", "point"]
-    rows = sweeping.with_points(RunDirectory.at(folder / "run"))
-    return rows[columns].sort_values("trial_id").reset_index(drop=True)
-
-
-def curves(folder: Path) -> pd.DataFrame:
-    """The loss of each logged step by trial; fails where a step is there twice."""
-    return table(folder, "steps").pivot(index="step", columns="trial_id", values="loss")
 
 
 def recorded(folder: Path) -> list[Mapping[str, Any]]:
@@ -98,82 +63,6 @@ def finished(folder: Path) -> dict[str, Mapping[str, Any]]:
     units = {line["key"] for line in lines if line["table"] == "units"}
     rows = {line["key"]: line["row"] for line in lines if line["table"] == "trials"}
     return {key: row for key, row in rows.items() if key in units}
-
-
-def processes(folder: Path) -> list[str]:
-    """What still runs of the commands in this folder, by an environment variable of theirs."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RAYPIPE_CACHE") == str(folder / "cache"):
-                found.append(f"{process.pid} {process.name()}")
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(scope="module")
-def whole(launcher, tmp_path_factory) -> Path:
-    """An undisturbed sweep."""
-    folder = tmp_path_factory.mktemp("whole")
-    ended = sweep(launcher, folder)
-    assert ended.status == 0, ended.output
-    assert "recommended: micro_batch=" in ended.output
-    before = finished(folder)
-    again = sweep(launcher, folder)
-    assert "nothing to do" in again.output
-    assert "training" in again.output  # the recommendation is shown once more
-    assert finished(folder) == before
-    return folder
-
-
-@pytest.mark.slow
-def test_a_sweep_ended_at_three_moments_is_as_one_that_was_not(launcher, whole, tmp_path):
-    draw = random.Random(7)
-    before: dict[str, Mapping[str, Any]] = {}
-    for done, ending in ((2, signal.SIGKILL), (6, signal.SIGTERM), (15, signal.SIGKILL)):
-        # eight trials are of smaller micro-batches: it cannot end before the signal
-        process = start(tmp_path, held="8" if ending == signal.SIGTERM else "")
-        until(lambda done=done: len(finished(tmp_path)) >= done, "trials end", WAIT_S, process)
-        time.sleep(draw.uniform(0, 0.5))
-        assert len(processes(tmp_path)) > 1
-        process.send_signal(ending)
-        ended = end(process)
-        if ending == signal.SIGTERM:
-            assert ended.status == 130, ended.output
-            assert "interrupted; finished units are kept" in ended.output
-            assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
-            assert "Traceback" not in ended.output
-            status = table(tmp_path, "stages").set_index("stage")["status"]
-            assert status["sweep"] == "interrupted"
-        else:
-            assert ended.status == -signal.SIGKILL
-        assert_kept(before, tmp_path)
-        before = finished(tmp_path)
-        assert len(before) < 2 * 12
-    ended = sweep(launcher, tmp_path)
-    assert ended.status == 0, ended.output
-    assert_kept(before, tmp_path)
-    assert not list((tmp_path / "run").glob(".ray*"))
-    until(lambda: not processes(tmp_path), "all processes end", WAIT_S)
-    assert_once(tmp_path, 2 * 12 + 1)
-    # with the values that it has without the disturbance
-    pd.testing.assert_frame_equal(trials(tmp_path), trials(whole))
-    pd.testing.assert_frame_equal(curves(tmp_path), curves(whole))
-
-
-FULL = (
-    *(f"sweep.axes.training.{key}=null" for key in ("micro_batch", "precision", "accumulation")),
-    *("sweep.kind=quality", "sweep.metric=eval_loss", "train.training.log_every=1"),
-)
-
-
-#: at the same step all are compared, so that it is known which ones are the bad ones
-POPULATION = (
-    *(*FULL, "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"),
-    "sweep.scheduler={name: pbt, perturbation_interval: 4, resample_probability: 0, synch: true}",
-    *("train.training.steps=8", "train.training.micro_batch=16"),
-)
 
 
 def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
@@ -200,18 +89,27 @@ def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
         assert Path(RunDirectory.at(tmp_path / "run").model(trial)).exists()
 
 
-@pytest.mark.slow
 def test_a_population_that_was_killed_trains_no_stored_trial_again(launcher, tmp_path):
-    process = start(tmp_path, *POPULATION, held="16")  # each step takes half a second
+    # a Ray of its own; each step takes half a second
+    environment = {
+        "PYTHONPATH": str(EXAMPLES),
+        "RAYPIPE_CACHE": str(tmp_path / "cache"),
+        HELD: "16",
+    }
+    process = start(tmp_path, *given(tmp_path, *POPULATION), environment=environment)
     until(lambda: finished(tmp_path), "a trial ends", WAIT_S, process)
-    process.send_signal(signal.SIGKILL)
-    assert end(process).status == -signal.SIGKILL
+    process.kill()
+    process.communicate(timeout=WAIT_S)
     before = finished(tmp_path)
     assert len(before) < 4
     ended = sweep(launcher, tmp_path, *POPULATION)
     assert ended.status == 0, ended.output
-    assert_kept(before, tmp_path)
-    assert_once(tmp_path, 4 + 1)
+    after = finished(tmp_path)
+    assert {key: {**after[key], "parity": None} for key in before} == {
+        key: {**row, "parity": None} for key, row in before.items()
+    }
+    once = Counter(line["key"] for line in recorded(tmp_path) if line["table"] == "units")
+    assert (len(once), set(once.values())) == (4 + 1, {1})  # what follows from trials is one, too
     assert list(table(tmp_path, "trials")["status"]) == ["succeeded"] * 4
     assert "nothing to do" in sweep(launcher, tmp_path, *POPULATION).output
 
@@ -221,7 +119,7 @@ def test_pb2_proposes_settings_within_their_range(launcher, tmp_path):
     low, high, lr = 1e-4, 0.05, "learning_rate"
     rates = f"sweep.axes.training.learning_rate={{low: {low}, high: {high}, log: true}}"
     pb2 = "sweep.scheduler={name: pb2, perturbation_interval: 2, synch: true}"
-    asked = (*FULL, rates, "sweep.samples=4", pb2, "train.training.steps=12")
+    asked = (rates, "sweep.samples=4", pb2, "train.training.steps=12")
     ended = sweep(launcher, tmp_path, *asked)
     assert ended.status == 0, ended.output
     rows = table(tmp_path, "trials")
@@ -236,7 +134,7 @@ def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     """Two trials are in a bracket without halving; of the next three, one goes on."""
     rates = "sweep.axes.training.learning_rate=[0.05, 0.02, 1e-8, 0.01, 1e-7]"
     band = "sweep.scheduler={name: hyperband, reduction_factor: 6}"
-    ended = sweep(launcher, tmp_path, *FULL, rates, band, "train.training.steps=6")
+    ended = sweep(launcher, tmp_path, rates, band, "train.training.steps=6")
     assert ended.status == 0, ended.output
     rows = table(tmp_path, "trials").set_index("learning_rate")
     expected = {0.05: 6, 0.02: 6, 0.01: 6, 1e-7: 1, 1e-8: 1}
@@ -246,17 +144,3 @@ def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     assert found.to_dict() == {
         row["trial_id"]: list(range(1, expected[rate] + 1)) for rate, row in rows.iterrows()
     }
-
-
-def assert_kept(before: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """What was finished was not started again; the parity follows at the end."""
-    after = finished(folder)
-    for key, row in before.items():
-        assert {**after[key], "parity": None} == {**row, "parity": None}
-
-
-def assert_once(folder: Path, units: int) -> None:
-    """Every point was computed once; what follows from the trials is a unit, too."""
-    once = Counter(line["key"] for line in recorded(folder) if line["table"] == "units")
-    assert len(once) == units
-    assert set(once.values()) == {1}
