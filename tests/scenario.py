@@ -35,7 +35,7 @@ from tests.command import Ended, forget, in_process
 Step = Mapping[str, Any]
 
 
-def cases(test: str, name: str) -> list[Any]:
+def cases(test: str, name: str) -> Any:
     """The content of a YAML file next to a test."""
     return yaml.safe_load(Path(test).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
 

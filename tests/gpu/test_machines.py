@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import scenario
 from tests.gpu.rig import build
 
 #: torch with kernels for 7.5 to 12.0, built for CUDA 13.0
@@ -28,71 +29,13 @@ for name, machine in json.loads(os.environ["MACHINES"]).items():
 print(json.dumps(found))
 """
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB"
-TWO = {"RIG_CARDS": "2"}
-MIXED = {"RIG_CARDS": "2", "RIG_NAME": f"{A100};{H100}", "RIG_CAPABILITY": "8.0;9.0"}
-UUIDS = [f"GPU-11111111-1111-1111-1111-11111111110{card}" for card in range(3)]
-SLICES = [f"MIG-22222222-2222-2222-2222-22222222{n:02x}00" for n in range(3)]
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-GB10 = {"RIG_NAME": "NVIDIA GB10", "RIG_CAPABILITY": "12.1"}
-V100 = {"RIG_NAME": "Tesla V100-SXM2-16GB", "RIG_CAPABILITY": "7.0"}
-WHEEL = "--index-url https://download.pytorch.org/whl/"
-
-#: by machine: its variables, the UUIDs of the GPUs that are found, and parts of each problem
-MACHINES: dict[str, tuple[dict[str, str], list[str], list[list[str]]]] = {
-    "two cards": (TWO, UUIDS[:2], []),
-    "none visible": ({**TWO, "CUDA_VISIBLE_DEVICES": ""}, [], []),
-    "hidden by a number": ({**TWO, "CUDA_VISIBLE_DEVICES": "1"}, UUIDS[1:2], []),
-    "named by UUIDs": ({**TWO, VISIBLE: f"{UUIDS[1]},{UUIDS[0]}"}, UUIDS[1::-1], []),
-    "an unknown UUID": (
-        {**TWO, "CUDA_VISIBLE_DEVICES": "GPU-22"},
-        [],
-        [["CUDA_VISIBLE_DEVICES=GPU-22", "GPU-22 is not one GPU", UUIDS[0]]],
-    ),
-    "MIG": ({"RIG_SLICES": "3"}, SLICES, []),
-    "MIG, one slice named": ({"RIG_SLICES": "3", VISIBLE: SLICES[1]}, SLICES[1:2], []),
-    "MIG, the card named": ({"RIG_SLICES": "3", VISIBLE: "0"}, SLICES[:1], []),
-    "MIG without slices": (
-        {**TWO, "RIG_SLICES": "0;-1"},
-        UUIDS[1:2],
-        [["GPU 0: MIG is enabled and has no slice", "nvidia-smi mig -i 0 -cgi"]],
-    ),
-    "a lost card": (
-        {**TWO, "RIG_LOST": "1;0"},
-        UUIDS[1:2],
-        [["GPU 0: GPU is lost", "nvidia-smi --gpu-reset -i 0"]],
-    ),
-    "a lost card that is hidden": ({**TWO, "RIG_LOST": "1;0", VISIBLE: "1"}, UUIDS[1:2], []),
-    "GB10": ({**GB10, "RIG_NO_MEMORY": "1"}, UUIDS[:1], []),
-    "GB10 that reports no bytes": ({**GB10, "RIG_MEMORY": "0"}, UUIDS[:1], []),
-    "an old driver": (
-        {**TWO, "RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"},
-        [],
-        [["driver 550.54.14 supports CUDA 12.4", "update the driver", f"{WHEEL}cu126"]],
-    ),
-    "V100": (V100, [], [["no kernels for compute capability 7.0", f"{WHEEL}cu126"]]),
-    "V100 and an older driver": (
-        {**V100, "RIG_DRIVER": "550.54.14", "RIG_CUDA": "12040"},
-        [],
-        [["supports CUDA 12.4 at most", f"{WHEEL}cu126"]],
-    ),
-    "mixed cards": (MIXED, UUIDS[:2], []),
-    "mixed cards in CUDA's order": (
-        {**MIXED, "CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"},
-        [],
-        [["CUDA_DEVICE_ORDER=FASTEST_FIRST", "unset it"]],
-    ),
-    "a card without kernels next to one with": (
-        {"RIG_CARDS": "2", "RIG_NAME": f"Tesla V100;{H100}", "RIG_CAPABILITY": "7.0;9.0"},
-        UUIDS[1:2],
-        [["Tesla V100: torch 2.13.0 has no kernels"]],
-    ),
-}
+MACHINES = scenario.cases(__file__, "machines")
 
 
 @pytest.fixture(scope="module")
 def found(nvml: Path) -> dict[str, Any]:
     """The hardware that each machine detects, from one process."""
-    machines = json.dumps({name: machine for name, (machine, _, _) in MACHINES.items()})
+    machines = json.dumps({name: case["machine"] for name, case in MACHINES.items()})
     done = subprocess.run(
         [sys.executable, "-c", DETECT],
         env=build.environment(nvml, {"MACHINES": machines}),
@@ -106,7 +49,7 @@ def found(nvml: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_gpus_and_problems_of_a_machine(name, found):
-    _, uuids, problems = MACHINES[name]
+    uuids, problems = (MACHINES[name].get(key, []) for key in ("gpus", "problems"))
     machine = found[name]
     assert [gpu["uuid"] for gpu in machine["gpus"]] == uuids
     assert len(machine["gpu_problems"]) == len(problems)

@@ -100,7 +100,8 @@ def cases() -> Sequence[object]:
     for name in WORKLOADS:
         for checkpointing in (False, True) if name != "pabbo_lda" else (False,):
             for accumulation in (1, 2):
-                slow = [] if name == FAST and not checkpointing else [pytest.mark.slow]
+                fast = name == FAST and not checkpointing and accumulation == 2
+                slow = [] if fast else [pytest.mark.slow]
                 found.append(pytest.param(name, checkpointing, accumulation, marks=slow))
     return found
 

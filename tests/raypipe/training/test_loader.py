@@ -273,6 +273,7 @@ def test_a_loader_process_has_one_thread() -> None:
         assert list(load(task, phases, 2, processes=1)) == [{1}]
 
 
+@pytest.mark.slow
 def test_loader_processes_end_with_a_worker_that_is_killed() -> None:
     spawn = get_context("spawn")  # a process without the threads that this one may have
     here, there = spawn.Pipe()

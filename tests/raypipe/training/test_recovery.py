@@ -21,6 +21,7 @@ from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
+from tests import scenario
 
 
 class Script:
@@ -182,60 +183,23 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
     assert outcome["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-12)
 
 
-PINNING = "Caught AcceleratorError in pin memory thread for device 0.\ntorch.AcceleratorError: "
-NCCL = "NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
-KINDS: dict[FailureKind, list[str | Exception]] = {
-    "out_of_memory": [
-        torch.OutOfMemoryError("x"),
-        "CUDA error: out of memory\nCUDA kernel errors",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        f"{NCCL}Cuda failure 2 'out of memory'",
-        f"{NCCL}Failed to CUDA malloc 4 bytes",
-        "Triton Error [CUDA]: out of memory",
-        "CUDA driver error: out of memory",
-    ],
-    "host_out_of_memory": [
-        MemoryError(),
-        f"{NCCL}Failed to CUDA host alloc 4 bytes",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-        f"{PINNING}CUDA error: out of memory",
-        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
-    ],
-    "worker_hung": [
-        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 6 ms",
-        "[x.cc:81] Timed out waiting 1800000ms for recv operation to complete",
-    ],
-    "worker_died": [LOADER_DIED],
-    "invalid_value": [FloatingPointError("the loss is nan")],
-    "error": [
-        f"{PINNING}CUDA error: device-side assert",
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling",
-        "device-side assert",
-        ValueError("bad"),
-    ],
-}
+CASES = scenario.cases(__file__, "failure_kinds")
+ERRORS: list[tuple[FailureKind, Exception]] = [
+    ("out_of_memory", torch.OutOfMemoryError("x")),
+    ("host_out_of_memory", MemoryError()),
+    ("worker_died", RuntimeError(LOADER_DIED)),
+    ("invalid_value", FloatingPointError("the loss is nan")),
+    ("error", ValueError("bad")),
+    *((kind, RuntimeError(text)) for kind, texts in CASES["kinds"].items() for text in texts),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"), [(kind, error) for kind, errors in KINDS.items() for error in errors]
-)
-def test_kinds_of_failure(kind: FailureKind, error: str | Exception) -> None:
-    assert failure_kind(RuntimeError(error) if isinstance(error, str) else error) == kind
+@pytest.mark.parametrize(("kind", "error"), ERRORS)
+def test_kinds_of_failure(kind: FailureKind, error: Exception) -> None:
+    assert failure_kind(error) == kind
 
 
-@pytest.mark.parametrize(
-    ("text", "full", "empty"),
-    [
-        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-         "out_of_memory", "error"),
-        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "out_of_memory", "error"),
-        ("FIND was unable to find an engine to execute this computation",
-         "out_of_memory", "error"),
-        # also what the allocation of page-locked memory says
-        ("CUDA error: out of memory", "out_of_memory", "host_out_of_memory"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "full", "empty"), CASES["unclear"])
 def test_a_full_card_decides_what_an_unclear_message_means(
     text: str, full: FailureKind, empty: FailureKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

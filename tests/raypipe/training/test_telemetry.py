@@ -182,6 +182,7 @@ def test_another_program_and_its_descendants_count(card: Card) -> None:
         with Telemetry("small", CPU, program=Program(child.pid, None)) as telemetry:
             card.pass_time(1.0)
         assert 80_000_000 < telemetry.summary()["host_peak_bytes"] < 160_000_000
+        assert telemetry.rows()[-1]["rss_bytes"] > 80_000_000
         (held_by,) = psutil.Process(child.pid).children()
         with Telemetry("small", CPU, program=Program(held_by.pid, None)) as telemetry:
             card.pass_time(1.0)
@@ -237,36 +238,21 @@ def test_a_sample_that_fails_costs_neither_the_training_nor_the_next(
     assert len(caplog.records) == 1  # said once
 
 
-def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_cpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PERIOD_S", 0.12)
-    code = (  # it ends with this process, however that ends
-        "import os\nmemory, parent = bytearray(60_000_000), os.getppid()\n"
-        "while os.getppid() == parent: pass"
-    )
 
     def busy() -> bool:
         sum(range(1_000_000))
         return any((row["cpu_util"] or 0) > 0 for row in telemetry.rows())
 
-    def with_child() -> int:
-        return int(telemetry.rows()[-1]["rss_bytes"]) - int(alone)
-
     with Telemetry("small", CPU) as telemetry:
         until(busy, "a busy CPU", WITHIN_S)
         assert "telemetry" in {thread.name for thread in threading.enumerate()}
-        alone = telemetry.rows()[-1]["rss_bytes"]
-        child = subprocess.Popen([sys.executable, "-c", code])
-        try:
-            until(lambda: with_child() > 50_000_000, "its memory", WITHIN_S)
-        finally:
-            child.kill()
-            child.wait()
-        until(lambda: with_child() < 50_000_000, "its end", WITHIN_S)
         telemetry.steady()
     rows, summary = telemetry.rows(), telemetry.summary()
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
     assert all(row["rss_bytes"] > 0 and row["util"] is row["gpu_uuid"] is None for row in rows)
-    assert summary["host_peak_bytes"] >= alone + 50_000_000
+    assert summary["host_peak_bytes"] >= rows[0]["rss_bytes"]
     assert summary["cpu_util_mean"] > 0
     assert summary["device"] == "cpu"
     assert {name for name, value in summary.items() if value is None} == {
