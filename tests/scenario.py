@@ -1,8 +1,9 @@
 """Scenarios in YAML: commands one after the other in a folder, and what each says and leaves.
 
-A case has a ``name`` and ``commands``. Before a command runs, ``files`` are written, texts of files
-are replaced by ``edit`` (``{file: [text, other text]}``), ``remove`` lists files to delete, and the
-variables of ``environment`` are set. The command has ``words``, and a ``status`` of its exit or 0.
+A case has a ``name`` and ``commands``; one that takes seconds is ``slow``. Before a command runs,
+``files`` are written, texts of files are replaced by ``edit`` (``{file: [text, other text]}``),
+``remove`` lists files to delete, and the variables of ``environment`` are set. The command has
+``words``, and a ``status`` of its exit or 0.
 
 Its output, and of a refusal the standard error, ``says`` some texts and ``lacks`` others, whatever
 their spaces; it ``matches`` regular expressions, ``ends`` with a line, and has some texts so many
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 import yaml
 
 from raypipe.launch.inline import InlineLauncher
@@ -38,6 +40,14 @@ Step = Mapping[str, Any]
 def cases(test: str, name: str) -> Any:
     """The content of a YAML file next to a test."""
     return yaml.safe_load(Path(test).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def named_cases(test: str, name: str) -> list[Any]:
+    """The same as parameters with the names of the cases, some of which are slow."""
+    return [
+        pytest.param(case, id=case["name"], marks=[pytest.mark.slow] * case.get("slow", False))
+        for case in cases(test, name)
+    ]
 
 
 def by_words(step: Step) -> Ended:

@@ -11,7 +11,7 @@ import pytest
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import forget, raypipe
-from tests.scenario import cases, content, play
+from tests.scenario import cases, content, named_cases, play
 
 MODULE = """
 def score(x, scale=1, seed=0):
@@ -37,7 +37,7 @@ def calls() -> pd.DataFrame:
     return read_table(RunDirectory.at("r"), "calls")
 
 
-@pytest.mark.parametrize("case", cases(__file__, "commands"), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", named_cases(__file__, "commands"))
 def test_commands_on_functions(folder, case):
     play(case["commands"], here=str(folder))
 

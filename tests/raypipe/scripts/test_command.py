@@ -8,22 +8,26 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.errors import UnitError
 from raypipe.scripts import command
 from raypipe.scripts import run as run_module
 from raypipe.scripts.command import ScriptStageSettings
 from raypipe.scripts.experiment import ScriptTask, script_stage
 from raypipe.scripts.run import Places
+from raypipe.stats import finite_or_none
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_rows
 from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainingSettings
+from tests.scenario import named_cases
 
 VALUES = {"micro_batch": 4, "name": "a b; $x", "flag": True, "betas": [0.9, 0.99], "outer.x": 1e-3}
 
@@ -175,6 +179,33 @@ def test_folders_of_a_remote_run_directory(
         with second.log.open("a") as log:
             log.write("two\n")
     assert remote.read(remote.log("t")) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("case", named_cases(__file__, "metrics"))
+def test_what_a_script_writes_becomes_rows(run: RunDirectory, tmp_path: Path, case: Any) -> None:
+    name, said = case["file"], []
+    code = (
+        "import os, sys\n"
+        f"path = os.environ['RAYPIPE_OUTPUT_DIR'] + {f'/{name}'!r}\n"
+        f"out = sys.stdout if {name!r} == 'stdout' else open(path, 'w')\n"
+        "out.reconfigure(encoding='utf-8', newline='')\n"
+        f"print({case['text']!r}, end='', file=out, flush=True)\n"
+    )
+    asked = job(run, tmp_path, code, metrics=name)
+    if "failure" in case:
+        with pytest.raises(UnitError, match=re.escape(case["failure"])):
+            asked.task.run(asked, print, Ending())
+        return
+    last = asked.task.run(asked, said.append, Ending())
+    warnings = [row for row in said if isinstance(row, str)]
+    assert len(warnings) == ("warning" in case)
+    assert all(text.startswith(f"WARNING: t: metrics = {name}: ") for text in warnings)
+    assert case.get("warning", "") in "".join(warnings)
+    rows = sorted(read_rows(run, "steps", "t"), key=lambda row: row["step"])
+    for row, expected in zip(rows, case.get("steps", rows), strict=True):
+        assert {key: row[key] for key in expected} == expected
+    expected = case.get("trial", {})
+    assert {key: finite_or_none(last[key]) for key in expected} == expected
 
 
 def test_a_measured_trial_leaves_nothing(run: RunDirectory, tmp_path: Path) -> None:

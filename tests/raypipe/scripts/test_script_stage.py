@@ -13,7 +13,7 @@ import pytest
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import Ended
-from tests.scenario import Step, cases, play
+from tests.scenario import Step, cases, named_cases, play
 
 Run = Callable[..., Ended]
 
@@ -32,7 +32,9 @@ def trial(folder: Path) -> pd.Series[Any]:
     return row
 
 
-def test_metrics_become_rows_and_output_is_kept(raypipe: Run, folder: Path) -> None:
+def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(
+    raypipe: Run, folder: Path
+) -> None:
     ended = raypipe("run")
     assert ended.status == 0, ended.output
     row = trial(folder)
@@ -53,19 +55,6 @@ def test_metrics_become_rows_and_output_is_kept(raypipe: Run, folder: Path) -> N
     assert "attempt 1: python train.py --batch 4" in log(folder)
     samples = table(folder, "gpu_samples")
     assert (samples.rss_bytes >= 0).all()
-
-
-@pytest.mark.parametrize("case", cases(__file__, "commands"), ids=lambda case: case["name"])
-def test_commands_on_scripts(raypipe: Run, folder: Path, case: dict[str, Any]) -> None:
-    def run(step: Step) -> Ended:
-        return raypipe(step.get("verb", "run"), **step.get("given", {}))
-
-    play(case["commands"], run, "run")
-
-
-def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path) -> None:
-    assert raypipe("run").status == 0
-    expected = table(folder, "steps").sort_values("step").loss.tolist()
     (folder / "run").rename(folder / "whole")
     ended = raypipe("run", extra="--fail kill")
     assert ended.status == 0, ended.output
@@ -74,37 +63,18 @@ def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path)
     assert "SIGKILL" in failure["message"]
     steps = table(folder, "steps").sort_values("step")
     assert list(steps.step) == list(range(1, 13))
-    assert steps.loss.tolist() == expected
-    first, second = [x for x in log(folder).splitlines() if x.startswith("---")]
-    assert "--resume" not in first
-    assert "--resume" in second
+    assert steps.loss.tolist() == losses
+    attempts = [line for line in log(folder).splitlines() if line.startswith("---")]
+    assert ["--resume" in line for line in attempts] == [False, True]
     assert trial(folder).attempts == 2
 
 
-@pytest.mark.parametrize("case", cases(__file__, "metrics"), ids=lambda case: case["name"])
-def test_what_a_script_writes_becomes_rows(raypipe: Run, folder: Path, case: Any) -> None:
-    name, text, warning = case["file"], case["text"], case.get("warning")
-    (folder / "write.py").write_text(
-        "import sys\n"
-        f"out = sys.stdout if {name!r} == 'stdout' else open(sys.argv[2] + {f'/{name}'!r}, 'w')\n"
-        "out.reconfigure(encoding='utf-8', newline='')\n"
-        f"print({text!r}, end='', file=out, flush=True)\n"
-    )
-    command = "python write.py {micro_batch} {output_dir} {accumulation} {steps}"
-    ended = raypipe("run", command=command, metrics=name)
-    if "failure" in case:
-        assert ended.status == 1
-        assert case["failure"] in table(folder, "failures").message.iloc[0]
-        return
-    assert ended.status == 0, ended.output
-    assert ended.output.count(f"WARNING: train: metrics = {name}: ") == (warning is not None)
-    assert (warning or "") in ended.output
-    rows = table(folder, "steps").to_dict("records")
-    rows = sorted(rows, key=lambda row: row["step"])
-    for row, expected in zip(rows, case.get("steps", rows), strict=True):
-        assert {key: row[key] for key in expected} == expected
-    last, expected = trial(folder), case.get("trial", {})
-    assert {key: None if pd.isna(last[key]) else last[key] for key in expected} == expected
+@pytest.mark.parametrize("case", named_cases(__file__, "commands"))
+def test_commands_on_scripts(raypipe: Run, folder: Path, case: dict[str, Any]) -> None:
+    def run(step: Step) -> Ended:
+        return raypipe(step.get("verb", "run"), **step.get("given", {}))
+
+    play(case["commands"], run, "run")
 
 
 @pytest.mark.parametrize("case", cases(__file__, "mistakes"), ids=lambda case: case["message"])
