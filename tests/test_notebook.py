@@ -34,6 +34,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(notebook, folder / "runs")
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_notebook_runs(ended):
     shown = "\n".join(
         output["data"]["text/plain"]

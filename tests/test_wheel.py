@@ -161,6 +161,7 @@ def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
     assert f"experiment: {own.parent / 'transformer' / '__init__.py'}, not " in copied.stderr
 
 
+@pytest.mark.slow
 def test_source_and_identities_do_not_depend_on_the_installation(
     installed: Path,
     empty: Path,
@@ -195,6 +196,7 @@ def test_source_and_identities_do_not_depend_on_the_installation(
     subprocess.run([str(installed), "-c", loaded], cwd=empty, check=True)
 
 
+@pytest.mark.slow
 def test_the_samplers_of_pabbo_propose_points_with_the_weights_of_the_wheel(
     installed: Path, empty: Path
 ) -> None:

@@ -181,14 +181,14 @@ def connect(sock, address, reach=socket.socket.connect):
 
 socket.socket.connect = connect
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
+from test_tracking import CONFIGURATION, OTHER, OUTCOME, TRIAL, row
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
 from raypipe.tracking import Trackers
 from raypipe.training.tables import STEPS
 
 run = RunDirectory.at(sys.argv[3])
-with Trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
+with Trackers([sys.argv[5]], run, "quick-1", "quick", CONFIGURATION) as trackers:
     if sys.argv[4] == "killed":
         for step in range(1, 7):
             trackers.log(TRIAL, row(step))
@@ -209,15 +209,39 @@ with Trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
 """
 
 
+def needs(name: TrackerName) -> pytest.MarkDecorator:
+    missing = name not in HERE
+    return pytest.mark.skipif(
+        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
+    )
+
+
+MARKS = {name: [needs(name), *[pytest.mark.slow] * (name != "tensorboard")] for name in ALL}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=marks) for name, marks in MARKS.items()]
+)
+def tracker(request: pytest.FixtureRequest) -> str:
+    """The name of a tracker; the packages of mlflow and W&B take seconds to load."""
+    return str(request.param)
+
+
+def of(name: TrackerName) -> pytest.MarkDecorator:
+    """Run a test with this tracker alone."""
+    return pytest.mark.parametrize(
+        "tracker", [pytest.param(name, marks=MARKS[name])], indirect=True, scope="module"
+    )
+
+
 @pytest.fixture(scope="module")
-def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    if not HERE:
-        pytest.skip("no tracker is installed: pip install 'raypipe-runner[tracking]'")
+def continued(tracker: str, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("continued")
+    words = [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "WANDB_"))}
     for how, code in (("killed", -signal.SIGKILL), ("continued", 0)):
         done = subprocess.run(
-            [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent, folder / "run", how],
+            [*words, folder / "run", how, tracker],
             capture_output=True,
             text=True,
             env=kept | quiet(folder),
@@ -228,29 +252,21 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return RunDirectory.at(folder / "run")
 
 
-def needs(name: TrackerName) -> pytest.MarkDecorator:
-    missing = name not in HERE
-    return pytest.mark.skipif(
-        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
-    )
-
-
 CURVES = {"tensorboard": tensorboard_curve, "mlflow": mlflow_curve, "wandb": wandb_curve}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in ALL])
-def test_a_tracker_shows_each_step_once(continued, name):
+def test_a_tracker_shows_each_step_once(continued, tracker):
     def curve(trial_id: str, metric: str) -> dict[int, float]:
-        return CURVES[name](continued, trial_id, metric)
+        return CURVES[tracker](continued, trial_id, metric)
 
     assert curve(TRIAL, "loss") == losses(range(1, 13))
     assert curve(OTHER, "loss") == losses(range(1, 9))
     assert 2 not in curve(TRIAL, "grad_norm")  # it was no number
-    held_out = "eval_p_1" if name == "mlflow" else "eval_p@1"
+    held_out = "eval_p_1" if tracker == "mlflow" else "eval_p@1"
     assert curve(TRIAL, held_out) == dict.fromkeys(range(2, 13, 2), 0.5)
 
 
-@needs("tensorboard")
+@of("tensorboard")
 def test_tensorboard_has_hyperparameters_and_outcome(continued):
     from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -282,7 +298,7 @@ def test_tensorboard_has_hyperparameters_and_outcome(continued):
     assert b"train_small.training.steps: 12" in text.tensor_proto.string_val[0]
 
 
-@needs("mlflow")
+@of("mlflow")
 def test_mlflow_has_parameters_and_outcome(continued):
     assert mlflow_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
     _, runs = mlflow_runs(continued)
@@ -306,7 +322,7 @@ def test_mlflow_has_parameters_and_outcome(continued):
     assert other.tags["raypipe.status"] == "succeeded"
 
 
-@needs("wandb")
+@of("wandb")
 def test_wandb_has_configuration_and_outcome(continued):
     runs = wandb_runs(continued)
     assert set(runs) == {TRIAL, OTHER, "interrupted"}
@@ -323,7 +339,7 @@ def test_wandb_has_configuration_and_outcome(continued):
 
 def test_no_secret_is_in_any_file(continued):
     files = [file for file in Path(continued.path("tracking")).rglob("*") if file.is_file()]
-    assert len(files) > len(HERE)
+    assert files
     for file in files:
         content = file.read_bytes()
         assert b"hf_abcdef" not in content, file
@@ -406,6 +422,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
     assert [kept.ended for kept in Kept.made] == [["interrupted"]]
 
 
+@pytest.mark.slow
 @needs("mlflow")
 def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -417,6 +434,7 @@ def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
     assert not remote.exists(remote.path("tracking"))
 
 
+@pytest.mark.slow
 @needs("mlflow")
 def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
@@ -515,20 +533,20 @@ def test_metrics_are_finite_numbers():
     assert finite_numbers(numbers | others) == {"a": 1.0, "b": 0.5, "g": 3.0}
 
 
-def test_each_call_of_a_function_is_a_run(tmp_path):
+def test_each_call_of_a_function_is_a_run(tracker, tmp_path):
     """Arguments are its settings, the returned numbers its metrics, whatever their names are."""
     calls = ("example_calls:measure", "x=0..2", "text=a", "--run-dir", str(tmp_path / "r"))
-    trackers = f"tracking=[{','.join(HERE)}]"
-    ended = command.in_process(InlineLauncher(), "map", *calls, trackers, environment={})
+    tracking = f"tracking=[{tracker}]"
+    ended = command.in_process(InlineLauncher(), "map", *calls, tracking, environment={})
     assert ended.status == 1, ended.output
     assert "error: ValueError: two" in ended.output
     run, names = RunDirectory.at(tmp_path / "r"), [f"calls/text=a,x={x}" for x in range(3)]
-    if "tensorboard" in HERE:
+    if tracker == "tensorboard":
         first = tensorboard(run, names[0])
         assert first.Scalars("acc#1 (%)")[0].value == 7
         assert "../val: top-5" in first.Tags()["scalars"]
         assert "../val: top-5" not in tensorboard(run, names[1]).Tags()["scalars"]
-    if "mlflow" in HERE:
+    if tracker == "mlflow":
         _, runs = mlflow_runs(run, "example_calls.measure")
         assert [runs[name].info.status for name in names] == ["FINISHED", "FINISHED", "FAILED"]
         assert runs[names[1]].data.params["x"] == "1"
@@ -537,7 +555,7 @@ def test_each_call_of_a_function_is_a_run(tmp_path):
         assert metrics[0] == {"acc_1 ___": 0.0, "acc_1 ____": 7.0, "___val_ top-5": 0.5}
         assert metrics[1] == {"acc_1 ___": 0.1, "acc_1 ____": 7.0}
         assert metrics[2] == {}
-    if "wandb" in HERE:
+    if tracker == "wandb":
         files = wandb_runs(run)
         assert [files[name].exit_code for name in names] == [0, 0, 1]
         assert files[names[1]].config["x"] == 1
