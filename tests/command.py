@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 import raypipe as rp
@@ -128,6 +129,14 @@ def until(
         assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"not in {within_s:g} s: {what}\n{detail()}"
         time.sleep(0.1)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def listens(address: str, port: int) -> bool:

@@ -11,12 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -35,6 +33,7 @@ from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
+from tests.command import is_alive
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
 CPU = replace(H100, device="cpu", gpus=0, driver=None, capability=None, rehearsal=True)
@@ -187,8 +186,7 @@ def test_no_process_of_a_part_outlives_the_command(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         gpu.run_part(Part("own", "Own", leaves_a_process, 60, 60, ()), bench, 50)
     thread.join()
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(int(file.read_text())).status() == psutil.STATUS_ZOMBIE
+    assert not is_alive(int(file.read_text()))
 
 
 def command() -> typer.Typer:

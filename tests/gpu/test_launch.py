@@ -54,7 +54,8 @@ import torch
 from raypipe import hardware
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
-from tests.raypipe.launch.test_train import Regression, job
+from tests.raypipe.examples.example_tasks import Regression
+from tests.raypipe.launch.test_train import job
 
 class Devices(Regression):
     def evaluate(self, model, device, batch_size):

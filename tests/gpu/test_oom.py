@@ -68,7 +68,8 @@ from raypipe.launch import training as group
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
 from tests.gpu.rig.objects import exchange_by_store
-from tests.raypipe.launch.test_train import Regression, job
+from tests.raypipe.examples.example_tasks import Regression
+from tests.raypipe.launch.test_train import job
 
 class Full(Regression):
     def build_model(self):

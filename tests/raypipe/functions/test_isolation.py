@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 
 from raypipe.launch.inline import InlineLauncher
@@ -16,9 +14,6 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests import command
 from tests.scenario import Step, cases, play
-
-#: seconds in which processes end after their worker
-_END_S = 30
 
 
 @pytest.fixture
@@ -35,7 +30,11 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 
 CASES = [
-    pytest.param(place, case["commands"], id=f"{case['name']} ({place})")
+    pytest.param(
+        *(place, case["commands"]),
+        id=f"{case['name']} ({place})",
+        marks=[pytest.mark.slow] * (place in case.get("slow", ())),
+    )
     for case in cases(__file__, "isolation")
     for place in case["places"]
 ]
@@ -57,21 +56,10 @@ def table(run: str, name: str) -> pd.DataFrame:
     return read_table(RunDirectory.at(run), name)
 
 
-def survivors(folder: Path) -> list[str]:
-    """The processes that calls noted and that do not end."""
-    end = time.monotonic() + _END_S
-    while alive := [path.name for path in folder.iterdir() if is_alive(int(path.name))]:
-        if time.monotonic() > end:
-            return alive
-        time.sleep(0.05)
-    return []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def wait_for_the_end(folder: Path) -> None:
+    """Wait until the processes that calls noted have ended, as they do after their worker."""
+    pids = [int(path.name) for path in folder.iterdir()]
+    command.until(lambda: not any(map(command.is_alive, pids)), "the processes end", 30)
 
 
 def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
@@ -85,7 +73,7 @@ def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
     assert set(failures["message"]) == {"took longer than its limit of 2 s"}
     assert all(ended.output.count(unit) for unit in failures["unit"])
     assert len(list(notes.iterdir())) == 3
-    assert survivors(notes) == []
+    wait_for_the_end(notes)
     (stage,) = table("r", "stages").to_dict("records")
     assert stage["duration_s"] >= 2
     assert before <= stage["started_at"]
@@ -96,9 +84,10 @@ def test_processes_that_a_call_leaves_end_with_a_local_command(notes):
     ended = mapped(InlineLauncher(), "leave", *words)
     assert ended.status == 0, ended.output
     assert len(list(notes.iterdir())) == 3
-    assert survivors(notes) == []
+    wait_for_the_end(notes)
 
 
+@pytest.mark.slow
 def test_processes_that_a_call_leaves_end_with_its_command(notes):
     """Also if the call's process ended without a word."""
     words = ("map", "example_calls:leave", "kind=[fork,session,orphan]", "end=[return,exit]")
@@ -109,7 +98,7 @@ def test_processes_that_a_call_leaves_end_with_its_command(notes):
     assert started.returncode == 1, output
     assert len(table("r", "calls")) == 3
     assert len(list(notes.iterdir())) == 6
-    assert survivors(notes) == []
+    wait_for_the_end(notes)
 
 
 def test_a_call_changes_nothing_for_later_ones(place, notes):

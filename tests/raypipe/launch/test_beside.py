@@ -28,8 +28,9 @@ from raypipe.tracking import Trackers
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages
+from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_pool import wait_until
-from tests.raypipe.launch.test_train import Regression, ignore, job
+from tests.raypipe.launch.test_train import ignore, job
 from tests.raypipe.study.test_sweep import HERE, YAML, stages_of
 
 WAIT_S = 400
@@ -74,6 +75,7 @@ class Threaded(Regression):
     """Notes the number of threads of each step."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
 
     def loss(self, model, batch, context):
@@ -131,6 +133,7 @@ class Beside(Regression):
     """Trains for long, once a task has begun after it did."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
 
     def loss(self, model, batch, context):
@@ -150,7 +153,8 @@ def note(folder: Path) -> None:
     time.sleep(WAIT_S if beside else 0.05)
 
 
-@pytest.mark.parametrize("kind", ["training", pytest.param("sweep", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["training", "sweep"])
 def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     launcher, control, cpus, tmp_path, monkeypatch, kind
 ):

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from raypipe.errors import UnitError
 from raypipe.graph.launcher import PoolOptions
 from raypipe.launch.cluster import RayLauncher
-from tests.raypipe.launch.test_train import Regression, ignore, job
+from tests.raypipe.examples.example_tasks import Regression
+from tests.raypipe.launch.test_train import ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]
 # Ray and the training processes take less than the first; with the second they take more

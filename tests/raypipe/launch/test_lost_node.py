@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,20 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
-from tests.raypipe.examples.example_tasks import outcome
-from tests.raypipe.launch.test_train import Regression, assert_same, ignore, job
+from tests.raypipe.examples.example_tasks import Regression, outcome
+from tests.raypipe.launch.test_train import assert_same, ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]
 STEPS = 400
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
-@dataclass(frozen=True)
 class Slow(Regression):
     """Takes its time."""
 
-    seconds: float
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
     def loss(self, model, batch, context):
         time.sleep(self.seconds)

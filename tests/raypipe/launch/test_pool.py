@@ -10,13 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
@@ -25,6 +23,7 @@ from threadpoolctl import threadpool_info
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import pool as pool_module
 from raypipe.launch.cluster import RayLauncher
+from tests.command import is_alive, until
 
 
 @pytest.fixture(params=[False, True], ids=["tasks", "kept"])
@@ -33,11 +32,14 @@ def keep(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
+#: each process that is kept costs seconds
+SLOW_IF_KEPT = pytest.mark.parametrize(
+    "keep", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tasks", "kept"]
+)
+
+
 def wait_until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 400
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in 400 s"
-        time.sleep(0.02)
+    until(happened, "it happened", 400)
 
 
 def collect(pool) -> dict[str, list[TaskResult]]:
@@ -80,31 +82,22 @@ def stop_here() -> None:
     breakpoint()
 
 
-def is_first(marker: Path) -> bool:
-    """Whether nothing is there yet; always so in a folder that does not exist."""
-    with suppress(FileExistsError, FileNotFoundError):
-        marker.touch(exist_ok=False)
-        return True
-    return not marker.exists()
-
-
-def die(marker: Path) -> str:
+def die() -> None:
     print("last words", flush=True)
-    if is_first(marker):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "alive"
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang(marker: Path) -> str:
+    """Hang, but for the second time."""
     print("waiting", flush=True)
-    if is_first(marker):
+    if not marker.exists():
+        marker.touch()
         ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a hanging library does
     return "in time"
 
 
 #: by key: the task, and the kind of failure, the value or a part of the error, and a part of the
-#: output of each of its attempts; ``once`` is a path where nothing is yet, ``always`` one where
-#: nothing can be
+#: output of each of its attempts; ``marker`` is a path where nothing is yet
 TASKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, Any, str]]]] = {
     "square": (pow, (3, 2), [(None, 9, "")]),
     "raises": (fail, (7,), [("error", "ValueError: no 7", "")]),
@@ -114,32 +107,22 @@ TASKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, Any,
     "long": (shout, (), [("error", "ValueError: too loud", "xend\n")]),
     "debugger": (stop_here, (), [("error", "use `raypipe run --local`", "")]),
     "unsendable": (threading.Lock, (), [("error", "lock", "")]),
-    "dies once": (
-        die,
-        ("once",),
-        [("worker_died", "", "last words\n"), (None, "alive", "last words\n")],
-    ),
-    "dies": (die, ("always",), [("worker_died", "", "last words\n")] * 2),
+    "dies": (die, (), [("worker_died", "", "last words\n")] * 2),
     "hangs once": (
         hang,
-        ("once",),
+        ("marker",),
         [("timeout", "its limit of 4 s", "in hang"), (None, "in time", "waiting\n")],
     ),
-    "hangs": (hang, ("always",), [("timeout", "its limit of 4 s", "waiting\nTimeout")] * 2),
 }
 
 
+@SLOW_IF_KEPT
 def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep, tmp_path: Path):
     options = PoolOptions(0.5, time_limit_s=4, attempts=2, keep_processes=keep)
     with launcher.pool(options) as pool:
-        places = {"once": tmp_path, "always": tmp_path / "missing"}
+        made = {"shared": pool.share(np.ones(10**6)), "marker": tmp_path / "marker"}
         for key, (function, arguments, _) in TASKS.items():
-            given = [
-                pool.share(np.ones(10**6)) if word == "shared"
-                else places[word] / key if word in places else word
-                for word in arguments
-            ]  # fmt: skip
-            pool.submit(key, function, *given)
+            pool.submit(key, function, *(made.get(word, word) for word in arguments))
         done = collect(pool)
     for key, (_, _, expected) in TASKS.items():
         assert [r.kind for r in done[key]] == [kind for kind, _, _ in expected], key
@@ -151,6 +134,7 @@ def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep,
             assert result.worker or kind in ("worker_died", "timeout", "error")
     (loud,), (long,), (unsendable,) = done["loud"], done["long"], done["unsendable"]
     assert set(loud.output.split("\n")) == {"from a child", "hello", "to stderr", ""}
+    assert "waiting\nTimeout" in done["hangs once"][0].output
     assert long.output.startswith("beginx")
     assert len(long.output) < 70_000
     assert done["debugger"][0].trace.frame.endswith("in stop_here")
@@ -178,6 +162,7 @@ def cpus() -> int:
     return int(ray.cluster_resources()["CPU"])
 
 
+@pytest.mark.slow
 def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path):
     def meet(name: str, number: int) -> bool:
         (tmp_path / name).touch()
@@ -193,10 +178,9 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
         for i, share in enumerate(shares):
             pool.submit(str(i), meet, str(i), len(shares), cpus=share)
         assert all(result.value for (result,) in collect(pool).values())
-        with pytest.raises(ValueError, match="at most 1"):
-            pool.submit("too much", pow, 1, 1, cpus=2)
 
 
+@SLOW_IF_KEPT
 def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
     with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         waiting, most, done = 200, 0, 0
@@ -212,8 +196,9 @@ def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cp
     assert 2 * cpus <= most <= 3 * cpus
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path, keep, most):
+def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path, keep):
+    most = 2 if keep else 1
+
     def mark(number: int) -> int:
         here = tmp_path / f"{number}"
         here.touch()
@@ -258,10 +243,7 @@ def predict(folder: Path) -> tuple[int, float]:
     return os.getpid(), model(folder)
 
 
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
+@pytest.mark.slow
 def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_path):
     cpus = ray.cluster_resources()["CPU"]
     pids: list[set[int]] = []
@@ -281,6 +263,7 @@ def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_
     wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
 
 
+@pytest.mark.slow
 def test_a_process_that_died_between_tasks_is_replaced(launcher, tmp_path):
     with launcher.pool(KEPT) as pool:
         pool.submit("x", predict, tmp_path)
@@ -292,7 +275,12 @@ def test_a_process_that_died_between_tasks_is_replaced(launcher, tmp_path):
     assert told[-1].value[0] != pid
 
 
-def test_a_share_of_its_own_is_refused(launcher: RayLauncher):
+def test_a_share_that_a_pool_has_not_is_refused(launcher: RayLauncher):
+    with (
+        launcher.pool(PoolOptions(1)) as pool,
+        pytest.raises(ValueError, match="at most 1"),
+    ):
+        pool.submit("too much", pow, 1, 1, cpus=2)
     with launcher.pool(KEPT) as pool:
         pool.submit("the pool's", pow, 2, 2, cpus=1)
         with pytest.raises(ValueError, match="each of its processes has 1"):

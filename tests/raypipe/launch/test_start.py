@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.command import start
+from tests.raypipe.toy import raypipe
 
 
 @pytest.fixture
@@ -24,19 +25,26 @@ def mine(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_dead_ray_address_is_one_message_that_names_the_variable(mine: Path) -> None:
-    words = ("map", "m:f", "x=[1]", "--run-dir", "r")
-    addresses = ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1"]
-    commands = [start(mine, *words, environment={"RAY_ADDRESS": each}) for each in addresses]
-    for address, command in zip(addresses, commands, strict=True):
-        output, _ = command.communicate(timeout=300)
-        assert command.returncode == 2
-        named = f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there"
-        assert output.startswith(named)
-        assert output.count("\n") == 1
+WORDS = ("map", "m:f", "x=[1]", "--run-dir", "r")
+DEAD = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [DEAD, *(pytest.param(f"{how}://{DEAD}", marks=pytest.mark.slow) for how in ("ray", "http"))],
+)
+def test_a_dead_ray_address_is_one_message_that_names_the_variable(
+    mine: Path, address: str
+) -> None:
+    command = start(mine, *WORDS, environment={"RAY_ADDRESS": address})
+    output, _ = command.communicate(timeout=300)
+    assert command.returncode == 2
+    assert output.startswith(f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there")
+    assert output.count("\n") == 1
     assert [file.name for file in mine.iterdir()] == ["m.py"]
 
 
+@pytest.mark.slow
 def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
     mine: Path, tmp_path: Path
 ) -> None:
@@ -70,20 +78,15 @@ def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
     assert (mine / "r" / "results" / "calls").is_dir()
 
 
-def test_a_limit_of_the_address_space_is_named_before_ray_starts(mine: Path) -> None:
-    words = [sys.executable, "-m", "raypipe", "map", "m:f", "x=[1]", "--run-dir", "r"]
-    limit = 4 * 2**30
-    process = subprocess.run(
-        words,
-        cwd=mine,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 2
-    assert "raypipe: Ray cannot start: `ulimit -v` limits a process to 4.0 GiB" in process.stderr
-    assert [file.name for file in mine.iterdir()] == ["m.py"]
+def test_a_limit_of_the_address_space_is_named_before_ray_starts(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * 2**30, 4 * 2**30))
+    assert raypipe(*WORDS) == 2
+    message = "raypipe: Ray cannot start: `ulimit -v` limits a process to 4.0 GiB"
+    assert message in capsys.readouterr().err
+    assert {file.name for file in mine.iterdir()} - {"__pycache__"} == {"m.py"}
 
 
 def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -97,6 +100,7 @@ def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Path) -> None:
     """Ray itself would end the process ten seconds later, and leave nothing but its own log."""
     process = begun(mine)
@@ -114,7 +118,8 @@ def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Pat
     assert "without a word" not in shown
 
 
-@pytest.mark.parametrize("words", [pytest.param((), marks=pytest.mark.slow), ("--local",)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--local",)])
 def test_more_than_one_ctrl_c_adds_nothing_to_the_message(
     mine: Path, words: tuple[str, ...]
 ) -> None:

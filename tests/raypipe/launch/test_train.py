@@ -10,55 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.data import Dataset
 
 from raypipe.errors import BatchLimit, UnitError
 from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
-from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, StepContext, TrainTask
-from tests.raypipe.examples.example_tasks import assert_close, outcome
+from tests.raypipe.examples import example_tasks
+from tests.raypipe.examples.example_tasks import Regression, assert_close, outcome
 
 #: losses and weights
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
-class Numbers(Dataset):
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(4, generator=torch.Generator().manual_seed(index)).double()
-        return x, x.sum().sin()
-
-
-class Regression(TrainTask):
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-
-    def build_dataset(self) -> Dataset:
-        return Numbers()
-
-    def loss(self, model: nn.Module, batch, context: StepContext) -> Loss:
-        x, y = batch
-        return Loss((model(x).squeeze(-1) - y).square().sum(), len(x))
-
-    def evaluate(self, model: nn.Module, device: torch.device, batch_size: int) -> dict[str, float]:
-        return {"weight": float(model[0].weight.sum())}
-
-
 def job(folder: Path, micro: int, accumulation: int, workers: int, steps: int = 12) -> TrainingJob:
-    training = TrainingSettings(
-        steps=steps, learning_rate=1e-2, log_every=1, checkpoint_every=4, seed=3
-    )
-    settings = TrainStageSettings(training=training, scaling=ScalingSettings(workers=workers))
-    plan = BatchPlan(micro, accumulation, 16, workers)
-    return TrainingJob("t", "run", Regression(), settings, plan, RunDirectory.at(folder))
+    plan = (micro, accumulation, 16, workers)
+    return example_tasks.job(Regression(), folder, plan, steps=steps, checkpoint_every=4, seed=3)
 
 
 def ignore(*_: object) -> None:
@@ -141,6 +108,7 @@ class Failing(Regression):
     """Rank 1 fails at its fourth step; rank 0 waits for its gradients, and does not by itself."""
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
 
     def loss(self, model, batch, context):
@@ -161,6 +129,7 @@ def test_the_failure_of_another_rank_is_that_of_the_group(launcher, tmp_path, ki
     assert caught.value.limit == limit
 
 
+@pytest.mark.slow
 def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     class Broken(Regression):
         def loss(self, model, batch, context):
@@ -172,4 +141,4 @@ def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     assert (caught.value.kind, caught.value.trace.text.count('File "')) == ("error", 1)
     assert 'raise ArithmeticError("this loss is broken")' in caught.value.trace.text
     assert caught.value.trace.frame.endswith("in loss")
-    assert (tmp_path / "logs" / "t.log").read_text() == "before the error\n"
+    assert (tmp_path / "logs" / "fit.log").read_text() == "before the error\n"

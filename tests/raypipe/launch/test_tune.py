@@ -31,10 +31,9 @@ from raypipe.tracking import Trackers
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
-from tests.command import until
+from tests.command import is_alive, until
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
-from tests.raypipe.launch.test_pool import is_alive
 from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, table, trials
 from tests.raypipe.study.test_sweep import cache as cache
 
@@ -124,6 +123,7 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
     assert not list(tuned.glob(".ray*"))
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "oom:micro_batch>4")
     larger = ("sweep.axes.training.micro_batch=[4,8,16]", *ONLY[:1], "sweep.repeats=1")
@@ -158,6 +158,7 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     assert kinds.to_dict() == {"error": 5, "out_of_memory": 2}
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
     inline, tuned = tmp_path / "inline", tmp_path / "tuned"
     points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.repeats=1")
@@ -190,6 +191,7 @@ def test_each_trial_with_several_workers_has_a_group_of_its_own(launcher, tmp_pa
     assert not list(tmp_path.glob(".ray*"))
 
 
+@pytest.mark.slow
 def test_asha_ends_bad_trials_early(launcher, tmp_path):
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
     assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.scheduler.grace_period=10") is None
@@ -209,6 +211,7 @@ def test_asha_ends_bad_trials_early(launcher, tmp_path):
     assert best["settings"] == {"train.training.learning_rate": 0.05}
 
 
+@pytest.mark.slow
 def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launcher, tmp_path):
     """Its model would be thrown away: here the held-out loss comes with the last step alone."""
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-5, 1e-6, 1e-7]"

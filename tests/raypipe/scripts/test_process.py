@@ -10,12 +10,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from raypipe.errors import UnitError
 from raypipe.scripts.run import ScriptProcess, failure_of
-from tests.command import until
+from tests.command import is_alive, until
 from tests.scenario import cases
 
 #: a child and a grandchild in a session of its own, which ignore SIGTERM, as their parent may
@@ -51,13 +50,6 @@ def processes(folder: Path) -> set[int]:
     return {int(path.name.removeprefix("pid")) for path in folder.glob("pid*")}
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.parametrize("how", ["", "ignore", "leave", "raise"])
 def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
     """SIGTERM, SIGKILL, what a script leaves, and an exception in the body."""
@@ -70,10 +62,11 @@ def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
             process.end()
         until(lambda: process.poll() is not None, "it ends", 120)
         assert process.poll() == status[how]
-    assert all(map(is_gone, processes(tmp_path)))
+    assert not any(map(is_alive, processes(tmp_path)))
     assert (tmp_path / "log").read_text() == "ready\n"
 
 
+@pytest.mark.slow
 def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     code = (
@@ -89,7 +82,7 @@ def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
     time.sleep(1)  # the guard looks twice a second
     starter.kill()
     starter.wait()
-    until(lambda: all(map(is_gone, processes(tmp_path))), "all end", 120)
+    until(lambda: not any(map(is_alive, processes(tmp_path))), "all end", 120)
 
 
 def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) -> None:
