@@ -1,4 +1,7 @@
-"""Every page's code: that of tutorials and guides runs, all other code is checked."""
+"""Every page's code: that of tutorials and guides runs, all other code is checked.
+
+The generated parts, and what quotes the code, say what the code does.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,14 @@ import pytest
 import typer
 import yaml
 
+from docs import generate
 from docs.generate import EXPERIMENTS
 from raypipe import cli
 from raypipe.commands import configuration
+from raypipe.commands.configuration import settings_model
+from raypipe.config.levels import keys_of
 from raypipe.errors import ConfigError
+from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
 from tests.docs import pages
 from tests.docs.pages import DOCS, PROJECT, Block, Reader, blocks, commands, files_before
@@ -30,8 +37,16 @@ PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBU
 RUN = sorted(
     page for folder in ("tutorial", "howto", "explanation") for page in DOCS.glob(f"{folder}/*.md")
 )
-#: pages whose blocks together take more than ten seconds
-SLOW = {"tutorial/sweep.md"}
+#: pages whose blocks together take more than two seconds
+SLOW = {
+    "explanation/prediction.md",
+    "howto/augmentation.md",
+    "howto/load_model.md",
+    "howto/training_optimizer.md",
+    "tutorial/function.md",
+    "tutorial/sweep.md",
+    "tutorial/training.md",
+}
 
 
 def _name(page: Path) -> str:
@@ -155,6 +170,7 @@ def _anchors(page: Path) -> set[str]:
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
+@pytest.mark.slow
 def test_the_site_builds(tmp_path):
     """Strictly: no dead link, no page without a place; and it loads nothing from elsewhere."""
     pytest.importorskip("mkdocs")
@@ -248,3 +264,50 @@ def test_a_quoted_message_is_in_the_source(message, texts):
 
 def test_the_page_quotes_messages():
     assert len(MESSAGES) > 25
+
+
+GENERATED = ("results.md", "configuration.md", "reference/commands.md", "reference/api.md")
+
+
+@pytest.mark.parametrize("page", GENERATED)
+def test_the_generated_parts_are_up_to_date(page: str) -> None:
+    written = (DOCS / page).read_text(encoding="utf-8")
+    assert written == generate.pages()[page], "run `make docs`"
+
+
+def test_every_question_of_the_architecture_leads_to_a_file() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    answers = re.findall(r"^\| Where [^|]*\? \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert len(answers) >= 20
+    assert [answer for answer in answers if not (PROJECT / answer).exists()] == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_key_has_a_sentence(name: str) -> None:
+    keys = keys_of(settings_model(load_experiment(f"experiments.{name}", "test")))
+    assert len(keys) > 50
+    without = [k.name for k in keys if len(k.meaning) < 15 or not k.meaning.endswith(".")]
+    assert without == []
+
+
+SCRIPTS = PROJECT / "tests" / "raypipe" / "examples" / "scripts"
+SCRIPTS_GUIDE = (DOCS / "scripts.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"^```yaml\n(.*?)^```$", SCRIPTS_GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["plain", "trainer", "light"])
+def test_the_guide_shows_the_examples(name: str) -> None:
+    shown = [yaml.safe_load(text.replace("train.py", "plain.py")) for text in SHOWN]
+    assert yaml.safe_load((SCRIPTS / f"{name}.yaml").read_text()) in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("trainer", ["class JsonLines(TrainerCallback):", "resume_from_checkpoint=get_last_check"]),
+        ("light", ["flush_logs_every_n_steps=10", "accumulate_grad_batches=args.accum"]),
+    ],
+)
+def test_the_guide_shows_lines_of_the_scripts(name: str, lines: list[str]) -> None:
+    script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    assert [line for line in lines if line not in script or line not in SCRIPTS_GUIDE] == []

@@ -136,7 +136,7 @@ def test_an_object_is_replaced_only_at_the_version_seen(server, gcs):
         ConditionalObject.at(in_s3, in_s3.lock).write(b"3", second)
 
 
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_there", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_error_of_the_store_is_one_line_without_credentials(server, is_there):
     options = f"endpoint_override={server if is_there else '127.0.0.1:1'}&scheme=http"
     subject = opened(f"s3://key:{QUOTED}@nothing-here/run?{options}&region=us-east-1")

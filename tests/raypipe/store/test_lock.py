@@ -191,7 +191,14 @@ def answer(*processes: subprocess.Popen) -> list[str]:
     return [process.stdout.readline() for process in processes]
 
 
-@pytest.mark.parametrize("left", [None, b"", OTHER], ids=["nothing", "released", "expired"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param(None, id="nothing", marks=pytest.mark.slow),
+        pytest.param(b"", id="released", marks=pytest.mark.slow),
+        pytest.param(OTHER, id="expired"),
+    ],
+)
 def test_of_processes_that_begin_at_the_same_time_one_writes(store, command, left):
     if left is not None:
         store.write(store.lock, left)

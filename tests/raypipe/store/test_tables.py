@@ -10,12 +10,14 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from experiments.pabbo_lda.experiment import EXPERIMENT
 from raypipe.commands.configuration import declared
 from raypipe.errors import ConfigError
+from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import (
@@ -170,7 +172,7 @@ def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
     assert list(frame["accuracy"].fillna(0)) == [0, 0.9]
 
 
-def test_a_table_is_replaced_as_a_whole(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_replaced_as_a_whole(run: RunDirectory) -> None:
     ledger = Ledger(run)
     ledger.put("studies", {"a": {"run": 1}, "b": {"run": 2}})
     tables = {name: TABLES[name] for name in ("studies", "failures")}
@@ -179,15 +181,6 @@ def test_a_table_is_replaced_as_a_whole(run: RunDirectory, monkeypatch: pytest.M
     write_tables(run, ledger, tables, "run-1")
     assert list(read_table(run, "studies")["run"]) == [3, 2]
     assert set(read_tables(run)) == {"studies", "failures"}
-
-    def die(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", die)
-        with pytest.raises(KeyboardInterrupt):
-            write_table(run, TABLES["studies"], [], "run-1")
-    assert list(read_table(run, "studies")["run"]) == [3, 2]
     assert run.list(run.table("studies")) == ["data.parquet"]
 
 
@@ -211,3 +204,25 @@ def test_a_damaged_file_is_named_with_what_to_do(run: RunDirectory) -> None:
         except AssertionError:
             assert place >= footer, "damaged rows were read as if they were whole"
     assert told > 20
+
+
+ARTIFACT = pa.table({"tokens": [[1, 2], [], [3]], "target": [0, 1, 0]})
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "error"),
+    [(write_arrow, read_arrow, ValueError), (write_parquet, read_parquet, ConfigError)],
+)
+def test_a_table_is_read_as_it_was_written_or_not_at_all(
+    anywhere: RunDirectory, write, read, error
+) -> None:
+    path = anywhere.artifact("stage", "table")
+    with pytest.raises((OSError, ConfigError)):
+        read(anywhere, path)
+    write(anywhere, path, ARTIFACT)
+    assert read(anywhere, path).equals(ARTIFACT)
+    content = anywhere.read(path)
+    for cut in (0, 8, 100, -20):
+        anywhere.write(path, content[:cut])
+        with pytest.raises(error):
+            read(anywhere, path)
