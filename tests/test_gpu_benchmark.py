@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import gpu
-from benchmarks.gpu_parts import contenders, memory, training
+from benchmarks.gpu_parts import memory, training
 from benchmarks.gpu_parts.bench import (
     WORKLOADS,
     Bench,
@@ -333,18 +332,6 @@ def test_losses_are_compared_step_by_step_within_a_phase() -> None:
     }
     assert training.differences(steps([2.0]), []) == {"a": ({"0": 2.0}, [0.0])}
     assert training.differences([], reference) == {"": ({}, [])}
-
-
-def test_the_loops_are_compared_burst_by_burst(tmp_path: Path) -> None:
-    bench = bench_of(tmp_path, CPU, "loop")
-    contenders.loop(bench)
-    rows = read_rows(bench.out, "loop")
-    assert [row["contender"] for row in rows] == ["by_hand", "raypipe_loop"]
-    assert [row["bursts"] for row in rows] == [3, 3]
-    assert rows[1]["loss_difference"] < 1e-4
-    assert rows[1]["ratio_low"] <= rows[1]["ratio"] <= rows[1]["ratio_high"]
-    text = page([outcome("loop", "done", CPU)], {"loop": rows})
-    assert re.search(r"raypipe's loop has [\d.]+ times the speed of the one by hand", text)
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:

@@ -29,7 +29,6 @@ from raypipe.config.levels import keys_of
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
-from tests.docs import pages
 from tests.docs.pages import DOCS, PROJECT, Block, Reader, blocks, commands, files_before
 
 PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
@@ -188,28 +187,6 @@ def test_the_site_builds(tmp_path):
     loaded = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//")
     for page in tmp_path.rglob("*.html"):
         assert not loaded.search(page.read_text("utf-8")), page
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(pages, "PROJECT", tmp_path)
-    return tmp_path / "page.md"
-
-
-@pytest.mark.parametrize(
-    ("language", "text", "title", "message"),
-    [
-        ("bash", "raypipe run missing.yaml\n", "", "no such file"),
-        ("bash", "raypipe doctor # exit status 2\n", "", "doctor"),
-        ("bash", "sbatch job\n", "", "needs"),
-        ("python", "assert 1 == 2, 'wrong'\n", "", "wrong"),
-        ("text", "not printed\n", "Output", "not printed"),
-        ("ruby", "puts 1\n", "", "cannot run"),
-    ],
-)
-def test_what_is_wrong_on_a_page_fails(page, tmp_path, language, text, title, message):
-    with pytest.raises(AssertionError, match=message):
-        Reader(tmp_path).follow(Block(page, 1, language, title, text))
 
 
 @pytest.mark.parametrize(

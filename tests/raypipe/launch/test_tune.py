@@ -86,6 +86,14 @@ def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
     return run_stages([stage], Session(run, "r", Ledger(run), launcher, Display(), [HERE], none))
 
 
+def both(folder: Path, launcher: Launcher, *overrides: str) -> tuple[Path, Path]:
+    """The run directories of the sweep in this process, and of the same one on Ray."""
+    inline, tuned = folder / "inline", folder / "tuned"
+    assert sweep(inline, InlineLauncher(), *overrides) is None
+    assert sweep(tuned, launcher, *overrides) is None
+    return inline, tuned
+
+
 def processes(notes: Path) -> list[int]:
     """Those that built a model, once for each model."""
     return [int(line) for line in notes.read_text().splitlines()]
@@ -106,9 +114,7 @@ def curves(folder: Path) -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
-    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
-    assert sweep(inline, InlineLauncher()) is None
-    assert sweep(tuned, launcher) is None
+    inline, tuned = both(tmp_path, launcher)
     same = [
         *("trial_id", "status", "steps", "loss_final", "parity", "device"),
         *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "seed"),
@@ -127,9 +133,7 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
 def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "oom:micro_batch>4")
     larger = ("sweep.axes.training.micro_batch=[4,8,16]", *ONLY[:1], "sweep.repeats=1")
-    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
-    assert sweep(inline, InlineLauncher(), *larger) is None
-    assert sweep(tuned, launcher, *larger) is None
+    inline, tuned = both(tmp_path, launcher, *larger)
     expected, found = trials(inline)["status"], trials(tuned)["status"]
     assert set(expected.loc[16]) == {"skipped"}
     # the next trial is chosen while one runs: what that one rules out is too late for it
