@@ -22,6 +22,7 @@ from rich.console import Console
 
 import raypipe as rp
 from raypipe.api import results
+from raypipe.commands.compare import compare
 from raypipe.commands.report import command_of
 from raypipe.commands.results import existing
 from raypipe.commands.summary import listing as listed
@@ -258,6 +259,18 @@ def test_a_look_at_a_lock_takes_it_from_no_one(run):
         over.set()
         thread.join()
     assert not is_held(run)
+
+
+def test_groups_are_not_averaged(tmp_path: Path) -> None:
+    table = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),),
+                  axes=("method",), groups=("corpus",))  # fmt: skip
+    runs = [RunDirectory.at(tmp_path / name) for name in "ab"]
+    for run in runs:
+        rows = [{"method": "m", "corpus": corpus, "seed": seed, "score": score}
+                for corpus, score in (("x", 1.0), ("y", 9.0)) for seed in range(2)]  # fmt: skip
+        write_table(run, table, rows, "r")
+    found = {each.row: each.values for each in compare(runs).results}
+    assert found == {"x": (1.0, 1.0), "y": (9.0, 9.0)}
 
 
 # watch
