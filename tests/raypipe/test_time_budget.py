@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
-import torch
-from example_tasks import HeldOut
-from safetensors.torch import load
 
-from raypipe.commands import run as command
 from raypipe.commands import seconds_of
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.checkpoint import CheckpointStore
-from tests.command import EXAMPLES, raypipe, start
+from tests.command import EXAMPLES, start
 
 CONFIG = """
 experiment: continuing
@@ -45,46 +38,6 @@ def test_other_texts_are_refused(text: str) -> None:
     """Before anything starts: tests/mistakes.yaml."""
     with pytest.raises(ConfigError, match=r"--time-budget .*must be a time"):
         seconds_of(text)
-
-
-def run(*words: str, folder: str = "run", expected: int = 0) -> str:
-    given = ("run", "c.yaml", *words, "--only", "train", "--run-dir", folder)
-    return raypipe(*given, expected=expected)
-
-
-def trained(folder: str) -> tuple[pd.DataFrame, dict[str, torch.Tensor]]:
-    directory = RunDirectory.at(folder)
-    steps = read_table(directory, "steps").sort_values("step").set_index("step")
-    return steps[["loss", "lr"]], load(directory.read(directory.model("train")))
-
-
-def test_a_training_ends_with_a_checkpoint_and_goes_on_as_if_uninterrupted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoint is of a step that is neither logged nor due."""
-    (folder / "c.yaml").write_text(CONFIG)
-    real = HeldOut.loss
-
-    def slow(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
-        time.sleep(0.1)
-        return real(self, model, batch, context)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(HeldOut, "loss", slow)
-        patch.setattr(command, "_SHUTDOWN_S", 3600 - 0.5)
-        output = run("--time-budget", "1h", expected=130)
-    assert "the time budget is nearly over" in output
-    again = output.partition("the time budget is over; finished units are kept. Continue")[2]
-    assert "--time-budget 1h" in again
-    (saved,) = (folder / "run" / "checkpoints" / "train").glob("step_*")
-    assert 0 < int(saved.name.removeprefix("step_")) < 40
-    stages = read_table(RunDirectory.at("run"), "stages")
-    assert list(stages["status"]) == ["interrupted"]
-    run("--time-budget", "1h")
-    run(folder="whole")
-    pd.testing.assert_frame_equal(trained("run")[0], trained("whole")[0])
-    weights, whole = trained("run")[1], trained("whole")[1]
-    assert all(torch.equal(weights[name], whole[name]) for name in whole)
 
 
 @pytest.mark.slow

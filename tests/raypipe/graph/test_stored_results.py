@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from example_tasks import HeldOut
 from safetensors.torch import load
 
+from raypipe.commands import run as command
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import raypipe
@@ -159,3 +161,30 @@ def test_points_of_a_matrix_with_other_lengths_are_variants() -> None:
     lengths = read_table(RunDirectory.at("run"), "trials").set_index("variant")["steps"].to_dict()
     assert lengths == {"train.training.steps=6": 6, "train.training.steps=12": 12}
     assert probes("run")["weights"].nunique() == 2
+
+
+def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its checkpoint is of a step that is neither logged nor due."""
+    given: dict[str, Any] = {"steps": 40, "log_every": 5, "eval_every": "null"}
+    budget = ("--only", "train", "--time-budget", "1h")
+    real = HeldOut.loss
+
+    def slow(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
+        time.sleep(0.1)
+        return real(self, model, batch, context)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldOut, "loss", slow)
+        patch.setattr(command, "_SHUTDOWN_S", 3600 - 0.5)
+        output = run("run", *budget, expected=130, **given)
+    assert "the time budget is nearly over" in output
+    again = output.partition("the time budget is over; finished units are kept. Continue")[2]
+    assert "--time-budget 1h" in again
+    (saved,) = Path("run/checkpoints/train").glob("step_*")
+    assert 0 < int(saved.name.removeprefix("step_")) < 40
+    assert list(read_table(RunDirectory.at("run"), "stages")["status"]) == ["interrupted"]
+    run("run", *budget, **given)
+    run("whole", "--only", "train", **given)
+    assert_same_training("run", "whole")
