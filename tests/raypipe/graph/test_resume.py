@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -145,6 +146,11 @@ class Resumed(RuleBasedStateMachine):
     def run(self) -> None:
         self.command()
         assert "nothing to do" in self.command()
+        points = len(self.powers) * self.runs
+        assert len(rows_of("run", "totals")) == points
+        assert len(rows_of("run", "values")) == points * len(self.numbers)
+        budgets = [row[2] for key, row in outcomes("run").items() if key.startswith("calls")]
+        assert budgets == [self.steps] * points * len(self.numbers)
 
     @rule(kind=st.sampled_from(["interrupt", "error", "kill"]), after=st.integers(0, 1))
     def end_early(self, kind: str, after: int) -> None:
@@ -224,6 +230,27 @@ class Resumed(RuleBasedStateMachine):
             forget(Path(self._folder.name))
             self._patch.undo()
             self._folder.cleanup()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
+    machine = Resumed()
+    try:
+        for change in (
+            machine.begin,
+            machine.add_step,
+            machine.run,
+            partial(machine.delete_a_table, name="values"),
+            machine.run,
+            partial(machine.end_early, kind="kill", after=1),
+            partial(machine.tear_the_last_line, part=0.5),
+            machine.add_power,
+            machine.add_run,
+        ):
+            change()
+            machine.no_finished_unit_ran_again()
+    finally:
+        machine.teardown()
 
 
 @pytest.mark.usefixtures("no_report")
