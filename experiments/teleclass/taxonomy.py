@@ -75,11 +75,6 @@ class Taxonomy:
         return np.array([c for c, above in enumerate(self.parents) if not above], dtype=np.int64)
 
     @cached_property
-    def leaves(self) -> NDArray[np.int64]:
-        """The classes without children, int64, ascending; a single class is root and leaf."""
-        return np.array([c for c, below in enumerate(self.children) if not below], dtype=np.int64)
-
-    @cached_property
     def depth(self) -> NDArray[np.int64]:
         """Length of the longest path from a root to each class, int64 [C]; 1 for roots."""
         depth = np.ones(len(self), dtype=np.int64)

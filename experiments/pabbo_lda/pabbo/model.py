@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -214,21 +213,13 @@ def score_pairs(
         return model.score(encoded, pairs[None], budget_used)[0, 0]
 
 
-def load_model(path: Path) -> PabboModel:
+def restore_model(content: bytes) -> PabboModel:
     """Return the model of a file that a training wrote, on the CPU, ready for inference.
 
     Raises:
         ValueError: the file does not hold a PABBO model.
 
     """
-    try:
-        return restore_model(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} does not hold a PABBO model: {error}") from error
-
-
-def restore_model(content: bytes) -> PabboModel:
-    """Return the model of the content of such a file. Raises ValueError."""
     tensors, metadata = weights.parse_weights(content)
     if "model" not in metadata:
         raise ValueError("its metadata lack the key 'model'")
