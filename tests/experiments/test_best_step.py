@@ -95,7 +95,14 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("config", CASES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        "transformer",
+        pytest.param("summarization", marks=pytest.mark.slow),
+        pytest.param("lm_pretrain", marks=pytest.mark.slow),
+    ],
+)
 def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path, config):
     case = CASES[config]
     train, one, other = (case.write(tmp_path / str(rows), rows) for rows in (480, 200, 201))

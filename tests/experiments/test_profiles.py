@@ -130,7 +130,9 @@ SWEPT = {
 }
 
 
-@pytest.mark.parametrize("name", SWEPT)
+@pytest.mark.parametrize(
+    "name", ["transformer", pytest.param("lm_pretrain", marks=pytest.mark.slow)]
+)
 def test_a_model_can_be_swept(tmp_path, name):
     words = (*SWEPT[name], "sweep.repeats=1")
     assert run(f"sweeps/{name}", tmp_path, *words, verb=rp.sweep) == 0

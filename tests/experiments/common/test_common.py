@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
+from pkgutil import iter_modules
 from unittest.mock import Mock
 
 import pytest
@@ -122,13 +124,14 @@ def test_a_saved_model_is_identified_by_its_content(tmp_path):
     assert model_fingerprint("google-t5/t5-base") == "google-t5/t5-base"
 
 
-@pytest.mark.parametrize("module", ["lm_pretrain.shards", "summarization.tokenizer"])
-def test_tasks_that_tokenize_do_not_load_torch(module):
-    heavy = ["torch", "ray", "transformers"]
-    code = (
-        f"import sys, experiments.{module}; "
-        f"print([name for name in {heavy} if name in sys.modules])"
-    )
+def test_cpu_tasks_do_not_load_torch_nor_the_optimizers():
+    modules = ["experiments.lm_pretrain.shards", "experiments.summarization.tokenizer"]
+    objective = "experiments.pabbo_lda.objective"
+    modules += [
+        f"{objective}.{module.name}" for module in iter_modules(import_module(objective).__path__)
+    ]
+    heavy = ["torch", "ray", "transformers", "optuna", "matplotlib"]
+    code = f"import sys, {', '.join(modules)}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

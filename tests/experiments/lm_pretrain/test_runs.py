@@ -70,7 +70,9 @@ def run(tmp_path: Path, cache: Path, text: Path) -> Run:
     return start
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=["bpe", "characters", pytest.param("bytes", marks=pytest.mark.slow)]
+)
 def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path]:
     """The kind of the tokens, the overrides, and a finished run."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -141,7 +143,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
 
 
 def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):
-    given = [*SMALL, f"data.files=[{text}]"]
+    given = [*SMALL, f"data.files=[{text}]", "train.training.steps=2"]
     assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 
@@ -156,7 +158,7 @@ def test_a_short_text_is_repeated_a_few_times_only(run, tmp_path, capsys):
 
 
 def test_without_a_validation_part_there_is_no_mixture(run, tmp_path):
-    run("run", "data.validation_share=0")
+    run("run", "data.validation_share=0", "data.tokens=bytes", "train.training.steps=2")
     methods = set(table(tmp_path / "run")["method"])
     assert "kneser-ney tokens" in methods
     assert "language model + kneser-ney" not in methods
@@ -206,7 +208,7 @@ def test_a_damaged_shard_of_the_run_is_not_trained_on(run, capsys):
     assert "run the configuration in another run directory" in output
     assert not found.exists(found.checkpoints("train"))
     shard.write_bytes(content)
-    run("run", only=("train",))
+    run("run", "train.training.steps=2", only=("train",))
     assert found.exists(found.model("train"))
 
 

@@ -1,4 +1,4 @@
-"""The main job through the public command: once on a Ray cluster that the command starts."""
+"""The main job through the public command: once on Ray, and otherwise without."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from experiments.pabbo_lda.experiment import EXPERIMENT
 from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.space import Point
-from experiments.pabbo_lda.study.evaluations import lda_seeds
 from raypipe.launch.inline import InlineLauncher
 from tests.clusters import main_job
-from tests.command import Ended, in_process, start
+from tests.command import Ended, in_process
 from tests.experiments.runs import assert_declared, table
 
-PROJECT = Path(__file__).resolve().parents[3]
-WAIT_S = 400
-CONFIG = main_job.CONFIG.replace("cpus: 1, cache: false", "final_seeds: 1")
+OPTIMIZERS = ("ga", "pabbo_small", "tpe", "random")
+CONFIG = main_job.CONFIG.replace(
+    "cpus: 1, cache: false", f"final_seeds: 1, optimizers: [{', '.join(OPTIMIZERS)}]"
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,11 @@ def commands(tmp_path_factory) -> Commands:
 
 
 @pytest.fixture(scope="module")
-def whole(commands, tmp_path_factory) -> tuple[Path, Ended]:
-    """As a user starts it: in a process of its own, which starts Ray."""
+def whole(commands, launcher, tmp_path_factory) -> tuple[Path, Ended]:
+    """On the cluster of the tests; `make test-all` has it on clusters of its own."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    environment = {"RAYPIPE_CACHE": str(commands.cache)}
-    process = start(PROJECT, "run", commands.config, "--run-dir", folder, environment=environment)
-    output, _ = process.communicate(timeout=WAIT_S)
-    return folder, Ended(process.returncode, output)
+    words = ("run", commands.config, "--run-dir", folder)
+    return folder, in_process(launcher, *words, environment={"RAYPIPE_CACHE": str(commands.cache)})
 
 
 def test_every_stage_leaves_its_tables_and_the_report(whole):
@@ -75,7 +73,7 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
         *("train_large", "train_small"),
     ]
     assert set(stages["status"]) == {"succeeded"}
-    sizes = {"trials": 2, "studies": 10 * 2, "environment": 1, "failures": 0}
+    sizes = {"trials": 2, "studies": len(OPTIMIZERS) * 2, "environment": 1, "failures": 0}
     assert {name: len(table(folder, name)) for name in sizes} == sizes
     assert_declared(folder, EXPERIMENT.tables)
     steps = table(folder, "steps")
@@ -91,7 +89,8 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
 
 def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
     folder, _ = whole
-    commands.run(tmp_path / "run", "lda.cache=false")
+    stages = ("--only", "evaluate_small", "lda")
+    commands.run(tmp_path / "run", "lda.cache=false", *stages)
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(folder))
     for name, keys, columns in (
         ("steps", ["trial_id", "step"], ["loss", "lr"]),
@@ -103,6 +102,7 @@ def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
             table(place, name).set_index(keys).sort_index()[columns]
             for place in (folder, tmp_path / "run")
         )
+        parallel = parallel.drop(["train_large", "evaluate_large"], level=0, errors="ignore")
         pd.testing.assert_frame_equal(parallel, sequential, rtol=1e-4, obj=name)
 
 
@@ -131,21 +131,13 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands
             corpus.counts, Point(int(row["T"])), int(row["seed"]), LdaFit(2, 64, "float64")
         )
         assert row["value"] == pytest.approx(expected, rel=1e-10)
-
-
-def test_studies_agree_with_their_history(whole):
-    folder, _ = whole
     history = table(folder, "study_history")
-    evaluations = table(folder, "evaluations").set_index(["seed", "T"])["value"]
     for _, study in table(folder, "studies").iterrows():
         mine = history[(history[["optimizer", "run"]] == study[["optimizer", "run"]]).all(axis=1)]
-        assert study["best_perplexity"] == mine["value"].min()
-        assert study["best_T"] == mine.loc[mine["value"].idxmin(), "T"]
+        best = mine.loc[mine["value"].idxmin()]
+        assert (study["best_perplexity"], study["best_T"]) == (best["value"], best["T"])
         assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
         assert list(mine["T"][:3]) == [9, 30, 55]
-        assert study["duration_s"] == pytest.approx(mine["elapsed_s"].max())
-        unseen = lda_seeds(study["seed"], 2)[1]
-        assert study["confirmed_value"] == evaluations[unseen, study["best_T"]]
 
 
 def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):

@@ -97,7 +97,8 @@ def test_coherence_counts_the_documents_that_hold_both_words():
 def test_recorded_values_are_looked_up(folder):
     found = objective(folder, objective="tabular", table=folder / "table.csv", seed=1, runs=2)
     assert value(found, Point(8), 1) == 4
-    assert value(found, Point(4), 1) == pytest.approx(6)
+    assert value(found, Point(4), 1) == pytest.approx(6)  # halfway in log T and in log value
+    assert value(found, Point(40), 1) == 4
     assert value(found, Point(4), 2) == 5
     assert found.cost_s(Point(8)) == 0
 
@@ -138,15 +139,6 @@ TABLE = pd.DataFrame(
     [("a", 1, 40, 1e8), ("a", 1, 10, 100.0), ("a", 1, 2, 400.0), ("b", 2, 5, 7.0)],
     columns=["dataset", "seed", "T", "perplexity"],
 )
-
-
-def test_table_returns_recorded_values_and_interpolates_between_them():
-    objective = TabularObjective(TABLE)
-    assert objective.runs == (("a", 1), ("b", 2))
-    assert objective.value("a", 1, 10) == 100.0
-    assert objective.value("a", 1, 20) == pytest.approx(1e5)  # halfway in log T and in log value
-    assert objective.value("a", 1, 1000) == pytest.approx(1e8)
-    assert objective.best("a", 1) == (10, 100.0)
 
 
 def test_table_refuses_what_it_cannot_answer():

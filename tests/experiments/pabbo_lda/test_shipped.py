@@ -69,6 +69,7 @@ def test_shipped_models_beat_random_search_on_held_out_functions():
     assert mean["train_large"] < mean["random"]
 
 
+@pytest.mark.slow
 def test_the_shipped_curve_policy_is_close_to_the_optimum_after_five_evaluations(data_dir):
     """Within 1 % of the best recorded value: the median over the runs, on each corpus.
 

@@ -160,13 +160,17 @@ def test_short_of_memory_the_batch_is_halved_then_the_sources(files, tmp_path, m
     assert list(table(tmp_path / "b", "failures")["outcome"]) == [*sources, "gave up"]
 
 
-def test_it_can_be_swept_and_fit_says_why_fp16_does_not_fit(files, tmp_path):
+@pytest.mark.slow
+def test_it_can_be_swept(files, tmp_path):
     given = ["sweep.repeats=1", "sweep.axes.training.micro_batch=[4,8]"]
     assert run(tmp_path, files, *given, name="sweeps/summarization", verb=rp.sweep) == 0
     trials = table(tmp_path, "trials")
     by_precision = trials.groupby("precision")["status"].agg(set).to_dict()
     assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
     assert trials["parity"].max() < 0.05
+
+
+def test_fit_says_why_fp16_does_not_fit(files):
     with runs.inline():
         fitted = rp.fit(PLAIN, small(files, "train.training.micro_batch=4"), profile="cpu")
     rows = {row["precision"]: row for row in fitted.to_dict("records") if "precision" in row}

@@ -11,7 +11,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from experiments.common import pretrained
-from experiments.teleclass.encoders import LsaEncoder, fit_lsa, model_identity, sentence_encoder
+from experiments.teleclass.encoders import LsaEncoder, fit_lsa, sentence_encoder
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 
@@ -67,12 +67,7 @@ def test_the_sentence_encoder_is_that_of_the_library(minilm):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
-    for missing in (str(tmp_path / "none"), "./none"):
-        with pytest.raises(ConfigError, match=r"key = .*none: there is no such directory"):
-            model_identity(missing, "key")
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
-        model_identity(str(tmp_path), "key")
+def test_a_model_needs_an_extra(monkeypatch):
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'raypipe-runner\[nlp\]'"):
         sentence_encoder(EncodeSettings(model="a-name"))

@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import experiments.transformer.data as data_module
-from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
 from experiments.transformer.comparison import mcnemar, measures
 from experiments.transformer.data import PredictionTarget
@@ -111,26 +109,13 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(folder), "train")[0]
     assert 1 < len(ids) <= 16  # cut at model.length
     assert len(ngrams) == len(weights) > 1
-    write_rows(path, [{"text": "other", "label": [0]}, {"text": "words", "label": [1]}] * 40)
-    with pytest.raises(ConfigError, match="file"):
-        run(folder, *given, f"data.test_file={path}")
-
-
-def test_the_built_in_corpus_is_the_default(tmp_path, monkeypatch):
-    draw = np.random.default_rng(0)
-    words = {"mail": ["message", "header"], "net": ["socket", "port"], "xml": ["node", "tree"]}
-    records = [
-        DocstringRecord(f"{name}.m", f"f{i}", "function", f"{' '.join(draw.choice(own, 3))} {i}.")
-        for name, own in words.items()
-        for i in range(100)
-    ]
-    monkeypatch.setattr(data_module, "docstring_records", lambda: iter(records))
-    rows = run(tmp_path, "train.training.epochs=6")
-    assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
-    stored = StoredSamples(RunDirectory.at(tmp_path), "train")
+    stored = StoredSamples(RunDirectory.at(folder), "train")
     assert pickle.loads(pickle.dumps(stored))[3][0].tolist() == stored[3][0].tolist()
     with pytest.raises(IndexError):
         stored[len(stored)]
+    write_rows(path, [{"text": "other", "label": [0]}, {"text": "words", "label": [1]}] * 40)
+    with pytest.raises(ConfigError, match="file"):
+        run(folder, *given, f"data.test_file={path}")
 
 
 def test_a_validation_file_chooses_the_step_and_the_baselines_train_on_it(tmp_path):

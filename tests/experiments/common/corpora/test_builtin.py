@@ -125,19 +125,10 @@ def test_the_sources_are_read_once(library, tmp_path, records):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".sqlite"]
 
 
-@pytest.mark.parametrize("kept", [0, 0.5])
-def test_a_damaged_cache_costs_only_time(library, tmp_path, records, caplog, kept):
+def test_a_damaged_cache_costs_only_time(library, tmp_path, records):
     in_another_process()
     (path,) = (tmp_path / "cache").iterdir()
     content = path.read_bytes()
-    path.write_bytes(content[: int(kept * len(content))])
+    path.write_bytes(content[: len(content) // 2])
     assert in_another_process() == records[:2000]
     assert len(library) == 2
-    assert ("delete it if it is damaged" in caplog.text) == bool(kept)
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(library, tmp_path, monkeypatch, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file" / "cache"))
-    assert len(in_another_process()) == 2000
-    assert "not used" in caplog.text
