@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +21,12 @@ from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import LongestSamples, TeleclassTask
 from experiments.transformer.settings import NgramSettings, TransformerSettings
 from experiments.transformer.training import RandomSamples, TransformerTask
-from raypipe.errors import UnitError
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan
-from raypipe.training.loss_check import refuse_means
-from raypipe.training.parallel import ModelCall, Worker
+from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.task import StepContext, TrainTask
 
 WORKER = Worker(0, torch.device("cpu"))
 SMALL: dict[str, Any] = {"hidden": 16, "heads": 2, "layers": 1, "dropout": 0.0}
@@ -67,29 +64,6 @@ TASKS: dict[str, TrainTask] = {
 
 def phase_of(name: str) -> str:
     return name.partition(" ")[0]
-
-
-@pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize("name", TASKS)
-def test_the_loss_is_a_sum(name, samples):
-    task, phase = TASKS[name], Phase(phase_of(name), 1, samples, 1e-3)
-    settings, plan = TrainStageSettings(), BatchPlan(samples, 1, samples, 1)
-    torch.manual_seed(0)
-    call = ModelCall(task.build_model())
-    batch = next(loader.batches(task, [phase], settings, plan, WORKER))
-
-    def check(loss: Any) -> None:
-        shown: Any = SimpleNamespace(loss=loss)
-        context = StepContext(0, phase, 0)
-        refuse_means(shown, settings.training, WORKER.device, call, batch, samples, context)
-
-    def mean(*arguments: Any) -> Loss:
-        loss = task.loss(*arguments)
-        return Loss(loss.total / loss.weight, loss.weight)
-
-    check(task.loss)
-    with pytest.raises(UnitError, match="is a mean"):
-        check(mean)
 
 
 def sums(name: str, size: int) -> Tensor:

@@ -246,7 +246,7 @@ def kneser_ney_bits(train: bytes, test: bytes, order: int | None = None) -> floa
     return float(-np.log2(baselines.kneser_ney(seen, text, 256, order)).mean())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     train=st.text("ab é", min_size=1, max_size=60),
     test=st.text("abc ", min_size=1, max_size=12),

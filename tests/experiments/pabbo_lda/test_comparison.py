@@ -8,15 +8,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.study.comparison import (
     MEASURES,
     aggregate,
-    best_so_far,
-    convergence,
     landscape,
     progress,
 )
@@ -170,26 +166,6 @@ def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_pl
     assert ranks.notna().all()
     lost = aggregate(history({"a": [[math.inf] * 3], "b": [[math.nan] * 3]}))
     assert {row["area_under_curve"] for row in lost["convergence"].values()} == {None}
-
-
-VALUES = st.floats(1, 1e44) | st.sampled_from([2.0, 2.01, 2.1, 5.0, math.inf])
-RUNS = st.lists(st.lists(VALUES, min_size=1, max_size=6), min_size=3, max_size=3)
-STUDIES = st.dictionaries(st.sampled_from(["ga", "es", "tpe", "sabbo"]), RUNS, min_size=1)
-
-
-@settings(max_examples=8, deadline=None)
-@given(STUDIES)
-def test_targets_and_curves_are_consistent(values):
-    studies = progress(history(values))
-    reached = convergence(studies)
-    both = reached.dropna(subset="evaluations_to_1_percent")
-    assert (both["evaluations_to_5_percent"] <= both["evaluations_to_1_percent"]).all()
-    assert (both["evaluations_to_1_percent"] <= both["evaluations"]).all()
-    assert (reached["area_under_curve"].dropna() >= 0).all()
-    known = reached.dropna(subset="best_known").groupby("seed")
-    assert known["evaluations_to_1_percent"].count().ge(1).all()  # somebody found the best known
-    curves = best_so_far(studies, "best_value").to_numpy()
-    assert (curves[1:] <= curves[:-1]).all()
 
 
 HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]

@@ -85,18 +85,7 @@ def test_the_noise_has_its_size_and_is_independent_between_neighbors():
     spread = (curves.loss - curves.trend)[:, curves.started.shape[1] :].std(1)
     assert 0.0015 < spread.min() < 0.003
     assert 0.03 < spread.max() < 0.06
-
-
-def test_curves_depend_on_seed_and_sample_alone():
-    whole = sample(count=8)
-    parts = [
-        sample_curves(0, samples, 48, SETTINGS, torch.float64)
-        for samples in torch.tensor([3, 0, 7, 1, 2, 6, 5, 4]).split(3)
-    ]
-    for name in ("T", "points", "trend", "loss", "started"):
-        mixed = torch.cat([getattr(part, name) for part in parts])
-        assert torch.equal(mixed, getattr(whole, name)[[3, 0, 7, 1, 2, 6, 5, 4]])
-    assert not torch.equal(sample(count=8, seed=1).loss, whole.loss)
+    assert not torch.equal(sample(seed=1).loss, sample().loss)
 
 
 @settings(deadline=None, max_examples=30)

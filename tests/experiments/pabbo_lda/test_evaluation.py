@@ -53,15 +53,6 @@ def test_no_point_is_above_the_known_optimum(points):
     assert drawn.best_utility.abs().max() <= 5
 
 
-def test_a_function_does_not_depend_on_its_batch():
-    samples = torch.tensor([5, 900, 2**40])
-    together = sample_functions(1, samples, 20, FUNCTIONS)
-    alone = sample_functions(1, samples[1:2], 20, FUNCTIONS)
-    torch.testing.assert_close(together.utility[1:2], alone.utility)
-    other = sample_functions(2, samples, 20, FUNCTIONS)
-    assert not torch.allclose(together.points, other.points)
-
-
 def test_length_scales_follow_the_cut_log_normal():
     u = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     drawn = torch.log(_log_normal(u, FUNCTIONS.length_scale)).numpy()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from experiments.pabbo_lda.experiment import EXPERIMENT
 from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Unit
 
-PROJECT = Path(__file__).resolve().parents[3]
 NAMES = ("ga", "pabbo_small", "pabbo_curves", "tpe")
 
 
@@ -127,13 +124,3 @@ def test_the_ranges_of_priors_and_the_release_of_a_library_decide_a_study(folder
     after = units(folder, lda={"optimizers": ["ga", "tpe"]})
     altered = {key for key in before if before[key].fingerprint != after[key].fingerprint}
     assert altered == {"lda/one/tpe/0", "lda/one/tpe/1"}
-
-
-def test_workers_of_lda_do_not_load_torch_nor_the_optimizers():
-    room = PROJECT / "experiments/pabbo_lda/objective"
-    modules = [f"experiments.pabbo_lda.objective.{path.stem}" for path in room.glob("[a-z]*.py")]
-    heavy = ("torch", "optuna", "ray", "matplotlib")
-    code = f"import sys, {', '.join(modules)}; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          cwd=PROJECT, check=True)  # fmt: skip
-    assert done.stdout.strip() == "[]"

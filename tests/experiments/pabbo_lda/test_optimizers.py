@@ -143,7 +143,7 @@ def cases(draw: st.DrawFn, name: OptimizerName) -> Case:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(data=st.data(), order=st.randoms(use_true_random=False), cut=st.integers(0, 45))
 def test_a_study_depends_on_its_case_alone(name, data, order, cut):
     """Not on the order of values, nor on a kill, nor on its budget but in where it ends."""

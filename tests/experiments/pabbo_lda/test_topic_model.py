@@ -70,7 +70,7 @@ def test_values_are_scikit_learns(T, method):
     assert compiled.perplexity(held_out) == pytest.approx(reference.perplexity(held_out), rel=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.integers(0, 2**31))
 def test_values_are_scikit_learns_for_any_prior(T, alpha, eta, seed):
     counts = corpus(30, 20, seed).astype(float)

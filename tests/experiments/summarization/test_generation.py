@@ -54,17 +54,6 @@ def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(settings, beam
     assert len(lengths) > 2  # some end, at different lengths
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_a_summary_does_not_depend_on_the_other_texts(beams):
-    model, (inputs, mask) = ending(GATED), _sources(GATED)
-    how = GenerationSettings(beams=beams, length=10, batch=12)
-    together = generate(model, inputs, mask, how)
-    assert generate(model, inputs, mask, how.model_copy(update={"batch": 1})) == together
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    mixed = generate(model, inputs[order], mask[order], how.model_copy(update={"batch": 5}))
-    assert mixed == [together[place] for place in order.tolist()]
-
-
 def test_a_model_in_training_is_refused():
     model, (inputs, mask) = ending(GATED).train(), _sources(GATED)
     with pytest.raises(ValueError, match=r"call model\.eval"):

@@ -241,7 +241,7 @@ def naive_reached(scores: np.ndarray, taxonomy: Taxonomy) -> set[int]:
     return seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(SEEDS, st.integers(1, 120), st.sampled_from([0.03, 0.06, 0.1, 0.3]))
 def test_the_search_is_that_of_the_paper(seed, size, share):
     draw = np.random.default_rng(seed)

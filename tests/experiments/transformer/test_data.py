@@ -14,8 +14,7 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import data as files
 from experiments.transformer.baselines import methods, predict
-from experiments.transformer.settings import TransformerDataSettings, TransformerModelSettings
-from raypipe.errors import ConfigError
+from experiments.transformer.settings import TransformerDataSettings
 from tests.experiments.rows import ROWS, frame, write_rows
 
 
@@ -181,15 +180,6 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     assert len(again.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
         files.load(TransformerDataSettings(min_documents=99), None)
-
-
-def test_settings_that_do_not_go_together_are_refused(tmp_path):
-    found = {"vocabulary": 0, "numeric": 2, "categories": (), "kind": "regression", "outputs": 1}
-    assert TransformerModelSettings(numeric=2).completed(found).numeric == 2
-    with pytest.raises(ConfigError, match=r"numeric = 5: the data have 2(.|\n)*outputs = 3: the"):
-        TransformerModelSettings(numeric=5, outputs=3).completed(found)
-    with pytest.raises(ConfigError, match="model: give either vocabulary"):
-        TransformerModelSettings().completed({})
 
 
 #: of 80 training rows, on which the baselines train as on the others
