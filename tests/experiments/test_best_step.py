@@ -70,7 +70,7 @@ CASES = {
         lambda train, held_out: [f"data.file={train}", f"data.test_file={held_out}"],
         ("data.source=table", "data.target=y", "data.validation_share=0.2", "model.hidden=32",
          "model.layers=1", "model.dropout=0"),
-        ("learning_rate=0.01", "weight_decay=0", "warmup_steps=0"), 300, "eval_mae",
+        ("learning_rate=0.01", "weight_decay=0", "warmup_steps=0"), 150, "eval_mae",
         lambda folder: table(folder).set_index("method").loc["transformer", "rmse"],
     ),
     "summarization": Case(

@@ -37,7 +37,7 @@ def _library_texts(model: Any, inputs: Tensor, mask: Tensor, how: GenerationSett
 
 
 @BOTH
-@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(
     ("penalty", "ngram"), [(1.0, 0), (0.0, 0), (2.0, 2), (-1.0, 1), (0.6, 3), (1.0, 2)]
 )
@@ -46,7 +46,7 @@ def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(settings, beam
         beams=beams, length=12, length_penalty=penalty, no_repeat_ngram=ngram, batch=5
     )
     lengths = set()
-    for seed in range(3):
+    for seed in range(2):
         model, (inputs, mask) = ending(settings, seed), _sources(settings)
         texts = generate(model, inputs, mask, how)
         assert texts == _library_texts(model, inputs, mask, how)
