@@ -17,8 +17,9 @@ lint:
 test:
 	$(PYTHON) -m pytest
 
+# With what takes minutes or needs the machine for itself: clusters, chaos, SLURM, object stores.
 test-all:
-	$(PYTHON) -m pytest -m "slow or not slow"
+	$(PYTHON) -m pytest -n 0 -m "slow or not slow"
 
 # Tests on cards that do not exist: torch's CUDA wheel on stand-in libraries. The first run installs
 # the wheel in .venv-gpu (two minutes, 5 GB).

@@ -26,4 +26,4 @@ if ! "$python" -c 'import torch; assert torch.version.cuda' 2>/dev/null; then
 fi
 installed='from importlib.metadata import version; list(map(version, ("raypipe", "torchao")))'
 "$python" -c "$installed" 2>/dev/null || "$python" -m pip install --quiet -e '.[test,fp8]'
-RAYPIPE_GPU_RIG=$python "$python" -m pytest -m gpu_rig -rs tests/gpu "${@:2}"
+RAYPIPE_GPU_RIG=$python "$python" -m pytest -n 0 -m gpu_rig -rs tests/gpu "${@:2}"
