@@ -31,6 +31,8 @@ MEASURES = {
     "micro_f1": "micro-F1",
     "macro_f1": "macro-F1",
 }
+#: bars with their height written above, which more of them have no room for
+_MOST_LABELED = 24
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[parts.Section]:
@@ -86,7 +88,10 @@ def _bars(wide: pd.DataFrame) -> Figure:
         middle = np.arange(wide.shape[1]) + (place - (len(wide) - 1) / 2) * 0.8 / len(wide)
         color = colors[str(method)].color
         bars = axes.bar(middle, heights.astype(float), 0.74 / len(wide), color=color, label=method)
-        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=plots.MUTED, padding=2)
+        if wide.size <= _MOST_LABELED:
+            axes.bar_label(
+                bars, fmt="%.2f", fontsize=6.5, rotation=90, color=plots.MUTED, padding=2
+            )
     axes.set_xticks(range(wide.shape[1]), list(wide.columns))
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, min(1.12, axes.get_ylim()[1] * 1.12))

@@ -105,7 +105,9 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
     table, rows, shape = results.table, results.rows, results.shape
     title = heading(table.name).capitalize()
     better = [column for column in shape.numbers if column.better]
-    varying = [column for column in shape.numbers if rows[column.name].nunique() > 1]
+    ends = {f"{column.name}_{end}" for column in shape.numbers for end in ("low", "high")}
+    varying = [column for column in shape.numbers
+               if rows[column.name].nunique() > 1 and column.name not in ends]  # fmt: skip
     drawn = [column for column in (better or varying[:2] if results.is_compared else ())
              if search is None or not search.has(table.name, column.name)]  # fmt: skip
     parts: list[Part] = [plot for column in drawn for plot in number_plots(results, column)]
