@@ -96,7 +96,7 @@ def execute(
 
     """
     budget = TimeBudget(time_budget)
-    with ExitStack() as stack:
+    with _ended_by_sigterm(), ExitStack() as stack:
         # resolve
         launcher, nodes = cluster.place(stack, address, local=local)
         work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
@@ -403,10 +403,36 @@ def print_recommendation(
             raise ConfigError(f"--write {file}: cannot be written: {error}") from error
 
 
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, from Python as on the command line.
+
+    It would end the process at once: a time budget and a lost lock end a command by it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class TimeBudget:
-    """The time that a command may take, from now on; None for any."""
+    """The time that a command may take, from now on; None for any.
+
+    Raises:
+        ConfigError: the text is no time, or this is not the main thread, which alone it can end.
+
+    """
 
     def __init__(self, text: str | None) -> None:
+        if text is not None and threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                f"time_budget = {text!r}: only a command in the main thread can be ended at a time"
+            )
         self._end = None if text is None else time.monotonic() + seconds_of(text)
         #: whether the command was ended since its time was over
         self.is_over = False

@@ -109,10 +109,10 @@ def fit(
                 rows, ending_s = ray.get(mailbox.collect.remote(name, control.is_winding_down))
                 control.expect(work, ending_s)
                 for row in rows:
-                    if STARTED not in row:
+                    if isinstance(row, str) or STARTED not in row:
                         report(row)
                         continue
-                    group = cast("dict[str, Any]", row)[STARTED]
+                    group = row[STARTED]
                     if not is_placed:
                         control.placed(name)
                         is_placed, start = True, time.monotonic()

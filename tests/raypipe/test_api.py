@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 import raypipe as rp
 from raypipe.commands import cluster
+from raypipe.commands import run as command
 from raypipe.launch.inline import InlineLauncher
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -189,6 +193,34 @@ def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "all is well" in ended.stdout
+
+
+def slow(x):
+    time.sleep(x)
+
+
+def test_a_killed_run_is_no_success(inline, monkeypatch):
+    """What its last status is, and that nobody holds its lock, is all that it leaves."""
+    monkeypatch.setattr("raypipe.store.run_status.StatusWriter.end", lambda *_, **__: None)
+    assert rp.map(half, {"x": [1]}).status == "interrupted"
+
+
+def test_a_time_budget_ends_a_call_in_order(tmp_path, monkeypatch):
+    """It sends SIGTERM, for which only the command line has a handler."""
+    monkeypatch.setattr(command, "_SHUTDOWN_S", 3600 - 0.1)
+    monkeypatch.setattr(command, "_CUT_S", 3600 - 0.2)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rp.map(slow, {"x": [0.01, 60]}, local=True, run_dir=tmp_path, time_budget="1h")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert rp.open(tmp_path).status == "interrupted"
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(rp.map, slow, {"x": [1]}, local=True, time_budget="1h")
+        with pytest.raises(rp.ConfigError, match="main thread"):
+            other.result()
 
 
 def test_the_function_of_a_subpackages_name_stays_one() -> None:
