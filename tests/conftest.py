@@ -14,9 +14,13 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from raypipe.launch.cluster import RayLauncher
+    from raypipe.store.run_directory import RunDirectory
 
 # tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# commands fit their tables to it, and the processes of pytest-xdist have one
+os.environ.pop("COLUMNS", None)
 
 # Ray's processes wait for each other, on a busy machine longer than the minute after which they
 # end; that one is killed is still seen at once
@@ -44,6 +48,26 @@ def _little_to_collect() -> None:
 def pytest_sessionfinish() -> None:
     """What the packages look for when the interpreter ends is there again."""
     gc.unfreeze()
+
+
+def _empty_page(run: RunDirectory, *_: object) -> str:
+    path = f"{run.report}/index.html"
+    run.write(path, b"")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process write no report, half of their time, unless a test or case asks."""
+    case = getattr(getattr(request.node, "callspec", None), "params", {}).get("case")
+    asked = isinstance(case, dict) and "report" in case
+    if not asked and "report" not in request.fixturenames:
+        monkeypatch.setattr("raypipe.report.page.build", _empty_page)
+
+
+@pytest.fixture
+def report() -> None:
+    """Commands write their report, as users' do."""
 
 
 @pytest.fixture(scope="session")

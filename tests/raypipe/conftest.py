@@ -52,13 +52,3 @@ def work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     return folder
-
-
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of one word in place of the report, which takes most of the time of a small run."""
-
-    def build(run_dir: RunDirectory, *_: object) -> None:
-        run_dir.write(f"{run_dir.report}/index.html", b"page")
-
-    monkeypatch.setattr("raypipe.report.page.build", build)

@@ -90,6 +90,7 @@ def leaders_of_both(metric: str) -> list[str]:
     st.sampled_from(["lower", "higher"]),
     st.lists(st.lists(VALUES, min_size=1, max_size=2), min_size=1, max_size=7),
 )
+@pytest.mark.usefixtures("report")
 def test_all_views_name_the_same_best_result(better, scores):
     rows = [(method, seed, score) for method, of in enumerate(scores)
             for seed, score in enumerate(of)]  # fmt: skip
@@ -131,6 +132,7 @@ def test_all_views_name_the_same_best_result(better, scores):
         assert named == (same if len(scores) > 1 else [])
 
 
+@pytest.mark.usefixtures("report")
 def test_nan_and_infinite_values_are_never_the_best_and_are_named(tmp_path):
     values = {0: math.nan, 1: math.nan, 2: math.inf, 3: 0.5, 4: -math.inf, 5: 0.7}
 
@@ -156,5 +158,6 @@ def test_nan_and_infinite_values_are_never_the_best_and_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("case", cases(__file__, "best"), ids=lambda case: case["name"])
+@pytest.mark.usefixtures("report")
 def test_the_best_of_a_search(folder, case):
     play(case["commands"])

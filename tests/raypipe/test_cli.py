@@ -44,6 +44,7 @@ def test_commands(work, case):
     [*(("results/evaluations/data.parquet", size) for size in (None, 0, 100, -200)),
      ("report/index.html", None), ("config.yaml", -8)],
 )  # fmt: skip
+@pytest.mark.usefixtures("report")
 def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, name, size):
     raypipe("run", "toy.yaml", "--run-dir", "out")
     file = work / "out" / name
@@ -61,6 +62,7 @@ def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, na
     assert "nothing to do" in raypipe("run", "toy.yaml", "--run-dir", "out")
 
 
+@pytest.mark.usefixtures("report")
 def test_figures_that_fail_cost_no_report(work, caplog):
     plain, failing = (
         "EXPERIMENT = ",
@@ -74,6 +76,7 @@ def test_figures_that_fail_cost_no_report(work, caplog):
     assert (work / "out/report/index.html").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("report")
 def test_a_command_that_ended_before_its_report_is_continued(work, monkeypatch):
     def ended(*_: object) -> str:
         raise KeyboardInterrupt
@@ -230,6 +233,7 @@ def test_a_report_that_cannot_be_written_is_one_message(work, monkeypatch):
     assert "out/config.yaml: is damaged or unreadable" in raypipe("report", "out", expected=2)
 
 
+@pytest.mark.usefixtures("report")
 def test_the_command_on_a_report_can_be_pasted(work):
     raypipe("run", "toy.yaml", "--run-dir", "my out")
     for _ in range(2):

@@ -35,7 +35,7 @@ MAP = ("map", "mine:score", "--run-dir", "r", "--local")
 
 
 @pytest.fixture(autouse=True)
-def _mine(folder: Path, no_report: None) -> None:
+def _mine(folder: Path) -> None:
     (folder / "mine.py").write_text(MODULE)
 
 

@@ -54,6 +54,7 @@ def assert_pairs(pairs: pd.DataFrame, rows: pd.DataFrame) -> None:
     np.testing.assert_allclose(net, expected, atol=1e-6)
 
 
+@pytest.mark.usefixtures("report")
 def test_a_table_is_classified(files, tmp_path):
     rows = run(tmp_path, *of_table(files, "data.target=y"))
     for measure in ("accuracy", "macro_f1"):

@@ -32,7 +32,7 @@ VALUES = {
 
 
 @pytest.fixture(autouse=True)
-def _valued(folder: Path, no_report: None) -> None:
+def _valued(folder: Path) -> None:
     (folder / "valued.py").write_text(MODULE)
 
 

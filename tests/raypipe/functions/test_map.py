@@ -64,6 +64,7 @@ def test_a_damaged_line_of_the_ledger_costs_only_its_call():
     assert f"was damaged and repaired; ledger/{file.name}.damaged" in shown
 
 
+@pytest.mark.usefixtures("report")
 def test_the_report_needs_no_function(folder, tmp_path_factory, monkeypatch):
     raypipe("run", "own.yaml", "--run-dir", "r")
     page = folder / "r" / "report" / "index.html"

@@ -232,7 +232,6 @@ class Resumed(RuleBasedStateMachine):
             self._folder.cleanup()
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
     machine = Resumed()
     try:
@@ -253,7 +252,6 @@ def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
         machine.teardown()
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_run_directory_equals_a_fresh_run_whatever_happened_to_it() -> None:
     # to make a failure smaller would take minutes
     few = settings(max_examples=6, stateful_step_count=8, phases=(Phase.generate,))

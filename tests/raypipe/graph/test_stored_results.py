@@ -32,7 +32,7 @@ CASES = cases(__file__, "stored_results")
 
 
 @pytest.fixture(autouse=True)
-def _configuration(folder: Path, no_report: None) -> None:
+def _configuration(folder: Path) -> None:
     (folder / "c.yaml").write_text(CONFIG)
 
 

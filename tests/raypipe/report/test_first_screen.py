@@ -247,6 +247,7 @@ NOT_FINITE = (
     ],
     ids=("tie", "not finite", "seeds", "matrix"),
 )  # fmt: skip
+@pytest.mark.usefixtures("report")
 def test_the_first_screen_of_functions(
     tmp_path: Path, function: Callable[..., Any], arguments: Any, options: Any, said: Any
 ) -> None:

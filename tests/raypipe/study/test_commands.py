@@ -24,7 +24,6 @@ def test_an_impossible_study_is_one_message(hill, file, key, message):
     assert not Path("runs").exists()
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("case", cases(__file__, "hill"), ids=lambda case: case["name"])
 def test_commands_on_studies(hill, case):
     play(case["commands"])

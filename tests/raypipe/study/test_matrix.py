@@ -43,7 +43,6 @@ def values(folder: str, **point: object) -> dict[str, float]:
     return found
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_points_of_a_matrix_equal_the_runs_one_by_one():
     assert run(*AXES) == 0
     assert ran() == {"prepare": 1, "fit": 4, "judge": 12}
@@ -57,6 +56,7 @@ def test_the_points_of_a_matrix_equal_the_runs_one_by_one():
         assert values("run", **{"fit.rate": rate, "judge.power": power, "seed": seed}) == alone
 
 
+@pytest.mark.usefixtures("report")
 def test_every_table_and_the_report_have_the_variants(capsys):
     edit("from raypipe.store", "from raypipe.report.parts import Section\nfrom raypipe.store")
     edit("(MEASURES,))", "(MEASURES,), report=lambda tables: [Section('Own', ['A text.'])])")

@@ -38,6 +38,7 @@ def race(hill: Path) -> None:
     (hill / "hill.yaml").write_text(RACE)
 
 
+@pytest.mark.usefixtures("report")
 def test_a_race_drops_what_is_worse_and_names_the_winner(capsys):
     assert raypipe("plan", "hill.yaml") == 0
     assert "race: 3 points, 7 to 12 seeds each" in capsys.readouterr().out
@@ -62,7 +63,6 @@ def test_a_race_drops_what_is_worse_and_names_the_winner(capsys):
     assert race.to_csv() == table("race", "killed").to_csv()
 
 
-@pytest.mark.usefixtures("no_report")
 def test_equal_points_stay_and_the_race_is_undecided(capsys):
     edit("abs(s.layers - 3) + rng", "rng")
     assert run() == 0

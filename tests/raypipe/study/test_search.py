@@ -33,6 +33,7 @@ def points(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return [json.loads(point) for point in rows["point"]]
 
 
+@pytest.mark.usefixtures("report")
 def test_a_search_shares_stages_and_finds_the_hill(capsys):
     assert run() == 0
     assert ran() == {"prepare": 1, "fit": 12, "judge": 12}
@@ -68,7 +69,6 @@ def test_the_last_point_of_a_search_is_in_the_tables(monkeypatch):
     pd.testing.assert_frame_equal(table("search"), found)
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_killed_or_interrupted_search_continues_as_if_nothing_had_happened():
     assert run(folder="whole") == 0
     ran()
@@ -91,7 +91,6 @@ def test_a_killed_or_interrupted_search_continues_as_if_nothing_had_happened():
 MUCH = "def stages(settings):\n    if settings.fit.layers > 3 and settings.fit.rate > 2:\n"
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("old", "new", "status", "message"),
     [
@@ -127,7 +126,6 @@ def test_points_that_fail_or_cannot_be_are_rows_and_the_search_goes_on(old, new,
         assert list(again["point"]) == list(found["point"])
 
 
-@pytest.mark.usefixtures("no_report")
 def test_repetitions_and_fixed_axes_are_averaged():
     """A range with whole ends of a key of real numbers is real."""
     axis = "search.axes.fit.rate={low: 1, high: 4}"
@@ -143,6 +141,7 @@ def test_repetitions_and_fixed_axes_are_averaged():
     assert all(isinstance(point["fit.layers"], int) for point in points(found))
 
 
+@pytest.mark.usefixtures("report")
 def test_two_metrics_and_a_condition(hill):
     text = SEARCH.replace(
         "{method: judge}}",
@@ -164,7 +163,7 @@ def test_two_metrics_and_a_condition(hill):
     assert "No point meets the conditions" in Path("never/report/index.html").read_text()
 
 
-@pytest.mark.usefixtures("no_report")
+@pytest.mark.usefixtures("report")
 def test_a_metric_that_no_row_has_ends_the_search_with_the_values_there_are(capsys):
     assert run("search.metrics=[{metric: measures.value, where: {method: juge}}]") == 1
     assert "method is one of: fit, judge" in capsys.readouterr().out

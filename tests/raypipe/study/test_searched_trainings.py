@@ -48,7 +48,7 @@ matrix: {}
 
 
 @pytest.fixture(autouse=True)
-def _searched(folder: Path, no_report: None) -> None:
+def _searched(folder: Path) -> None:
     Path("searched_task.py").write_text(MODULE)
     Path("c.yaml").write_text(CONFIG)
 
