@@ -251,6 +251,8 @@ def sweep(
 
     if write is not None and Path(write).exists():
         raise ConfigError(f"--write {write}: exists already; choose another name")
+    if write is not None and not os.access(Path(write).absolute().parent, os.W_OK):
+        raise ConfigError(f"--write {write}: its folder does not exist or cannot be written")
     at_end = partial(print_recommendation, write)
     return _run(sweep, {**given, "only": ["sweep"], "at_end": at_end})
 
