@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import nbclient
 import nbformat
@@ -12,38 +11,18 @@ import pytest
 NOTEBOOK = Path(__file__).resolve().parents[1] / "examples" / "notebook.ipynb"
 
 
-class Ended(NamedTuple):
-    """The notebook with its outputs, and the folder of its runs."""
-
-    notebook: nbformat.NotebookNode
-    runs: Path
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    folder = tmp_path_factory.mktemp("notebook")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAYPIPE_CACHE", str(folder / "cache"))
-        patch.setenv("RAYPIPE_RUNS", str(folder / "runs"))
-        patch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
-        notebook = nbformat.read(NOTEBOOK, as_version=4)
-        nbclient.NotebookClient(
-            notebook, timeout=300, resources={"metadata": {"path": str(folder)}}
-        ).execute()
-    return Ended(notebook, folder / "runs")
-
-
 @pytest.mark.slow
-def test_every_cell_of_the_notebook_runs(ended):
-    shown = "\n".join(
-        output["data"]["text/plain"]
-        for cell in ended.notebook.cells
-        for output in cell.get("outputs", [])
-        if "data" in output
-    )
+def test_every_cell_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAYPIPE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=place).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = "\n".join(each["data"]["text/plain"] for each in outputs if "data" in each)
     assert "succeeded" in shown
     assert "division by zero" in shown
-    assert list(ended.runs.iterdir())
-    printed = str([cell.get("outputs") for cell in ended.notebook.cells])
-    assert "calls: succeeded" in printed
+    assert list((tmp_path / "runs").iterdir())
+    assert "calls: succeeded" in str(outputs)

@@ -62,6 +62,9 @@ def wait_for_the_end(folder: Path) -> None:
     command.until(lambda: not any(map(command.is_alive, pids)), "the processes end", 30)
 
 
+@pytest.mark.parametrize(
+    "place", ["ray", pytest.param("local", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
     """Helpers have the connections of their worker, whose end would not be noticed."""
     before, kinds = datetime.now(UTC), "kind=[fork,session,orphan]"

@@ -183,7 +183,7 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
 @SLOW_IF_KEPT
 def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
     with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
-        waiting, most, done = 200, 0, 0
+        waiting, most, done = 20 * cpus, 0, 0
         in_flight = 0
         while waiting or in_flight:
             while waiting and pool.has_room:
@@ -192,7 +192,7 @@ def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cp
             most = max(most, in_flight)
             ended = len(pool.finished())
             done, in_flight = done + ended, in_flight - ended
-    assert done == 200
+    assert done == 20 * cpus
     assert 2 * cpus <= most <= 3 * cpus
 
 

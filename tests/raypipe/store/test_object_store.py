@@ -60,7 +60,10 @@ def test_a_lease_is_seen(uri):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("toy", "squares.power: stored 3, now 2"), ("toy2", "run.experiment: stored 'toy2'")],
+    [
+        ("toy", "squares.power: stored 3, now 2"),
+        pytest.param("toy2", "run.experiment: stored 'toy2'", marks=pytest.mark.slow),
+    ],
 )
 def test_what_another_command_stored_while_this_one_waited_is_not_altered(
     work, uri, capsys, monkeypatch, name, message

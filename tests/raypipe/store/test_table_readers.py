@@ -53,14 +53,6 @@ def test_a_table_of_several_runs_is_read_as_one(runs: Path, table: str) -> None:
     assert len(types) == 1
 
 
-def test_the_metrics_of_evaluations_are_columns_of_every_part(runs: Path) -> None:
-    parts = runs / "b" / "results" / "steps"
-    assert len(list(parts.glob("*.parquet"))) > 2
-    assert "eval_loss" in pd.read_parquet(parts).columns
-    ((number,),) = duckdb.sql(f"select count(eval_loss) from '{parts}/*.parquet'").fetchall()
-    assert number == pl.read_parquet(f"{parts}/*.parquet")["eval_loss"].count() > 0
-
-
 def test_the_axes_of_a_sweep_are_columns(runs: Path) -> None:
     points = pl.read_parquet(str(runs / "b" / "results" / "sweep_points" / "*.parquet"))
     assert points["train.training.learning_rate"].dtype == pl.Float64
