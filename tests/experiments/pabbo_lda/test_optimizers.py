@@ -125,7 +125,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, name: OptimizerName) -> Case:
     slow = name in ("gp_ei", "pfn_ei")  # a fit, or a prediction of every candidate, per value
-    start, budget, widest = (6, 14, 200) if slow else (25, 45, 2000)
+    start, budget, widest = (4, 8, 100) if slow else (25, 45, 2000)
     t_min = draw(st.integers(1, 50))
     t_max = t_min + draw(st.integers(1, 3) | st.integers(4, widest))
     ratios = st.sampled_from([1.002, 1.3, 100.0])
