@@ -56,6 +56,7 @@ def _name(page: Path) -> str:
     "page",
     [pytest.param(p, id=_name(p), marks=[pytest.mark.slow] * (_name(p) in SLOW)) for p in RUN],
 )
+@pytest.mark.usefixtures("report")
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     for name in ("RAYPIPE_RUNS", "RAYPIPE_FAULTS"):

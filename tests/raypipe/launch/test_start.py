@@ -44,7 +44,6 @@ def test_a_dead_ray_address_is_one_message_that_names_the_variable(
     assert [file.name for file in mine.iterdir()] == ["m.py"]
 
 
-@pytest.mark.slow
 def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
     mine: Path, tmp_path: Path
 ) -> None:
