@@ -110,6 +110,12 @@ def test_every_private_import_is_documented():
     assert [name for name in found if name not in page] == []
 
 
+def test_the_tests_of_the_oldest_dependencies_exist():
+    named = re.findall(r"tests/[\w/.]+", (PROJECT / ".ci/minimal").read_text())
+    assert [name for name in named if not (PROJECT / name).exists()] == []
+    assert len(named) > 20
+
+
 def _tracked():
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True

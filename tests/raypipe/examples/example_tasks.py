@@ -8,7 +8,8 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -255,8 +256,9 @@ def worker_group(workers: int, folder: Path) -> Iterator[Callable[..., list[Any]
             return [result for _, result in sorted(each.result() for each in ended)]
 
         yield call
-        for _ in range(workers):  # sharded models that outlive the group abort a usual end
-            pool.submit(os._exit, 0)
+        with suppress(BrokenProcessPool):  # they are gone
+            for _ in range(workers):  # sharded models that outlive the group abort a usual end
+                pool.submit(os._exit, 0)
 
 
 def _join(ranks: SimpleQueue[int], workers: int, folder: Path) -> None:

@@ -66,6 +66,21 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
     assert first == again != other
 
 
+def test_every_step_drops_other_activations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, real = set[tuple[bool, ...]](), nn.Dropout.forward
+
+    def forward(self: nn.Dropout, x: Tensor) -> Tensor:
+        kept = real(self, x)
+        dropped.add(tuple((kept == 0).flatten().tolist()))
+        return kept
+
+    monkeypatch.setattr(nn.Dropout, "forward", forward)
+    run(job(Regression(dropout=0.3), tmp_path, (16, 1, 16, 1)))
+    assert len(dropped) >= 7  # of 7 steps
+
+
 @pytest.mark.parametrize(("decay", "end"), [(5, 15), (30, 0), (0.25, None)])
 def test_the_start_of_a_decay_is_kept_if_a_longer_training_can_go_on_from_it(
     decay: float, end: int | None
