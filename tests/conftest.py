@@ -58,7 +58,7 @@ def _empty_page(run: RunDirectory, *_: object) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in this process write no report, half of their time, unless a test or case asks."""
+    """Write an empty report in this process, unless a test or case asks: it is half of the time."""
     case = getattr(getattr(request.node, "callspec", None), "params", {}).get("case")
     asked = isinstance(case, dict) and "report" in case
     if not asked and "report" not in request.fixturenames:

@@ -110,6 +110,13 @@ def test_every_private_import_is_documented():
     assert [name for name in found if name not in page] == []
 
 
+def test_the_tests_that_the_page_on_private_names_gives_exist():
+    named = set(re.findall(r"`(test_\w+)`", (PROJECT / "docs/private_apis.md").read_text()))
+    tests = "".join(path.read_text() for path in (PROJECT / "tests").rglob("test_*.py"))
+    assert len(named) > 5
+    assert sorted(name for name in named if f"def {name}(" not in tests) == []
+
+
 def test_the_tests_of_the_oldest_dependencies_exist():
     named = re.findall(r"tests/[\w/.]+", (PROJECT / ".ci/minimal").read_text())
     assert [name for name in named if not (PROJECT / name).exists()] == []

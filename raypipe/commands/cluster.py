@@ -1,4 +1,4 @@
-"""Where a command works: a running Ray cluster, one that it starts, this process, or a job."""
+"""Placement of a command: on a Ray cluster, running or started here, in this process, or as a job."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def submit(
     """
     document = read(config)
     if time_budget is not None:
-        seconds_of(time_budget)  # its form
+        seconds_of(time_budget)  # raises if it is not a time
     # mistakes show before anything is sent; the hardware there may select another profile
     resolve(document, overrides, profile, [hardware.detect()])
     path, file = Path(config), file_of(config)

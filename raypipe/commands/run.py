@@ -424,14 +424,15 @@ class TimeBudget:
     """The time that a command may take, from now on; None for any.
 
     Raises:
-        ConfigError: the text is no time, or this is not the main thread, which alone it can end.
+        ConfigError: the text is not a time, or this is not the main thread, which alone it can end.
 
     """
 
     def __init__(self, text: str | None) -> None:
         if text is not None and threading.current_thread() is not threading.main_thread():
             raise ConfigError(
-                f"time_budget = {text!r}: only a command in the main thread can be ended at a time"
+                f"time_budget = {text!r}: works in the main thread only; call the command there, "
+                "or leave time_budget out"
             )
         self._end = None if text is None else time.monotonic() + seconds_of(text)
         #: whether the command was ended since its time was over
