@@ -1,4 +1,4 @@
-"""Placement of a command: on a Ray cluster, running or started here, in this process, or as a job."""
+"""Placement of a command: on a Ray cluster (running or new), in this process, or as a job."""
 
 from __future__ import annotations
 
