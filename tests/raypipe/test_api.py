@@ -199,12 +199,6 @@ def slow(x):
     time.sleep(x)
 
 
-def test_a_killed_run_is_no_success(inline, monkeypatch):
-    """What its last status is, and that nobody holds its lock, is all that it leaves."""
-    monkeypatch.setattr("raypipe.store.run_status.StatusWriter.end", lambda *_, **__: None)
-    assert rp.map(half, {"x": [1]}).status == "interrupted"
-
-
 def test_a_time_budget_ends_a_call_in_order(tmp_path, monkeypatch):
     """It sends SIGTERM, for which only the command line has a handler."""
     monkeypatch.setattr(command, "_SHUTDOWN_S", 3600 - 0.1)

@@ -132,15 +132,6 @@ def test_groups_and_notes_are_shown():
     assert "ZeroDivisionError" in trace_of(error).text
 
 
-def test_leaving_python_is_an_error_of_the_task():
-    result = run_task("k", 1, 1, exit_with, 3)
-    assert (result.kind, result.error) == ("error", "SystemExit: 3")
-
-
-def exit_with(status):
-    raise SystemExit(status)
-
-
 def test_a_unit_error_keeps_its_trace_between_processes():
     error = unit_error("u", caught(outer, 0))
     again = pickle.loads(pickle.dumps(error))

@@ -107,18 +107,6 @@ def test_a_third_micro_batch_lies_on_the_line_through_two(precision: str) -> Non
     assert [k.bytes for k in found.kernels["first"]] == [k.bytes for k in three.kernels["first"]]
 
 
-def test_the_order_in_which_autocast_frees_its_copies_does_not_matter() -> None:
-    events = [(1, 8), (2, 8), (3, 8), (2, 0), (1, 0), (4, 8), (4, 0), (3, 0)]
-    found = Recording(events, span=(3, 7)).in_order().events
-    assert found == [(1, 8), (2, 8), (3, 8), (1, 0), (2, 0), (4, 8), (4, 0), (3, 0)]
-
-
-def test_recordings_that_differ_in_more_than_sizes_have_no_line() -> None:
-    one = record(Squares(), case(8))
-    two = record(Squares(), case(16, gradient_checkpointing=True))
-    assert between(one, two, 2.0) is None
-
-
 def test_buckets_hold_the_gradients() -> None:
     found = record(Squares(), case())
     bucketed = found.in_buckets()

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.commands import configuration as config
@@ -116,44 +115,6 @@ def test_the_resolved_configuration_reads_as_the_same(
     second = config.resolve(document, (), "cpu", [])
     assert second.resolved() == first.resolved()
     assert second.settings == first.settings
-
-
-def config_error(function: Callable[[], object]) -> str | None:
-    """The message of the ConfigError it raises; an error of another kind passes through."""
-    try:
-        function()
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-yaml_text = st.text(
-    st.one_of(st.sampled_from("{}[]:,-?&*!|>'\"%@`#\n \t<=.~0123xeE_"), st.characters()),
-    max_size=40,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(yaml_text)
-@example("a: !!bool x")
-@example("a: !!float x")
-@example("=: 1")
-@example("a: " + "9" * 5000)
-def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
-    config_error(lambda: resolve(text))
-    told = config_error(lambda: config.parse(text, "my.yaml"))
-    assert told is None or told.startswith("my.yaml")
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.sampled_from(["study.start", "study.options", "fit.training.micro_batch", "fit", "a.b", ""]),
-    yaml_text,
-)
-def test_any_override_is_a_configuration_or_one_error(key: str, text: str) -> None:
-    for override in (f"{key}={text}", key + text, text):
-        told = config_error(lambda override=override: resolve("", override))  # type: ignore[misc]
-        assert told is None or told.startswith("command line")
 
 
 def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None:

@@ -13,28 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raypipe.errors import UnitError
 from raypipe.functions.returned_row import call, lacking, row_of
-
-single = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)
-)
 
 
 @dataclass
 class Scores:
     accuracy: float
     name: str
-
-
-@given(st.dictionaries(st.text("abcdef", min_size=1), single, min_size=1))
-def test_a_mapping_of_single_values_is_the_row(returned):
-    row = row_of(returned, {})
-    assert list(row) == list(returned)
-    assert all(repr(row[name]) == repr(value) for name, value in returned.items())
 
 
 @pytest.mark.parametrize(

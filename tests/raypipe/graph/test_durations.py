@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
@@ -15,7 +11,6 @@ from raypipe.hardware import Gpu, Hardware
 
 NODE = Hardware("here", 2, 2**30)
 GPU = Gpu(0, "uuid", "H100", 2**36, "9.0")
-SECONDS = st.floats(1e-3, 1e5)
 
 
 def stage(name: str, *needs: str, budgets: tuple[int, ...] = (1,), **settings: object) -> Stage:
@@ -76,19 +71,6 @@ def test_stages_take_as_long_as_the_longest_chain_or_as_the_resources_allow(
     stages, times, cpus, gpus, seconds
 ):
     assert remaining(stages, times, cpus, gpus) == seconds
-
-
-@given(SECONDS, st.floats(0, 1e6), st.floats(0, 1))
-def test_what_is_left_of_a_stage_is_finite_and_nothing_once_all_is_done(seconds, elapsed, part):
-    for stored in (Estimate(seconds, 2 * seconds), None):
-        found = left(stored, elapsed, part)
-        if found is None:
-            assert stored is None
-            continue
-        assert 0 <= found.seconds < math.inf
-        assert found.cpu_s >= 0
-        if part == 1:
-            assert found.seconds == 0
 
 
 def test_a_stage_goes_on_at_its_own_rate_once_enough_of_it_is_done():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -114,27 +113,6 @@ def test_a_stage_that_advances_has_a_line_every_ten_seconds(capsys, monkeypatch)
         "a: started (1000 to do)",
         "a: 500/1000  loss 0.4  0 s left",
     ]
-
-
-def test_concurrent_stages_update_their_own_lines():
-    display = Display()
-
-    def work(name: str) -> None:
-        display.begin(name, 200)
-        for done in range(200):
-            display.advance(name, done + 1, name)
-
-    threads = [threading.Thread(target=work, args=(f"s{n}",)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        shown(display, 80)
-        time.sleep(0)
-    lines = shown(display, 80)
-    assert len(lines) == 9
-    assert all("200/200" in line for line in lines[1:])
-    display.end("s0", "succeeded", 1.0)
-    assert len(shown(display, 80)) == len(lines) - 1
 
 
 def test_messages_do_not_act_on_the_terminal_and_equal_warnings_are_shown_once(capsys):

@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from raypipe.errors import UnitError
 from raypipe.graph import runner
 from raypipe.graph.context import Session, StageContext
-from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.experiment import Stage, Unit, in_order, with_needs
 from raypipe.graph.launcher import PoolOptions
 from raypipe.graph.progress import Display
 from raypipe.graph.stored_results import is_done
@@ -109,6 +109,38 @@ def statuses(session: Session) -> dict[str, str]:
     return dict(zip(rows["stage"], rows["status"], strict=True))
 
 
+def test_stages_come_after_their_needs_and_otherwise_as_given() -> None:
+    def names(stages: list[Stage]) -> list[str]:
+        return [each.name for each in stages]
+
+    given = [stage("d", "b", "c"), stage("a"), stage("c", "a"), stage("b", "a")]
+    assert names(in_order(given)) == ["a", "b", "c", "d"]
+    assert names(with_needs(given, ["c"])) == ["a", "c"]
+    assert names(with_needs(given, ["b", "d"])) == ["a", "b", "c", "d"]
+
+
+def test_a_long_ladder_of_needs_is_walked_once() -> None:
+    ladder = [stage("0a"), stage("0b")]
+    for step in range(1, 60):  # 2**60 ways down
+        above = (f"{step - 1}a", f"{step - 1}b")
+        ladder += [stage(f"{step}a", *above), stage(f"{step}b", *above)]
+    assert len(in_order(ladder)) == 120
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        ([stage("a"), stage("a")], "same name"),
+        ([stage("a", "b")], "'a' needs 'b', which does not exist"),
+        ([stage("a", "c"), stage("b", "a"), stage("c", "b")], "a -> c -> b -> a"),
+        ([stage("a", "a")], "a -> a"),
+    ],
+)
+def test_stages_that_cannot_be_ordered(stages: list[Stage], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        in_order(stages)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
     names = [f"s{number}" for number in range(draw(st.integers(1, 9)))]
@@ -118,7 +150,7 @@ def graphs(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graphs(), st.data(), st.sampled_from([Threads, InlineLauncher]))
 def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data, launcher):
     """Also if the graph grows; a failure stops what needs it; some stages run alone."""
@@ -155,25 +187,6 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
     assert statuses(session) == expected
     assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
     assert (first is None) == (set(expected.values()) == {"succeeded"})
-
-
-def test_threads_are_limited_and_the_longest_remaining_path_is_first(session, monkeypatch):
-    monkeypatch.setattr(runner, "_MOST_STAGES", 3)
-    lock, running, most, ran = threading.Lock(), [], [], []
-
-    def do(context: StageContext) -> None:
-        with lock:
-            ran.append(context.stage.name)
-            running.append(context.stage.name)
-            most.append(len(running))
-        time.sleep(0.01)
-        with lock:
-            running.remove(context.stage.name)
-        finish(context)
-
-    short = [stage(f"s{place}", do=do) for place in range(10)]
-    assert run_stages([*short, stage("long", do=do), stage("end", "long", do=do)], session) is None
-    assert (len(most), max(most) <= 3, ran.index("long") < 3) == (12, True, True)
 
 
 @pytest.mark.parametrize(("launcher", "names"), [(InlineLauncher, "ab"), (Threads, "b")])
@@ -235,16 +248,6 @@ def test_what_stages_record_at_the_same_time_is_all_there(session):
     assert read.rows("passing") == []
     assert sorted(read_table(session.run_dir, "failures")["unit"]) == keys
     assert sorted(read_table(session.run_dir, "evaluations")["dataset"]) == keys
-
-
-def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session):
-    stages = composed([stage("a")])
-    session.ledger.put("evaluations", {"e": {"dataset": "d", "value": 1.0}})
-    StageContext(stages[0], session).finish(stages[0].units[0])  # and here it is killed
-    assert read_table(session.run_dir, "evaluations").empty
-    assert runner.run_stages(stages, session) is None
-    assert read_table(session.run_dir, "evaluations")["value"].tolist() == [1.0]
-    assert statuses(session) == {"a": "succeeded"}
 
 
 def test_units_start_when_what_they_need_has_ended(session):
@@ -334,24 +337,6 @@ def test_the_time_of_a_stage_is_of_all_commands_whose_results_it_has(session):
     assert seconds("d") > 1000
     assert seconds("d", x=1) < 1000
     assert seconds("d", x=1, derived=True) < 1000
-
-
-def test_a_derived_stage_follows_what_it_summarizes(session):
-    ran: list[str] = []
-
-    def summarize(context: StageContext) -> None:
-        ran.append("sum")
-        finish(context)
-
-    def stages(x: int) -> list[Stage]:
-        return [
-            Stage("a", finish, [Unit(f"a/{x}", {"x": x})]),
-            stage("sum", "a", do=summarize, derived=True),
-        ]
-
-    for x, times in ((1, 1), (1, 1), (2, 2)):
-        assert run_stages(stages(x), session) is None
-        assert len(ran) == times
 
 
 def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_own(session):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from raypipe import provenance
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Experiment, Stage, Unit
@@ -46,6 +48,16 @@ def test_each_command_has_its_environment_and_rows_refer_to_it(work):
     commands = read_table(RunDirectory.at("run"), "evaluations").set_index("dataset")["command_id"]
     assert commands["squares/1"] == first["command_id"]
     assert commands["squares/4"] == second["command_id"]
+
+
+def test_provenance_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.git_commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert provenance.git_commit() is None
+    row = provenance.environment_row()
+    assert all(row[name] for name in ("cpus", "torch", "ray", "raypipe"))
 
 
 class Section(Settings):

@@ -57,28 +57,6 @@ def test_two_workers_equal_the_big_batch(launcher, tmp_path, reference):
     assert [row["step"] for row in told] == list(range(1, 13))
 
 
-@pytest.mark.slow
-def test_two_workers_go_on_with_a_finished_training(launcher, tmp_path):
-    """A training of twice the steps begins with the first one, on any number of workers."""
-
-    def constant(folder: Path, workers: int, steps: int) -> TrainingJob:
-        asked = job(folder, 4, 2, workers, steps=steps)
-        training = asked.settings.training.model_copy(update={"schedule": "constant"})
-        settings = asked.settings.model_copy(update={"training": training})
-        return replace(asked, settings=settings)
-
-    launcher.train(constant(tmp_path / "two", 2, 6), ignore)
-    goes_on = replace(constant(tmp_path / "two", 2, 12), continues=True)
-    assert launcher.train(goes_on, ignore)["steps"] == 12
-    InlineLauncher().train(constant(tmp_path / "whole", 1, 12), ignore)
-    whole = outcome(constant(tmp_path / "whole", 1, 12))
-    assert_same(outcome(goes_on), whole)
-    launcher.train(constant(tmp_path / "one", 1, 6), ignore)
-    other = replace(constant(tmp_path / "one", 2, 12), continues=True)  # with another number
-    launcher.train(other, ignore)
-    assert_same(outcome(other), whole)
-
-
 @pytest.mark.parametrize(
     ("faults", "kind", "plan"),
     [
@@ -129,6 +107,7 @@ def test_the_failure_of_another_rank_is_that_of_the_group(launcher, tmp_path, ki
     assert caught.value.limit == limit
 
 
+@pytest.mark.slow
 def test_a_warning_arrives_whatever_its_text_says(launcher, tmp_path):
     """A row with the key "started" says that the training has its resources; a text is no row."""
     asked = job(tmp_path / "started", 16, 1, 1)

@@ -134,7 +134,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(frames(), st.booleans())
 def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool) -> None:
     columns = tuple(Column(name, "real", "m", better="lower") for name in rows.columns[:2])
@@ -146,7 +146,7 @@ def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool) -> None:
     assert len(view.rows) == min(50, len(rows))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 3), st.one_of(st.floats(-1e6, 1e6), st.none())),

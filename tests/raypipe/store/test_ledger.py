@@ -125,33 +125,6 @@ def test_a_reader_writes_nothing(run: RunDirectory, caplog: pytest.LogCaptureFix
     assert "cut off a half-written last line (6 bytes)" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [b"", b"\x00" * 20, b"\xff\xfe", b"{}", b"null", b'{"table": "units", "key": "b", "row": 5}'],
-)
-def test_after_a_damaged_line_every_unit_is_done_again_from_what_is_stored(
-    run: RunDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It may have been any unit's result."""
-    ledger = Ledger(run)
-    ledger.put("evaluations", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}})
-    ledger.put("units", {"a": {}, "b": {}, "c": {}})
-    file = only_file(run)
-    lines = file.read_bytes().split(b"\n")
-    file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
-    left = [("a", {"x": 1}), ("c", {"x": 3})]
-    Ledger.to_read(run)
-    assert f"the ledger is damaged: line 2 of {file.name}" in caplog.text
-    for writable in (False, True):
-        ledger = Ledger(run, writable=writable)
-        assert (ledger.items("evaluations"), ledger.items("units")) == (left, [])
-        assert ledger.damage.startswith(f"line 2 of {file.name}; 3 of 3 units run again")
-    ledger.put("units", {"a": {}})
-    again = Ledger(run)
-    assert (again.items("evaluations"), again.items("units")) == (left, [("a", {})])
-    assert not again.damage
-
-
 @pytest.mark.parametrize("variant", [BASE, "rate=1"])
 @pytest.mark.parametrize("damage", [b"\x00" * 20 + b"\n", b"", b"half"])
 def test_a_damaged_line_costs_only_its_unit_and_keeps_no_result_that_is_not_the_newest(

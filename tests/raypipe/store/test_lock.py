@@ -23,7 +23,7 @@ import pytest
 from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.store import lock
 from raypipe.store.ledger import Ledger
-from raypipe.store.lock import ConditionalObject, Pace, writing
+from raypipe.store.lock import ConditionalObject, Pace, is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from tests.command import until
@@ -71,19 +71,6 @@ def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunDirectory, Callable
     return make
 
 
-class Dam:
-    """While ``flowing`` is not set, what is written arrives late."""
-
-    def __init__(self) -> None:
-        self.flowing, self.stalled = threading.Event(), threading.Event()
-
-    def __call__(self, write, content, expected):
-        if not self.flowing.is_set():
-            self.stalled.set()
-            assert self.flowing.wait(20)
-        return write(content, expected)
-
-
 def owner(run: RunDirectory) -> str:
     return json.loads(run.read(run.lock))["owner"]
 
@@ -110,7 +97,9 @@ def test_a_lease_is_renewed_and_given_back(store, said):
     with writing(store, said.append, FAST) as check:
         time.sleep(2.5)  # longer than it holds without being renewed
         check()
+        assert is_held(store)
     assert is_free(store)
+    assert not is_held(store)
     with writing(store, said.append, FAST):
         pass
     assert said == []
@@ -202,10 +191,10 @@ def answer(*processes: subprocess.Popen) -> list[str]:
 def test_of_processes_that_begin_at_the_same_time_one_writes(store, command, left):
     if left is not None:
         store.write(store.lock, left)
-    processes = [command(store) for _ in range(3)]
+    processes = [command(store) for _ in range(2)]
     answers = answer(*processes)
     assert answers.count("held\n") == 1
-    assert ["is writing it" in text for text in answers].count(True) == 2
+    assert ["is writing it" in text for text in answers].count(True) == 1
     for process in processes:
         process.communicate("\n")
     assert is_free(store)
@@ -251,58 +240,6 @@ def test_a_command_whose_lease_is_lost_ends(store, said, ended, deleted):
     assert deleted or owner(store) == "other"
 
 
-def test_a_first_write_that_arrives_once_another_holds_the_lease_is_refused(store, said, disturb):
-    dam, refused = Dam(), []
-    late = disturb(store, dam)
-
-    def begin() -> None:
-        try:
-            with writing(late, said.append, FAST):
-                pass
-        except ConfigError as error:
-            refused.append(str(error))
-
-    other = threading.Thread(target=begin)
-    other.start()
-    assert dam.stalled.wait(20)
-    with writing(store, said.append, SLOW) as check:
-        mine = owner(store)
-        dam.flowing.set()
-        other.join()
-        assert f"process {os.getpid()} on" in refused[0]
-        assert owner(store) == mine
-        check()
-    assert is_free(store)
-
-
-@pytest.mark.parametrize("taken_over", [False, True])
-def test_who_froze_in_a_renewal_gets_the_lease_back_unless_another_has_it(
-    store, said, ended, disturb, taken_over
-):
-    """Its renewal is on its way when another takes over, and arrives after that."""
-    dam = Dam()
-    dam.flowing.set()
-    with writing(disturb(store, dam), said.append, FAST) as check:
-        dam.flowing.clear()
-        assert dam.stalled.wait(20)
-        if taken_over:
-            with writing(store, said.append, FAST) as check_of_next:
-                mine = owner(store)
-                dam.flowing.set()
-                until(lambda: ended == [signal.SIGTERM], "it is ended", 20)
-                with pytest.raises(LostLeaseError, match="took over"):
-                    check()
-                time.sleep(1.1)  # as long as its holder relies on a renewal
-                check_of_next()
-                assert owner(store) == mine
-        else:
-            time.sleep(2.5)  # longer than a lease holds without being renewed
-            dam.flowing.set()
-            check()
-    assert is_free(store)
-    assert ended == [signal.SIGTERM] * taken_over
-
-
 class Faulty:
     """Some of the writes, by their number, go wrong; the fifth is the first after the beginning."""
 
@@ -341,8 +278,9 @@ def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said,
     ],
 )
 def test_writes_that_go_wrong_cost_nobody_the_lease(store, said, ended, disturb, caplog, faults):
-    with writing(disturb(store, Faulty(**faults)), said.append, FAST) as check:
-        time.sleep(1)
+    faulty = Faulty(**faults)
+    with writing(disturb(store, faulty), said.append, FAST) as check:
+        until(lambda: faulty.number >= 8, "it is renewed after the faults", 20)
         check()
     assert is_free(store)
     assert ended == []
@@ -388,19 +326,6 @@ def test_a_file_lock_names_the_command_that_holds_it(tmp_path):
                 pass
 
 
-def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path, command):
-    run = RunDirectory.at(tmp_path)
-    holder = command(run)
-    assert answer(holder) == ["held\n"]
-    with pytest.raises(ConfigError, match="another raypipe command"), writing(run, print):
-        pass
-    holder.kill()
-    holder.wait()
-    before = Path(run.lock).stat().st_ino
-    with writing(run, print):  # the same file: those who wait for it wait for the same lock
-        assert Path(run.lock).stat().st_ino == before
-
-
 def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -> None:
     script = (
         "import os, signal, subprocess, time\nfrom raypipe.store.lock import writing\n"
@@ -421,7 +346,10 @@ def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -
         children = [int(pid) for pid in holder.stdout.readline().split()]
         try:
             assert holder.wait(60) == -signal.SIGKILL
-            with writing(RunDirectory.at(tmp_path), print):
+            run = RunDirectory.at(tmp_path)
+            before = Path(run.lock).stat().st_ino
+            with writing(run, print):  # the same file: those who wait for it wait for the same lock
+                assert Path(run.lock).stat().st_ino == before
                 for child in children:
                     os.kill(child, 0)
         finally:

@@ -154,31 +154,6 @@ def test_a_batch_that_cannot_be_taken_apart_is_not_judged(changed: Any) -> None:
     check(MEANS["samples"], changed=changed)
 
 
-def test_random_numbers_buffers_and_mode_stay() -> None:
-    class Drawing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 3)
-            self.register_buffer("calls", torch.zeros(()))
-            self.register_buffer("cache", None, persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            assert not torch.is_grad_enabled()
-            seen.append(len(x))
-            self.calls += 1
-            self.cache = torch.rand(len(x))
-            return self.linear(x)
-
-    seen: list[int] = []
-    drawing = Drawing().train()
-    before = torch.get_rng_state()
-    check(MEANS["samples"], drawing)
-    assert seen == [2, 2, 4]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert drawing.training
-    assert drawing.calls == 0
-
-
 class Normalized(Regression):
     """With dropout, batch normalization and random numbers in the loss."""
 
@@ -214,19 +189,6 @@ def test_a_training_refuses_a_mean_at_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(UnitError, match=r"Mean\.loss: Loss\.total is a mean"):
         train(job(Mean(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
     train(replace(job(Mean(), tmp_path), measured=True), Worker(0, CPU))  # not a benchmark
-
-
-def test_an_error_of_the_loss_is_that_of_the_step(tmp_path: Path) -> None:
-    sizes = []
-
-    class Broken(Regression):
-        def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
-            sizes.append(len(batch["y"]))
-            raise ArithmeticError("broken")
-
-    with pytest.raises(ArithmeticError, match="broken"):
-        train(job(Broken(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
-    assert sizes == [4]
 
 
 def test_the_end_of_the_debugger_is_not_an_error_of_the_loss() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,26 +83,6 @@ def test_the_newest_few_are_kept(store: CheckpointStore) -> None:
         store.save(checkpoint(step))
     assert names(store) == ["step_00000010", "step_00000100"]
     assert same(store.newest(), checkpoint(100))
-
-
-@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
-def test_a_damaged_one_is_passed_over_with_a_warning(
-    local: CheckpointStore, file: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    local.save(checkpoint(1))
-    local.save(checkpoint(2))
-    path = folder(local, 2) / file
-    content = path.read_bytes()
-    flipped = content[: len(content) // 2] + b"\x01" + content[len(content) // 2 + 1 :]
-    for damage in (content[:-1], content[: len(content) // 2], b"", flipped, None):
-        path.unlink() if damage is None else path.write_bytes(damage)
-        with caplog.at_level(logging.WARNING):
-            assert same(local.newest(), checkpoint(1))
-        assert "step_00000002" in caplog.text
-        caplog.clear()
-        path.write_bytes(content)
-    assert same(local.newest(), checkpoint(2))
-    assert caplog.text == ""
 
 
 def test_damaged_later_ones_do_not_push_out_whole_ones(local: CheckpointStore) -> None:

@@ -66,11 +66,3 @@ def test_double_precision_draws_are_the_same_numbers() -> None:
 def test_refuses_what_does_not_fit_the_counter(seed: int, stream: int) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         keyed_random.words(seed, stream, SAMPLES, 4)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_draws_the_same() -> None:
-    there = keyed_random.words(3, 4, SAMPLES.cuda(), 64)
-    assert torch.equal(there.cpu(), keyed_random.words(3, 4, SAMPLES, 64))
-    normal = keyed_random.normal(3, 4, SAMPLES.cuda(), 64).cpu()
-    torch.testing.assert_close(normal, keyed_random.normal(3, 4, SAMPLES, 64))
