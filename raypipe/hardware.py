@@ -18,9 +18,7 @@ import psutil
 import pynvml
 
 #: the arithmetic of a forward pass
-Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
-#: the arithmetic of a training run
-Precision = Literal[Arithmetic, "fp8"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 #: fraction of a GPU's memory to keep free for fragmentation and longer samples
 MEMORY_MARGIN = 0.05
 
@@ -344,11 +342,4 @@ def supported_precisions(compute_capability: str | None) -> tuple[Precision, ...
     capability = float(compute_capability)
     if capability < 8:
         return ("fp32", "fp16")
-    return ("fp32", "tf32", "bf16", "fp16", *(("fp8",) if capability >= 8.9 else ()))
-
-
-def missing_package(precision: Precision) -> str | None:
-    """Return which package a precision needs that is not installed; None if there is none."""
-    if precision != "fp8" or find_spec("torchao") is not None:
-        return None
-    return "torchao is not installed (pip install 'raypipe-runner[fp8]')"
+    return ("fp32", "tf32", "bf16", "fp16")

@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 import raypipe as rp
-from raypipe.hardware import Precision, detect, missing_package, supported_precisions
+from raypipe.hardware import Precision, detect, supported_precisions
 from raypipe.provenance import git_commit, package_version
 from raypipe.training import data_sheets
 
@@ -224,8 +224,7 @@ class Bench:
         """The precisions to compare, fp32 first."""
         if self.machine.rehearsal:
             return ("fp32", "bf16")
-        found = supported_precisions(self.machine.capability)
-        return [precision for precision in found if missing_package(precision) is None]
+        return supported_precisions(self.machine.capability)
 
     def precision(self, name: str) -> Precision:
         """Return the precision of a workload's GPU profile; fp32 if the card lacks it."""

@@ -15,7 +15,7 @@ from raypipe.hardware import Precision
 from raypipe.training.data_sheets import peak_flops
 
 _DTYPES: Mapping[Precision, torch.dtype] = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn,
+    "bf16": torch.bfloat16, "fp16": torch.float16,
     "tf32": torch.float32, "fp32": torch.float32,
 }  # fmt: skip
 
@@ -55,13 +55,7 @@ def _product(name: Precision, size: int, device: torch.device) -> Row:
     dtype = _DTYPES[name]
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    if name == "fp8":
-        one = torch.ones((), device=device)
-        seconds = _seconds(
-            lambda: torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.bfloat16), device
-        )
-    else:
-        seconds = _seconds(lambda: left @ right, device)
+    seconds = _seconds(lambda: left @ right, device)
     torch.backends.cuda.matmul.allow_tf32 = False
     rate = 2 * size**3 / seconds
     peak = peak_flops(torch.cuda.get_device_name(), name) if device.type == "cuda" else None

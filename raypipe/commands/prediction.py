@@ -13,7 +13,7 @@ from raypipe.config.document import Document
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training
-from raypipe.hardware import Arithmetic, Gpu, bytes_text
+from raypipe.hardware import Gpu, Precision, bytes_text
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Row
 from raypipe.study.sweep import trainings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raypipe.cards.forecast import Forecasts
     from raypipe.training.settings import TrainStageSettings
 
-_FASTEST_FIRST: tuple[Arithmetic, ...] = ("bf16", "fp16", "tf32", "fp32")
+_FASTEST_FIRST: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")
 _MEASURE = "measure it on the card (`raypipe fit` without --card)"
 _TIMES = "predicted: times are of optimizer steps at full sample length; intervals in brackets"
 
@@ -134,9 +134,6 @@ def _forecasts(
     from raypipe.cards.forecast import Forecasts
     from raypipe.training.task import TrainTask
 
-    precision = settings.training.precision
-    if not data_sheets.is_predicted(precision):
-        _say(f"{name}.training.precision = {precision}: is not predicted; {_MEASURE}")
     task = training.task(None)
     if not isinstance(task, TrainTask):
         raise ConfigError(

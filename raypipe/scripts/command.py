@@ -23,7 +23,7 @@ from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 SIZES = batching.KEYS
 #: settings of ``training`` that raypipe's own loop alone has
-_OWN_LOOP = ("init_from", "weights", "monitor", "keep_checkpoints", "keep_state", "recompute")
+_OWN_LOOP = ("init_from", "weights", "monitor", "keep_checkpoints", "keep_state")
 #: settings of ``training`` that are placeholders under their own name
 TRAINING = tuple(key for key in TrainingSettings.model_fields if key not in {*SIZES, *_OWN_LOOP})
 #: whether the arithmetic is this one, for scripts with a flag each (``--bf16 true``)

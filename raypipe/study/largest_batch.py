@@ -13,7 +13,7 @@ from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Training
 from raypipe.graph.training_stage import job_of, with_cpus
 from raypipe.graph.unit_logs import first_line
-from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
+from raypipe.hardware import MEMORY_MARGIN, Hardware, Precision, bytes_text
 from raypipe.store.ledger import Row
 from raypipe.study.recommendation import peak_bytes
 from raypipe.study.sweep import TrialMaker, check_counts_steps, training_stage, trainings
@@ -41,7 +41,7 @@ def fitting(
                 f"{configuration.origin}: {name}.command: the script does not receive "
                 "{micro_batch}, whose largest value raypipe fit finds"
             )
-        axes = {f"{name}.training.precision": AxisSettings(values=_precisions(training))}
+        axes = {f"{name}.training.precision": AxisSettings(values=get_args(Precision))}
         sweep = SweepSettings(stage=name, axes=axes, warmup_steps=_WARMUP_STEPS, steps=_STEPS)
         makers.append(TrialMaker(configuration, sweep, nodes))
     return makers
@@ -52,7 +52,7 @@ def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     name = maker.sweep.stage
     _, training = training_stage(maker.configuration.stages(), name, "--stage")
     context = StageContext(Stage(name, lambda _: None, []), session)
-    return [_largest(context, maker, training, precision) for precision in _precisions(training)]
+    return [_largest(context, maker, training, precision) for precision in get_args(Precision)]
 
 
 def _largest(context: StageContext, maker: TrialMaker, training: Training, precision: str) -> Row:
@@ -112,8 +112,3 @@ def leaves_margin(outcome: Row, capacity: int | None) -> bool:
     """
     used = max(peak_bytes(outcome) or 0, outcome.get("gpu_memory_used_peak_bytes") or 0)
     return capacity is None or used <= (1 - MEMORY_MARGIN) * capacity
-
-
-def _precisions(training: Training) -> tuple[str, ...]:
-    """Return the precisions to fit; fp8 is among them if the training uses it."""
-    return tuple(dict.fromkeys((*get_args(Arithmetic), training.settings.training.precision)))

@@ -22,7 +22,7 @@ from raypipe.store.ledger import Row
 from raypipe.study.space import point_key, seedless, shown
 
 #: from the most to the least exact
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 #: largest relative difference of the loss to fp32's of a point that is recommended
 _PARITY = 0.02
 #: tied points that a reason lists at most; the table ``trials`` has all

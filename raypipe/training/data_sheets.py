@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ from pydantic import (
 from raypipe.config.settings import Settings
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.hardware import Arithmetic, Precision, supported_precisions
+from raypipe.hardware import Precision, supported_precisions
 
 #: environment variable with a file of further cards and prices
 CARDS = "RAYPIPE_CARDS"
@@ -62,19 +62,14 @@ class Card(Settings):
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions that the card supports and that predictions know."""
+        """The precisions that the card supports."""
         supported = supported_precisions(str(self.capability))
-        return tuple(p for p in supported if p in self.peaks and is_predicted(p))
+        return tuple(p for p in supported if p in self.peaks)
 
     @field_validator("memory_bytes")
     @classmethod
     def _in_bytes(cls, mebibytes: int) -> int:
         return mebibytes * 2**20
-
-
-def is_predicted(precision: str | None) -> bool:
-    """Whether predictions know a precision: they do not know fp8."""
-    return precision in get_args(Arithmetic)
 
 
 def cards(file: str | os.PathLike[str] | None = None) -> dict[str, Card]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from raypipe.training import parallel, precision
 from raypipe.training.job import Report, TrainingJob
@@ -22,20 +22,6 @@ from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, TrainTask
 
-_ATEN = torch.ops.aten
-#: operations whose results selective recomputation keeps: products with weights, convolutions and
-#: fused attention. Batched products are not among them: in attention that is not fused, their
-#: results are the largest tensors.
-_KEPT_OPERATIONS = [
-    _ATEN.mm.default,
-    _ATEN.addmm.default,
-    _ATEN._scaled_mm.default,
-    _ATEN.convolution.default,
-    _ATEN._scaled_dot_product_flash_attention.default,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-    _ATEN._scaled_dot_product_efficient_attention.default,
-    _ATEN._scaled_dot_product_cudnn_attention.default,
-]
 _BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
@@ -71,8 +57,6 @@ def build(
     if job.initial is not None:
         job.initial.load_into(model)
     precision.store(model, training.weights)
-    if training.precision == "fp8":
-        precision.to_float8(model, task.blocks(model))
     plan = job.plan.for_workers(worker.workers)
     names = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
     if names and (plan.accumulation > 1 or plan.workers > 1):
@@ -103,8 +87,8 @@ def wrap(
     if not blocks and (recompute or "gradient_checkpointing" in settings.on_oom):
         key = "training.gradient_checkpointing = true" if recompute else "on_oom"
         raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
-    if recompute:
-        recompute_blocks(blocks, training.recompute)
+    for block in blocks if recompute else ():  # Chen et al. 2016
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     for block in (blocks or [model]) if training.compile else ():
         # by itself, so that equal blocks share one graph: the model as one graph takes several
         # times as long to compile, and is hardly faster
@@ -142,20 +126,6 @@ def _is_single_precision(block: nn.Module) -> bool:
     return all(p.dtype == torch.float32 for p in block.parameters()) and not any(
         isinstance(module, _BATCH_NORMS) for module in block.modules()
     )
-
-
-def recompute_blocks(blocks: Iterable[nn.Module], what: Literal["all", "cheap"]) -> None:
-    """Let blocks recompute their activations in the backward pass (Chen et al. 2016).
-
-    ``cheap`` is selective activation checkpointing: the results of the operations that take most of
-    the time are kept. Torch raises RuntimeError in the backward pass if the model changes such a
-    result in place.
-    """
-    options: dict[str, Any] = {}
-    if what == "cheap":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _KEPT_OPERATIONS)
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 
 def _boundary(compiled: Callable[..., Any]) -> Callable[..., Any]:

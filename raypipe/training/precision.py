@@ -1,8 +1,7 @@
-"""Numerical precision: support and settings of fp32, tf32, bf16, fp16 and fp8 on a device."""
+"""Numerical precision: support and settings of fp32, tf32, bf16 and fp16 on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -11,15 +10,14 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypipe.hardware import Precision as Precision
-from raypipe.hardware import missing_package, supported_precisions
+from raypipe.hardware import supported_precisions
 
 
 def check(precision: Precision, device: torch.device, key: str = "training.precision") -> None:
     """Reject a precision that the device does not support; ``key`` is its configuration key.
 
     Raises:
-        ValueError: the device does not support it, and the message lists those that it supports; or
-            a package is missing.
+        ValueError: the device does not support it; the message lists those that it supports.
 
     """
     capability = None
@@ -30,8 +28,6 @@ def check(precision: Precision, device: torch.device, key: str = "training.preci
         raise ValueError(
             f"{key} = {precision}: this {device.type} device lacks it (it has {', '.join(allowed)})"
         )
-    if reason := missing_package(precision):
-        raise ValueError(f"{key} = {precision}: {reason}")
 
 
 def configure(precision: Precision) -> None:
@@ -45,25 +41,24 @@ def autocast(
 ) -> AbstractContextManager[object]:
     """Return the autocast context of the forward pass.
 
-    With fp8, operations other than float8 products run in bf16. By default autocast keeps a 16-bit
-    copy of each weight until the context ends. With ``recompute`` (gradient checkpointing), a
-    block's copies are freed with its activations.
+    By default autocast keeps a 16-bit copy of each weight until the context ends. With
+    ``recompute`` (gradient checkpointing), a block's copies are freed with its activations.
     """
-    kinds = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in kinds:
         return nullcontext()
     return torch.autocast(device.type, dtype=kinds[precision], cache_enabled=not recompute)
 
 
 def sharded(precision: Precision, device: torch.device) -> MixedPrecisionPolicy:
-    """Return FSDP's arithmetic of a block: with bf16 or fp8 on a GPU, weights are gathered in bf16.
+    """Return FSDP's arithmetic of a block: with bf16 on a GPU, weights are gathered in bf16.
 
     Autocast would cast the weights of its matrices after they were gathered in fp32, twice the
     bytes. Inputs keep their type, as the sum of the residual stream does, and gradients are reduced
     in fp32. fp16 stays with autocast: gradients of norms, sums over all tokens, would overflow. So
     does the CPU, whose layer norm takes no parameters of another type than its input.
     """
-    if precision not in ("bf16", "fp8") or device.type != "cuda":
+    if precision != "bf16" or device.type != "cuda":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
@@ -73,43 +68,6 @@ def store(model: nn.Module, weights: Literal["fp32", "bf16"]) -> None:
     if weights == "bf16":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-
-
-def to_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-    """Let the linear layers of blocks multiply in fp8; weights and their names stay as they are.
-
-    The two matrices of a product, also in the backward pass, are scaled by their largest magnitudes
-    (Micikevicius et al. 2022, FP8 formats for deep learning). Tensor cores need sides that are
-    multiples of 16: other layers stay in bf16, as does what is outside of the blocks, such as
-    embeddings and the output matrix.
-
-    Raises:
-        ValueError: the blocks have no such layer.
-
-    """
-    layers = {layer for block in blocks for layer in block.modules() if _has_float8(layer)}
-    layers.discard(model)  # torchao does not change a layer itself, only its parent
-    if not layers:
-        raise ValueError(
-            "training.precision = fp8: the task's blocks (TrainTask.blocks) have no nn.Linear with "
-            "sides that are multiples of 16; use bf16"
-        )
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    # in the gradient of a weight, the inner side is the number of tokens: it may need padding to a
-    # multiple of 16, without which torch raises an error
-    config = Float8LinearConfig(pad_inner_dim=True)
-    convert_to_float8_training(
-        model, module_filter_fn=lambda layer, _: layer in layers, config=config
-    )
-    # torchao keeps the function in a cycle of references, and with it the replaced layers: FSDP
-    # would move their whole weights to the device, where they stay until a garbage collection
-    layers.clear()
-
-
-def _has_float8(layer: nn.Module) -> bool:
-    sizes = (layer.in_features, layer.out_features) if type(layer) is nn.Linear else (1,)
-    return not any(size % 16 for size in sizes)
 
 
 def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:

@@ -89,8 +89,7 @@ class TrainingSettings(Settings):
     """
     precision: Precision = "fp32"
     """Arithmetic of the forward and backward pass. tf32 and bf16 need a GPU with compute capability
-    8 or higher. fp8 needs 8.9 and torchao: the linear layers of the task's blocks multiply in fp8,
-    and all else is bf16.
+    8 or higher.
     """
     steps: PositiveInt | None = None
     """Length of the training in optimizer steps; alternative to `epochs`."""
@@ -106,11 +105,6 @@ class TrainingSettings(Settings):
     """Whether to compile the blocks and the loss with torch.compile."""
     gradient_checkpointing: Operational[bool] = False
     """Whether to recompute activations in the backward pass, which saves memory."""
-    recompute: Operational[Literal["all", "cheap"]] = "all"
-    """What gradient checkpointing recomputes: all of a block, or what is cheap (selective
-    activation checkpointing): not products with weights, convolutions and fused attention, whose
-    results are kept.
-    """
     log_every: Operational[PositiveInt] = 10
     """Optimizer steps between rows of the table `steps`."""
     eval_every: Operational[PositiveInt | None] = None
@@ -352,8 +346,6 @@ def obstacles(
         elif precision not in allowed:
             lacks = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             refuse(key, precision, lacks, f"allowed here: {', '.join(allowed)}")
-        elif reason := hardware.missing_package(precision):
-            refuse(key, precision, reason, "install it, or use bf16")
     kinds = training.optimizer, training.precision
     if training.weights == "bf16" and kinds != ("adafactor", "bf16"):
         reason = f"with optimizer = {kinds[0]} and precision = {kinds[1]}"

@@ -13,7 +13,7 @@ SETTINGS = (
     Column("effective_batch", "integer", "Samples per optimizer step, over all workers."),
     Column("workers", "integer", "Workers of the last attempt."),
     Column("strategy", "text", "Data parallelism: ddp or fsdp."),
-    Column("precision", "text", "Arithmetic: fp32, tf32, bf16, fp16 or fp8."),
+    Column("precision", "text", "Arithmetic: fp32, tf32, bf16 or fp16."),
     Column("weights", "text", "Precision of the stored weights: fp32 or bf16."),
     Column("gradient_checkpointing", "boolean", "Whether activations were recomputed."),
     Column("compile", "boolean", "Whether the model was compiled."),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.gpu.conftest import Rig, compiler_caches
+from tests.gpu.conftest import compiler_caches
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -89,26 +87,6 @@ def test_half_precision_keeps_no_copies_of_recomputed_blocks(rig):
     assert found["bf16"]["peak"] <= 1.01 * found["fp32"]["peak"]  # one block's copies
     assert found["copies"]["peak"] > found["plain"]["peak"]
     assert found["plain"]["expandable"]
-
-
-def test_cheap_recomputation_repeats_no_product_and_saves_half_of_the_memory(rig):
-    half, everything = {"precision": "bf16"}, {"precision": "bf16", "gradient_checkpointing": True}
-    cheap = everything | {"recompute": "cheap"}
-    kinds = {
-        "plain": half,
-        "all": everything,
-        "cheap": cheap,
-        "compiled": cheap | {"compile": True},
-    }
-    found = rig.train({name: {"plan": (16, 1, 16, 1), "training": t} for name, t in kinds.items()})
-    plain, everything = found["plain"], found["all"]
-    assert everything["gemms"] > plain["gemms"]
-    for name in ("cheap", "compiled"):
-        each = found[name]
-        assert each["gemms"] == plain["gemms"], name
-        assert each["syncs"] == 0
-        saved = (plain["peak"] - each["peak"]) / (plain["peak"] - everything["peak"])
-        assert 0.5 < saved < 1, name
 
 
 POLICY = """
@@ -251,69 +229,3 @@ def test_mt5_trains_on_a_card_of_10_gb_with_half_precision_weights(rig):
     found = rig.run(MT5, name="NVIDIA GeForce RTX 3080", capability="8.6", memory=card)
     assert found["free"] > 0.05 * card / 2**30
     assert found["reserved"] < 8.5
-
-
-IN_FP8 = """
-import json
-from collections import Counter
-from importlib.util import find_spec
-from torch.profiler import ProfilerActivity, profile
-from tests.gpu.trainings import SMALL, Case, language_model, run
-
-def steps(**training):
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        found = run({"": Case(language_model(), training=training)})[""]
-    counted = Counter(event.name for event in profiled.events())
-    return found | {"scaled": counted["aten::_scaled_mm"]}
-
-if find_spec("torchao") is None:
-    print(json.dumps(None))
-else:
-    found = {name: steps(precision=name) for name in ("bf16", "fp8")}
-    found["compiled"] = steps(precision="fp8", compile=True)
-    print(json.dumps(found | {"layers": SMALL.layers}))
-"""
-
-SHARDED = """
-import json, os, tempfile
-import torch
-import torch.distributed as dist
-from raypipe.training.parallel import Worker
-from tests.gpu import trainings
-task, device = trainings.language_model(), torch.device("cuda", 0)
-dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)
-case = trainings.Case(task, (4, 1, 8, 2), "fsdp", {"precision": os.environ["PRECISION"]})
-with tempfile.TemporaryDirectory() as folder:
-    print(json.dumps(trainings._train_all({"": case}, Worker(0, device, 2), folder)[""]))
-"""
-
-
-@pytest.fixture(scope="module")
-def found(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("compiled")
-    steps = rig.run(IN_FP8, env=compiler_caches(folder))
-    if steps is None:
-        pytest.skip("torchao is not installed for the Python of the rig (extra fp8)")
-    return steps
-
-
-def test_the_linear_layers_of_blocks_multiply_in_fp8(found):
-    """Three products per step and layer: the output, and the gradients of input and weight."""
-    products = 3 * 4 * found["layers"]
-    half, fp8 = found["bf16"], found["fp8"]
-    assert fp8["gemms"] == half["gemms"] > products
-    assert half["scaled"] == 0
-    assert fp8["scaled"] == 3 * products  # three steps
-
-
-def test_fp8_needs_no_more_memory_than_bf16_never_waits_and_fuses_conversions(found):
-    assert found["fp8"]["peak"] <= found["bf16"]["peak"]  # no copies of the weights in bf16
-    assert found["fp8"]["syncs"] == found["compiled"]["syncs"] == 0
-    assert found["compiled"]["launches"] < 0.5 * found["fp8"]["launches"]
-
-
-@pytest.mark.usefixtures("found")  # with torchao
-def test_sharded_weights_are_gathered_in_bf16_and_need_hardly_more_memory(rig):
-    half, fp8 = (rig.run(SHARDED, env={"PRECISION": name}) for name in ("bf16", "fp8"))
-    assert fp8["gather_bytes"] == half["gather_bytes"]
-    assert fp8["peak"] <= 1.05 * half["peak"]

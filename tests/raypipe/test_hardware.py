@@ -137,10 +137,8 @@ def test_an_unusable_card_gets_the_build_to_install(case) -> None:
 def test_precisions_by_generation() -> None:
     assert "tf32" not in supported_precisions(None)
     assert "bf16" not in supported_precisions("7.5")
-    for capability in ("8.0", "8.6"):
+    for capability in ("8.0", "8.9", "10.0", "12.0"):
         assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16")
-    for capability in ("8.9", "9.0", "10.0", "12.0"):
-        assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def test_the_installed_build_is_torch_s() -> None:

@@ -24,6 +24,6 @@ if ! "$python" -c 'import torch; assert torch.version.cuda' 2>/dev/null; then
   "$python" -c 'import torch; assert torch.version.cuda' 2>/dev/null ||
     skip "the wheel of torch $version for this platform is not a CUDA wheel"
 fi
-installed='from importlib.metadata import version; list(map(version, ("raypipe", "torchao")))'
-"$python" -c "$installed" 2>/dev/null || "$python" -m pip install --quiet -e '.[test,fp8]'
+installed='from importlib.metadata import version; version("raypipe")'
+"$python" -c "$installed" 2>/dev/null || "$python" -m pip install --quiet -e '.[test]'
 RAYPIPE_GPU_RIG=$python "$python" -m pytest -n 0 -m gpu_rig -rs tests/gpu "${@:2}"

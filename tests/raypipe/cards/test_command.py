@@ -98,14 +98,6 @@ def test_only_the_named_precisions_are_recorded(capsys: pytest.CaptureFixture[st
     assert set(columns(every, "card")) == {"T4", "L4", "GB200"}
 
 
-def test_fp8_is_not_predicted_and_the_other_precisions_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = predicted("plain", "train.training.precision=fp8")
-    assert columns(rows, "precision") == ["fp32"]
-    assert "train.training.precision = fp8: is not predicted; measure it" in capsys.readouterr().err
-
-
 def test_what_does_not_fit_is_tried_with_less_memory(own_cards: Path) -> None:
     cards = {"Full": 540, "Small": 580}
     text = "".join(f"  {name}: {CARD.format(size)}\n" for name, size in cards.items())
@@ -178,7 +170,7 @@ def test_mistakes_are_refused_before_anything_is_recorded(
 ) -> None:
     with pytest.raises(ConfigError, match=r"--card L5: unknown card; nearest names: .*L4"):
         predicted("L5")
-    for precision, card in (("bf8", "L4"), ("fp8", "L4"), ("bf16", "T4")):
+    for precision, card in (("bf8", "L4"), ("bf16", "T4")):
         with pytest.raises(ConfigError, match=rf"--precision {precision}: must be one of .*fp32"):
             predicted(card, precisions=["fp32", precision])
     with pytest.raises(ConfigError, match=r"--precision fp16: .*T5"):

@@ -31,7 +31,7 @@ def test_every_card_is_whole_and_plausible() -> None:
         assert 8 * 2**30 - 2**25 < card.memory_bytes < 200 * 2**30, card.name
         assert 2.5e11 < card.bandwidth < 9e12, card.name
         assert 60 < card.power_w <= 1200, card.name
-        assert set(card.peaks) == set(supported_precisions(str(card.capability))) - {"fp8"}
+        assert set(card.peaks) == set(supported_precisions(str(card.capability)))
         assert resolve(card.name, KNOWN) == card
 
 
@@ -59,14 +59,6 @@ def test_a_file_adds_cards_and_prices(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found["RTX A6000"].bandwidth == KNOWN["RTX A6000"].bandwidth
         assert found["Mine"].memory_bytes == 2**30
         assert found["Mine"].precisions == ("fp32",)
-
-
-def test_a_peak_in_fp8_makes_no_predicted_precision(tmp_path: Path) -> None:
-    file = tmp_path / "cards.yaml"
-    file.write_text("cards: {L4: {tflops: {fp32: 30, bf16: 121, fp8: 242}}}")
-    card = cards(file)["L4"]
-    assert card.peaks["fp8"] == 242e12  # of the MFU of a measured training
-    assert card.precisions == ("fp32", "bf16")
 
 
 @pytest.mark.parametrize(("text", "message"), CASES["files"])
