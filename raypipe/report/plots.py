@@ -56,6 +56,8 @@ MOST_LINES = 8
 #: rows of a chart of dots
 MOST_DOTS = 24
 _LONGEST = 22  # characters of a label
+_LABEL_WIDTH, _LABEL_LINES = 17, 3  # characters and lines of a name right of the axes
+_MOST_TICKS = 6  # values of an axis that all have a tick
 _MOST_WRITTEN = 100  # cells of a heat map
 _WIDEST = 60  # characters of a row of a heat map
 _MOST_TIPS = 200  # points with a value to show
@@ -195,6 +197,10 @@ def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0, column: str = ""
     if needs_log(known, ratio):
         set_log(axes.xaxis, float(known.min()), float(known.max()))
         return
+    at = np.unique(known)
+    if 1 < at.size <= _MOST_TICKS and np.diff(at).min() >= np.ptp(at) / _MOST_TICKS:
+        axes.set_xticks(at, [cell(column, float(each)) for each in at])
+        return
     whole = bool((known == np.round(known)).all()) and known.size > 1
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
     axes.xaxis.set_major_formatter(lambda value, _: cell(column, round(value, 12)))
@@ -308,7 +314,8 @@ def lines(
     ends = [float(finite(line.y)[-1]) for line in drawn]
     best_end = max(ends) if better == "higher" else min(ends)
     first = ends.index(best_end)
-    labels = short_labels(names, 17)
+    short = short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
+    labels = [_wrapped(text) for text in short]
     figure, axes = _new_axes(0.84 if alone else 0.56)
     palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
     labelled: list[tuple[float, str, Stroke]] = []
@@ -341,7 +348,8 @@ def lines(
     frame_x(axes, across, np.inf if from_0 else 30.0)
     if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
-    frame_y(axes, _framed(drawn, better), 30.0, column)
+    # what is better if higher, such as an accuracy, is read by its differences
+    frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
     if better:
         ringed = [(line, line.best(better)) for line in (drawn if few else [drawn[first]])]
         tops = [float(line.y[at]) for line, at in ringed]
@@ -355,6 +363,16 @@ def lines(
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
     return figure
+
+
+def _wrapped(text: str) -> str:
+    """Return a name in lines that end after a space or "=" where there is one."""
+    lines = [""]
+    for piece in re.findall(rf".{{1,{_LABEL_WIDTH}}}?(?:[ =]|$)|.{{{_LABEL_WIDTH}}}", text):
+        if len(lines[-1] + piece.rstrip()) > _LABEL_WIDTH:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:

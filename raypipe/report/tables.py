@@ -177,8 +177,9 @@ class Headline:
     def leaders(self) -> str:
         """The best point, and those that are as good; of many the first ones, and their number."""
         names = [each.label for each in self.ranking[: self.ties]]
-        if len(names) > MOST_NAMED:
-            names = [*names[: MOST_NAMED - 1], f"{len(names) - MOST_NAMED + 1} more"]
+        named = 1 if any(", " in name for name in names) else MOST_NAMED - 1
+        if len(names) > named + 1:
+            names = [*names[:named], f"{len(names) - named} more"]
         return listed(names) if all(names) else ""
 
     @property

@@ -105,6 +105,26 @@ def test_few_lines_are_named_by_their_ends_and_of_many_only_the_best(count, bett
     assert [text.get_text() for text in axes.texts] == best
 
 
+def test_a_long_name_is_written_in_lines_and_few_values_of_an_axis_have_a_tick_each():
+    x = np.array([0.5, 1.0, 2.0])
+    names = [f"seed=0, clip_norm=1, learning_rate={rate}" for rate in ("0.001", "0.0003")]
+    with style():
+        drawn = [Line(name, x, x + len(name)) for name in names]
+        axes = plots.lines(drawn, "clip norm", "loss", from_0=False).axes[0]
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "seed=0,\nclip_norm=1,\nlearning_rate=\n0.0003" in shown
+    assert all(len(line) <= 17 for text in shown for line in text.splitlines())
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.5", "1", "2"]
+
+
+@pytest.mark.parametrize(("better", "scale"), [("lower", "log"), ("higher", "linear")])
+def test_what_is_better_if_higher_is_drawn_to_scale(better: str, scale: str) -> None:
+    with style():
+        drawn = [Line("run", np.arange(4.0), np.array([0.004, 0.1, 0.3, 0.5]))]
+        axes = plots.lines(drawn, "step", "accuracy", better=better).axes[0]
+    assert axes.get_yscale() == scale
+
+
 def test_a_line_has_a_gap_where_a_result_is_not_finite():
     table = Table("calls", "a call", (Column("acc", "real", "", better="higher"),), axes=("x",))
     rows = pd.DataFrame({"x": range(6), "acc": [0.1, 0.2, math.nan, 0.4, math.inf, 0.6]})

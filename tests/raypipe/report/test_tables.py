@@ -100,6 +100,13 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
     ]
 
 
+def test_of_equal_points_with_several_values_the_first_is_named() -> None:
+    table = Table("grid", "", (Column("loss", "real", "", better="lower"),), axes=("a", "b"))
+    rows = pd.DataFrame({"a": [1, 1, 2], "b": [3, 4, 5], "loss": [1.0, 1.0, 1.0]})
+    (best,) = headlines(table, rows, shape_of(table, rows))
+    assert best.leaders == "a=1, b=3 and 2 more"
+
+
 def test_long_tables_show_their_first_rows_and_their_number() -> None:
     rows = pd.DataFrame({"n": np.arange(100_000), "value": np.sin(np.arange(100_000))})
     section = _section(Table("waves", "a sample"), rows)
