@@ -197,10 +197,6 @@ def frame_x(axes: Axes, values: ArrayLike, ratio: float = 30.0, column: str = ""
     if needs_log(known, ratio):
         set_log(axes.xaxis, float(known.min()), float(known.max()))
         return
-    at = np.unique(known)
-    if 1 < at.size <= _MOST_TICKS and np.diff(at).min() >= np.ptp(at) / _MOST_TICKS:
-        axes.set_xticks(at, [cell(column, float(each)) for each in at])
-        return
     whole = bool((known == np.round(known)).all()) and known.size > 1
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
     axes.xaxis.set_major_formatter(lambda value, _: cell(column, round(value, 12)))
@@ -346,8 +342,15 @@ def lines(
             axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
     across = np.concatenate([line.x for line in drawn])
     frame_x(axes, across, np.inf if from_0 else 30.0)
+    at = np.unique(across)
     if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
+    elif (
+        axes.get_xscale() == "linear"
+        and 1 < at.size <= _MOST_TICKS
+        and np.diff(at).min() >= np.ptp(at) / _MOST_TICKS
+    ):
+        axes.set_xticks(at, list(map(number, at)))
     # what is better if higher, such as an accuracy, is read by its differences
     frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
     if better:
