@@ -342,15 +342,15 @@ def lines(
             axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
     across = np.concatenate([line.x for line in drawn])
     frame_x(axes, across, np.inf if from_0 else 30.0)
-    at = np.unique(across)
+    places = np.unique(across)
     if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
     elif (
         axes.get_xscale() == "linear"
-        and 1 < at.size <= _MOST_TICKS
-        and np.diff(at).min() >= np.ptp(at) / _MOST_TICKS
+        and 1 < places.size <= _MOST_TICKS
+        and np.diff(places).min() >= np.ptp(places) / _MOST_TICKS
     ):
-        axes.set_xticks(at, list(map(number, at)))
+        axes.set_xticks(places, [number(float(each)) for each in places])
     # what is better if higher, such as an accuracy, is read by its differences
     frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
     if better:
