@@ -1,8 +1,8 @@
 """Trackers: copies of training curves and settings for TensorBoard, MLflow and Weights & Biases.
 
 The tables of the run directory are the record. A tracker has one run per trial, or per call of a
-function. When a run directory is continued, it is found again or replaced, and receives the steps
-of the table ``steps`` that it lacks.
+function, which begins with the steps of the table ``steps``. When a run directory is continued, it
+replaces that of the earlier command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from raypipe.config.shipped import is_module
 from raypipe.errors import ConfigError
@@ -71,37 +71,26 @@ class Target:
     configuration: Mapping[str, Setting]
 
 
-class TrialEnd(NamedTuple):
-    """End of a trial; ``metrics`` are those of all ``steps``."""
-
-    status: str
-    settings: Mapping[str, Setting]
-    metrics: Mapping[str, float]
-    steps: int
-
-
 class TrialTracker(ABC):
-    """A tracker's run for one trial, created or found by the constructor.
+    """A tracker's run for one trial, which the constructor begins."""
 
-    ``last`` has the last step of each metric that it stores.
-    """
-
-    last: dict[str, int]
+    last = -1
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a step; what is stored of it, as of a step repeated after a restart, stays."""
-        new = {name: value for name, value in metrics.items() if step > self.last.get(name, -1)}
-        if new:
-            self.write(step, new)
-            self.last |= dict.fromkeys(new, step)
+        """Log a step; one that is repeated after a restart stays as it is."""
+        if step > self.last:
+            self.write(step, metrics)
+            self.last = step
 
     @abstractmethod
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store metrics of a step before returning."""
 
     @abstractmethod
-    def end(self, outcome: TrialEnd) -> None:
-        """Record the outcome and close the run."""
+    def end(
+        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
+    ) -> None:
+        """Record the outcome, with metrics of all steps, and close the run."""
 
 
 class TensorBoardTrial(TrialTracker):
@@ -116,7 +105,7 @@ class TensorBoardTrial(TrialTracker):
         name = target.run.log(trial_id).rpartition("/")[2].removesuffix(".log")
         folder = f"{target.run.tracking}/tensorboard/{name}"
         shutil.rmtree(folder, ignore_errors=True)
-        self.last, self._writer = {}, SummaryWriter(folder)
+        self._writer = SummaryWriter(folder)
         lines = (f"    {name}: {value}" for name, value in target.configuration.items())
         self._writer.add_text("configuration", "\n".join(lines), 0)
 
@@ -126,32 +115,18 @@ class TensorBoardTrial(TrialTracker):
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def end(self, outcome: TrialEnd) -> None:
+    def end(
+        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
+    ) -> None:
         """Write the row of the HParams view."""
-        from tensorboard.plugins.hparams.api_pb2 import Status
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-        from torch.utils.tensorboard.summary import hparams
-
-        self.write(outcome.steps, outcome.metrics)
-        chosen = {"status": outcome.status, **outcome.settings}
-        summaries = hparams(chosen, dict(outcome.metrics))
-        if outcome.status != "succeeded":  # torch marks every run as a success
-            plugin = summaries[-1].value[0].metadata.plugin_data
-            end = HParamsPluginData.FromString(plugin.content)
-            end.session_end_info.status = Status.STATUS_FAILURE
-            plugin.content = end.SerializeToString()
-        events: Any = self._writer.file_writer
-        for summary in summaries:
-            events.add_summary(summary)
+        chosen = {"status": status, **settings}
+        step = max(self.last, 0)
+        self._writer.add_hparams(chosen, dict(metrics), run_name=".", global_step=step)
         self._writer.close()
 
 
 class MlflowTrial(TrialTracker):
-    """The MLflow run of a trial, found by its tags: in ``tracking/mlflow.db``, or on a server.
-
-    MLflow's parameters cannot change. If a later attempt has another value (half the micro-batch
-    after out of memory), the tag ``raypipe.<name>`` holds it.
-    """
+    """The MLflow run of a trial, with its tags: in ``tracking/mlflow.db``, or on a server."""
 
     def __init__(self, target: Target, trial_id: str) -> None:
         from mlflow import MlflowClient
@@ -170,49 +145,31 @@ class MlflowTrial(TrialTracker):
         )
         tags = {"raypipe.run_id": target.run_id, "raypipe.trial_id": trial_id}
         query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        runs = client.search_runs([experiment], query, max_results=1)
-        run = runs[0] if runs else client.create_run(experiment, tags=tags, run_name=trial_id)
-        self._id = run.info.run_id
-        client.update_run(self._id, status="RUNNING")
-        self.last = {
-            name: max(metric.step for metric in client.get_metric_history(self._id, name))
-            for name in run.data.metrics
-        }
+        for earlier in client.search_runs([experiment], query):
+            client.delete_run(earlier.info.run_id)
+        self._id = client.create_run(experiment, tags=tags, run_name=trial_id).info.run_id
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store metrics of a step."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        stored = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+        stored = [Metric(self._name(name), v, now_ms, step) for name, v in metrics.items()]
         self._client.log_batch(self._id, metrics=stored)
 
-    def end(self, outcome: TrialEnd) -> None:
+    def end(
+        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
+    ) -> None:
         """Store the configuration and the trial's settings as parameters."""
         from mlflow.entities import Param
 
-        stored = self._client.get_run(self._id).data
-        values = {
-            self._name(name): str(value)[:_LONGEST_VALUE]
-            for name, value in {**self._configuration, **outcome.settings}.items()
-        }
-        new = [Param(name, value) for name, value in values.items() if name not in stored.params]
+        values = {**self._configuration, **settings}
+        new = [Param(self._name(k), str(v)[:_LONGEST_VALUE]) for k, v in values.items()]
         for start in range(0, len(new), _MOST_PARAMETERS):
             self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMETERS])
-        tags = {"raypipe.status": outcome.status}
-        for name, value in values.items():
-            tag = f"raypipe.{name}"
-            if stored.tags.get(tag, stored.params.get(name, value)) != value:
-                tags[tag] = value
-        for tag, value in tags.items():
-            self._client.set_tag(self._id, tag, value)
-        final = {self._name(name): value for name, value in outcome.metrics.items()}
-        self.write(outcome.steps, {k: v for k, v in final.items() if stored.metrics.get(k) != v})
-        self._client.set_terminated(self._id, _MLFLOW_STATUS.get(outcome.status, "KILLED"))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a step by the names that MLflow stores."""
-        super().log(step, {self._name(name): value for name, value in metrics.items()})
+        self._client.set_tag(self._id, "raypipe.status", status)
+        self.write(max(self.last, 0), metrics)
+        self._client.set_terminated(self._id, _MLFLOW_STATUS.get(status, "KILLED"))
 
     def _name(self, name: str) -> str:
         """Return a name of characters that MLflow accepts, unlike those of other names."""
@@ -264,18 +221,19 @@ class WandbTrial(TrialTracker):
                 x_save_requirements=False,
             ),
         )
-        self.last = {}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store metrics of a step; W&B takes each step once."""
         if step >= self._run.step:
             self._run.log(dict(metrics), step=step, commit=True)
 
-    def end(self, outcome: TrialEnd) -> None:
+    def end(
+        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
+    ) -> None:
         """Write the settings to the run's configuration, and the outcome to its summary."""
-        self._run.config.update(dict(outcome.settings), allow_val_change=True)
-        self._run.summary.update({"status": outcome.status, **outcome.metrics})
-        self._run.finish(exit_code=int(outcome.status != "succeeded"))
+        self._run.config.update(dict(settings), allow_val_change=True)
+        self._run.summary.update({"status": status, **metrics})
+        self._run.finish(exit_code=int(status != "succeeded"))
 
 
 _KINDS: Mapping[TrackerName, Callable[[Target, str], TrialTracker]] = {
@@ -320,17 +278,16 @@ class Trackers(AbstractContextManager["Trackers"]):
         settings = flat({**chosen, **(row.get("point") or {})})
         measured = {name: value for name, value in row.items() if name not in _SETTINGS}
         metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
-        steps = int(metrics.get("final/steps", 0))
-        self._end(trial_id, TrialEnd(str(row["status"]), settings, metrics, steps))
+        self._end(trial_id, str(row["status"]), settings, metrics)
 
     def call(
         self, name: str, status: str, arguments: Mapping[str, Any], returned: Mapping[str, Any]
     ) -> None:
         """Log a call of a function: its arguments, and the finite numbers of what it returned."""
-        self._end(name, TrialEnd(status, flat(arguments), finite_numbers(returned), 0))
+        self._end(name, status, flat(arguments), finite_numbers(returned))
 
-    def _end(self, trial_id: str, outcome: TrialEnd) -> None:
-        self._each(trial_id, lambda trial: trial.end(outcome))
+    def _end(self, trial_id: str, *outcome: Any) -> None:
+        self._each(trial_id, lambda trial: trial.end(*outcome))
         self._trials = {key: trial for key, trial in self._trials.items() if key[1] != trial_id}
 
     def __exit__(self, *error: object) -> None:

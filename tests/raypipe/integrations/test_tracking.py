@@ -268,22 +268,15 @@ def test_a_tracker_shows_each_step_once(continued, tracker):
 
 @of("tensorboard")
 def test_tensorboard_has_hyperparameters_and_outcome(continued):
-    from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    def session(trial_id: str) -> tuple[dict[str, Any], int]:
-        content = tensorboard(continued, trial_id).summary_metadata
-        start, end = (
-            HParamsPluginData.FromString(content[f"_hparams_/session_{part}"].plugin_data.content)
-            for part in ("start_info", "end_info")
-        )
+    def session(trial_id: str) -> dict[str, Any]:
+        content = tensorboard(continued, trial_id).summary_metadata["_hparams_/session_start_info"]
+        start = HParamsPluginData.FromString(content.plugin_data.content)
         chosen = start.session_start_info.hparams
-        found = {name: getattr(v, v.WhichOneof("kind")) for name, v in chosen.items()}
-        return found, end.session_end_info.status
+        return {name: getattr(v, v.WhichOneof("kind")) for name, v in chosen.items()}
 
-    chosen, outcome = session(TRIAL)
-    assert outcome == Status.STATUS_SUCCESS
-    assert chosen == {
+    assert session(TRIAL) == {
         "train_small.training.micro_batch": 8.0,
         "train_small.training.precision": "bf16",
         "stage": "sweep",
@@ -292,7 +285,7 @@ def test_tensorboard_has_hyperparameters_and_outcome(continued):
         "precision": "bf16",
         "compile": False,
     }
-    assert session("interrupted") == ({"status": "interrupted"}, Status.STATUS_FAILURE)
+    assert session("interrupted") == {"status": "interrupted"}
     assert tensorboard_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
     (text,) = tensorboard(continued, TRIAL).Tensors("configuration/text_summary")
     assert b"train_small.training.steps: 12" in text.tensor_proto.string_val[0]
@@ -316,9 +309,8 @@ def test_mlflow_has_parameters_and_outcome(continued):
         "precision": "bf16",
         "compile": "False",
     }
-    # the first attempt, out of memory with 8, made the parameter
     other = runs[OTHER].data
-    assert (other.params["micro_batch"], other.tags["raypipe.micro_batch"]) == ("8", "4")
+    assert other.params["micro_batch"] == "4"  # of the last attempt
     assert other.tags["raypipe.status"] == "succeeded"
 
 
@@ -366,7 +358,7 @@ class Broken:
         if step == 2:
             raise OSError(28, "No space left on device: http://me:pa55@server")
 
-    def end(self, outcome: tracking.TrialEnd) -> None:
+    def end(self, status: str, *outcome: Any) -> None:
         raise AssertionError("it was given up")
 
 
@@ -383,8 +375,8 @@ class Kept(Broken):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
 
-    def end(self, outcome: tracking.TrialEnd) -> None:
-        self.ended.append(outcome.status)
+    def end(self, status: str, *outcome: Any) -> None:
+        self.ended.append(status)
 
 
 def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, caplog):
