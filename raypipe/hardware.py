@@ -22,11 +22,14 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 #: fraction of a GPU's memory to keep free for fragmentation and longer samples
 MEMORY_MARGIN = 0.05
 
-_VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-#: the order in which NVML numbers cards, and CUDA by our default
-_AS_NVML = "PCI_BUS_ID"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: entries of CUDA_VISIBLE_DEVICES that hide what follows
 _HIDING = ("", "-1", "none", "void", "NoDevFiles")
+#: what to do where torch cannot use a card
+_REMEDY = (
+    "install a build for the card and its driver: pip install 'torch>=2.9,<2.11' --index-url "
+    "https://download.pytorch.org/whl/cu126 for older ones, else torch with cu128 or cu130"
+)
 #: errors of NVML on a machine without NVIDIA GPUs
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
@@ -204,16 +207,10 @@ def _visible(cards: Sequence[_Device]) -> tuple[list[Gpu], list[str]]:
     slices = [gpu for card in cards for gpu in card.gpus if gpu.is_slice]
     by_uuid = [card for card in cards if card.uuid]
     by_uuid += [_Device(gpu.index, gpu.uuid, (gpu,)) for gpu in slices]
-    order, kinds = os.environ.get(_ORDER, _AS_NVML), {g.name for card in cards for g in card.gpus}
     gpus, problems = list[Gpu](), list[str]()
     for name in (part.strip() for part in wanted.split(",")):
         if name in _HIDING:
             break
-        if name.isdigit() and order != _AS_NVML and len(kinds) > 1:
-            return [], [
-                f"{_ORDER}={order} does not say which card a number in {_VISIBLE} is; "
-                "unset it for the order of nvidia-smi, or name the GPUs by UUID"
-            ]
         named = [card for card in cards if name == str(card.index)]
         named = named or [each for each in by_uuid if str(each.uuid).startswith(name)]
         if len(named) != 1:
@@ -261,10 +258,9 @@ class TorchBuild:
 
         """
         newest = driver_cuda or "13.0"
-        remedy = _install(capability, newest)
         if self.cuda is None:
-            return f"{card}: torch {self.version} is a CPU build; {remedy}"
-        if _version(newest)[0] < _version(self.cuda)[0]:
+            reason = "is a CPU build"
+        elif _version(newest)[0] < _version(self.cuda)[0]:
             reason = (
                 f"is built for CUDA {self.cuda}, and the NVIDIA driver {driver} supports CUDA "
                 f"{newest} at most; update the driver"
@@ -274,20 +270,7 @@ class TorchBuild:
             reason += f" (it has {', '.join(self.architectures)})"
         else:
             return None
-        return f"{card}: torch {self.version} {reason}; {remedy}"
-
-
-def _install(capability: str, cuda: str) -> str:
-    """Return how to install a build of torch for a card, whose driver supports this CUDA."""
-    wheel, releases = "cu126", "'torch>=2.9,<2.11'"  # has kernels for 5.0 to 9.0
-    if _version(capability) >= (7, 5) and _version(cuda) >= (13, 0):
-        wheel, releases = "cu130", "'torch>=2.9,<2.14'"
-    elif _version(capability) >= (10, 0):
-        wheel = "cu128"
-    index = f"https://download.pytorch.org/whl/{wheel}"
-    return (
-        f"install a build for the card and its driver: pip install {releases} --index-url {index}"
-    )
+        return f"{card}: torch {self.version} {reason}; {_REMEDY}"
 
 
 def _version(text: str) -> tuple[int, int]:
