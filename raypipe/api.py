@@ -546,17 +546,16 @@ def results(
     return printed(run_dir, table, columns, sort, limit, sql, form)
 
 
-def report(run_dir: str, *, variant: str | None = None) -> str:
+def report(run_dir: str) -> str:
     """Write report/index.html (one self-contained page) and the figures again.
 
     Args:
         run_dir: The directory of a run.
-        variant: The point of a matrix that the experiment's sections show.
 
     """
     from raypipe.commands.report import report as write_report
 
-    return write_report(run_dir, variant)
+    return write_report(run_dir)
 
 
 def logs(run_dir: str, unit: str | None = None) -> str:

@@ -322,7 +322,7 @@ STEP_METRICS = (
         eval_random_simple_regret_all_steps="real: Mean simple regret of random search.",
     ),
     *(
-        Column(f"eval_{name}", "real", meaning, better="lower", baseline=f"eval_random_{name}")
+        Column(f"eval_{name}", "real", meaning, better="lower")
         for name, meaning in (
             ("simple_regret", "Final simple regret on held-out functions."),
             ("simple_regret_all_steps", "Mean simple regret over all steps."),

@@ -19,7 +19,7 @@ from raypipe.store.lock import is_held
 from raypipe.store.run_directory import RunDirectory
 
 
-def report(location: str, variant: str | None = None) -> str:
+def report(location: str) -> str:
     """Write the page and the figures; return the path of the page.
 
     The tables are first brought up to date with the ledger, which a killed command is ahead of.
@@ -39,7 +39,7 @@ def report(location: str, variant: str | None = None) -> str:
             if (run := ledger.get("runs", "run")) is not None and not ledger.damage:
                 tables.write_tables(run_dir, ledger, declared(experiment), str(run["run_id"]))
         own, command = of_report(experiment), command_of(run_dir)
-        return build(run_dir, experiment.name, experiment.report, command, variant, own)
+        return build(run_dir, experiment.name, experiment.report, command, own)
     except OSError as error:
         raise ConfigError(f"{run_dir.shown}/report: cannot be written: {error}") from error
 

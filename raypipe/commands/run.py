@@ -336,7 +336,7 @@ def _report(work: Work, session: Session, command: str, status: StatusWriter) ->
         from raypipe.report.page import build  # matplotlib is slow to import
 
         own = of_report(experiment)
-        build(session.run_dir, work.name, experiment.report, command, None, own)
+        build(session.run_dir, work.name, experiment.report, command, own)
     session.ledger.put("runs", {_SHOWN: {"all": True}})
     results = results_of(session.run_dir)
     status.key_result = results.key_result

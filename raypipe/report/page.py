@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.config.levels import shorten
 from raypipe.config.matrix import SEED, is_seed, value_text
-from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback
-from raypipe.report.formatting import counted, heading, number, with_interval, with_unit
+from raypipe.report.formatting import counted, heading, with_interval
 from raypipe.report.parts import (
     Answers,
     Code,
@@ -37,16 +35,13 @@ from raypipe.report.parts import (
 )
 from raypipe.report.plots import rows
 from raypipe.report.results import (
-    PREFIX,
     SWEEP,
     Declarations,
     RunResults,
     Searched,
     Tables,
-    best_place,
     better_by_name,
     count_points,
-    is_better,
     points,
     seeds_needed,
     variants_of,
@@ -72,12 +67,7 @@ Sections = Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]]
 
 _WORST = ("failed", "out_of_memory", "interrupted")
 _FILE = "config.yaml"
-_KEPT = (
-    "The folder code keeps the code that ran: raypipe show --code prints it, and raypipe replay "
-    "computes results again."
-)
 _MOST_TILES = 8
-_MOST_COLUMNS = 3  # with results that are not finite that are named
 _MOST_SENTENCES = 3  # of an answer
 _MOST_UNITS = 3
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
@@ -88,22 +78,16 @@ def build(
     title: str,
     sections: Sections | None,
     command: str,
-    variant: str | None = None,
     declared: Declarations | None = None,
 ) -> str:
     """Write ``report/index.html`` and ``report/figures/``; return the path of the page.
 
     ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
-    ``command`` the one that continues this run. ``sections`` show one point of a matrix: that of
-    ``variant``, by default the best one of a search, otherwise the first.
+    ``command`` the one that continues this run. ``sections`` show one point of a matrix.
     ``declared`` are its tables and metrics, which the summary and the tables' sections are made of.
-
-    Raises:
-        ConfigError: ``variant`` names no point.
-
     """
     tables = read_tables(run_dir)
-    point = _point(tables, variant)
+    point = _point(tables)
     own: Sequence[Section] = ()
     try:
         own = sections(_of_point(tables, point) if point else tables) if sections else ()
@@ -118,22 +102,16 @@ def build(
     return f"{run_dir.report}/index.html"
 
 
-def _point(tables: Tables, variant: str | None) -> dict[str, str] | None:
-    """Return the point of a matrix that the experiment's sections show; None without a matrix."""
-    names = {
-        ",".join(f"{key}={value}" for key, value in sorted(point.items())): point
-        for point in points(tables)
-    }
-    if variant is not None:
-        if variant in names:
-            return names[variant]
-        there = ", ".join(names) or "this run has no matrix"
-        raise ConfigError(f"--variant {variant}: is not a point (there are: {shorten(there)})")
-    search, best = Searched.of(tables), {}
+def _point(tables: Tables) -> dict[str, str] | None:
+    """Return the point of a matrix that the experiment's sections show; None without a matrix.
+
+    It is the best one of a search, else the first.
+    """
+    every, search, best = points(tables), Searched.of(tables), {}
     for point in search.front["point"].head(1) if search is not None else ():
         best = {key: value_text(value) for key, value in json.loads(point).items()}
-    preferred = (point for point in names.values() if best.items() <= point.items())
-    return next(preferred, next(iter(names.values()), None))
+    preferred = (point for point in every if best.items() <= point.items())
+    return next(preferred, next(iter(every), None))
 
 
 def _of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
@@ -266,58 +244,18 @@ def came_out(run: RunResults) -> list[Part]:
     parts: list[Part] = [part for section in run.sections for part in section.findings]
     if shown := summary_tiles(run):
         parts.append(Tiles(shown))
-    if texts := run.not_finite:
-        more = len(texts) - _MOST_COLUMNS
-        named = [text.rstrip(".") for text in texts[:_MOST_COLUMNS]]
-        parts.append("; ".join([*named, *[f"{more} more are not"] * (more > 0)]) + ".")
+    parts += run.not_finite
     if not parts and run.declared.core is not None:
         parts.append("No table has a number.")
     return parts
 
 
 def summary_tiles(run: RunResults) -> list[Tile]:
-    """Return a tile for each best result and for the model of each training stage."""
-    models = [] if run.varied else list(_models(run))
-    trainings = [] if models else run.training_headlines
+    """Return a tile for each best result, and for the best training of each stage."""
     named = {best.metric for best in run.measured}
-    bests = [*run.measured, *(best for best in trainings if best.metric not in named)]
-    tiles = [*map(tile, [*bests, *run.recommended]), *models]
+    bests = [*run.measured, *(b for b in run.training_headlines if b.metric not in named)]
+    tiles = [*map(tile, [*bests, *run.recommended])]
     return (tiles or [each for of in run.results for each in range_tiles(of)])[:_MOST_TILES]
-
-
-def _models(run: RunResults) -> Iterator[Tile]:
-    """Yield the best model of each training stage by its first held-out metric.
-
-    A model is that of the best step if held-out data chose it, else that of the last step.
-    """
-    steps = run.tables.get("trials", pd.DataFrame()).reindex(columns=["trial_id", "best_step"])
-    chosen = dict(steps.dropna().to_numpy())
-    measured = [(column, every) for column, every in run.evaluations if column.better]
-    for stage in dict.fromkeys(stage for _, every in measured for stage in every["stage"]):
-        column, every = next(of for of in measured if stage in set(of[1]["stage"]))
-        trials = dict(list(every[every["stage"] == stage].groupby("trial_id", sort=False)))
-        models = pd.DataFrame([_kept(own, chosen.get(trial)) for trial, own in trials.items()])
-        kept = models.loc[best_place(models["value"], column.better)]
-        own = trials[kept["trial_id"]]
-        last, best = own.iloc[-1]["value"], own.loc[best_place(own["value"], column.better)]
-        note = f"{stage}, at the end"
-        if kept["trial_id"] in chosen:
-            note = f"{stage}, best of {counted(len(own), 'evaluation')}, at step "
-            note += f"{kept['step']:.0f}; {number(last)} at the end"
-        elif best["value"] != last:
-            note += f"; {number(best['value'])} at step {best['step']:.0f}"
-        if np.isfinite(kept["baseline"]):
-            baseline = heading(column.baseline.removeprefix(PREFIX))
-            note += f"; {baseline} {number(kept['baseline'])}"
-        label = with_unit(column.name, column.unit, column.better)
-        tone = "" if is_better(kept["value"], kept["baseline"], column.better) else "warn"
-        yield Tile(label, number(kept["value"]), note, tone)
-
-
-def _kept(evaluations: pd.DataFrame, step: float | None) -> pd.Series[Any]:
-    """Return the evaluation of the model that a training kept: that at a step, else the last."""
-    chosen = evaluations[evaluations["step"] == step]
-    return (chosen if len(chosen) else evaluations).iloc[-1]
 
 
 def certainty(run: RunResults) -> Iterator[str]:
@@ -327,7 +265,7 @@ def certainty(run: RunResults) -> Iterator[str]:
         counts = dict.fromkeys(f([best.runs for best in repeated]) for f in (min, max))
         several = " to ".join(map(str, counts))
         yield f"Means of {several} repetitions; ± is Student's 95 % confidence interval."
-    elif (run.headlines or run.evaluations) and not run.tested:
+    elif run.headlines and not run.tested:
         several = " of each" if any(len(best.points) > 1 for best in run.headlines) else ""
         yield f"One run{several}, no interval over seeds."
     yield from run.tested
@@ -407,7 +345,7 @@ def _repeat(run: RunResults) -> Iterator[Part]:
     if not repeated:
         equal = any(best.ties > 1 for best in run.headlines[:1])
         lost = any(best.baseline and best.baseline.gain <= 0 for best in run.headlines)
-        if (run.headlines or run.evaluations) and not equal and not lost:
+        if run.headlines and not equal and not lost:
             yield f"Repeat with {needed} seeds to find out what is chance, with:"
             yield Code(_seeds(run, needed) or f"--matrix runs={needed}")
         return
@@ -476,19 +414,12 @@ def _repetition(run: RunResults) -> Section:
     """Return the commands that repeat a run elsewhere, and what they need."""
     parts: list[Part] = []
     if run.configuration:
-        commands, notes = [f"raypipe run {_FILE} --run-dir repeated"], []
-        for node in run.nodes.head(1).to_dict("records"):
-            if isinstance(commit := node.get("git_commit"), str):
-                commands.insert(0, f"git checkout {commit.rstrip('+')}")
-                if node.get("git_dirty") in (True,):
-                    notes = [f"Files differed from this commit when the run started. {_KEPT}"]
-            else:
-                notes = [f"The run did not start in a git repository. {_KEPT}"]
         parts += [
             "The configuration below has every setting, also those of the profile. Save it as "
             f"{_FILE}, then:",
-            Code("\n".join(commands)),
-            *notes,
+            Code(f"raypipe run {_FILE} --run-dir repeated"),
+            "The folder code of the run keeps the code that ran: raypipe show --code prints it, "
+            "and raypipe replay computes results again.",
             Fold("Resolved configuration", [Code(run.configuration)]),
         ]
     if run.command and run.command not in _asked_command(run):  # which the summary shows

@@ -7,9 +7,8 @@ draws.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,8 +21,7 @@ import pandas as pd
 from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.redaction import without_credentials
-from raypipe.report.formatting import counted, heading, listed
+from raypipe.report.formatting import counted, listed
 from raypipe.report.tables import (
     MATRIX_SEED,
     Headline,
@@ -33,8 +31,6 @@ from raypipe.report.tables import (
     headlines,
     is_number,
     plain,
-    point_label,
-    shape_of,
 )
 from raypipe.stats import runs_needed
 from raypipe.store.run_directory import RunDirectory
@@ -65,7 +61,6 @@ REPEATED = (
     *("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu"),
     *("energy_j", "energy_j_per_sample"),
 )
-_MOST_ROWS = 3  # with a number that is not finite that are named
 _DIRECTIONS: Mapping[str, Any] = {"min": "lower", "max": "higher"}
 _LOGARITHMIC = 30.0  # ratio of the ends of a range from which its logarithm counts
 SPEED = Column("samples_per_s", "real", "", better="higher")
@@ -94,7 +89,6 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
     if VARIANT.name not in rows.columns or not variants:
         return Results(table, plain(rows))
     names = rows[VARIANT.name].astype(str)
-    own = table.axes or shape_of(table, plain(rows[names == names.iloc[0]])).axes
     columns: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})):
         is_argument = table.open and key.removeprefix("arguments.") in table.axes
@@ -104,7 +98,7 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
             is_numeric = all(type(value) in (int, float, type(None)) for value in parsed)
             columns[MATRIX_SEED if key == SEED else key] = parsed if is_numeric else texts
     compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
-    return Results(table, plain(rows.assign(**columns)), [*own, *compared])
+    return Results(table, plain(rows.assign(**columns)), [*table.axes, *compared])
 
 
 def varied(tables: Tables) -> dict[str, list[str]]:
@@ -267,26 +261,6 @@ class Swept:
         return Headline("trials", self.metric, self.stage, ranking, 1, np.nan, points)
 
 
-def sweeps(tables: Tables) -> list[Swept]:
-    """Return the sweeps of a run, in the order of the table ``trials``."""
-    trials, axes = (tables.get(name, pd.DataFrame()) for name in ("trials", "sweep_points"))
-    if trials.empty or axes.empty:
-        return []
-    keys = [str(name) for name in axes if "." in str(name)]
-    swept = trials.merge(axes[["trial_id", *(axes.columns.difference(trials.columns))]])
-    best = tables.get("recommendations", pd.DataFrame({"trained_stage": []}))
-    found = []
-    for stage, own in swept[swept["stage"] == SWEEP].groupby("trained_stage", sort=False):
-        several = [key for key in keys if own[key].map(repr).nunique() > 1]
-        rows = best[best["trained_stage"] == stage]
-        row = {} if rows.empty else dict(rows.iloc[0].dropna())
-        name = str(row.get("metric", SPEED.name))
-        better = _DIRECTIONS[row.get("mode", "max" if name == SPEED.name else "min")]
-        metric = Column(name, "real", "", better=better)
-        found.append(Swept(str(stage), several, _medians(own), row, metric))
-    return found
-
-
 def _medians(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the trials without repeated measurements, with the medians over these.
 
@@ -384,35 +358,51 @@ class RunResults:
 
     @cached_property
     def trained(self) -> list[Results]:
-        """Its trainings with the number that stands for them; of a matrix those of each stage."""
+        """The trainings of each stage, with the number that stands for them."""
         trials = self.tables.get("trials", pd.DataFrame())
         if not {"trial_id", "stage", "status"} <= {*trials.columns}:
             return []
         done = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
-        key, stages = "trial_id", [("", done)]
+        key, found = "variant" if self.varied else "trial_id", []
         if self.varied:
             done = done[done["variant"].isin(list(variants_of(self.tables)))]
-            key, stages = "variant", [(f"-{stage}", own) for stage, own in done.groupby("stage")]
-        found = []
-        for stage, own in stages:
+        for stage, own in done.groupby("stage", sort=False):
             known = [str(column) for column in own if own[column].notna().any()]
             metrics = self.core("trials").columns
             for measure in training_measures(known, metrics, self.monitors)[:1]:
                 axes = () if self.varied else (key,)
-                table = Table(f"trials{stage}", "a training", (measure,), axes=axes)
+                table = Table(f"trials-{stage}", "a training", (measure,), axes=axes)
                 found.append(joined(table, own[[key, measure.name]], self.tables))
         return found
 
     @property
     def training_headlines(self) -> list[Headline]:
-        """The best training; of a matrix the best point by each training stage."""
-        found = [best for results in self.trained for best in results.headlines]
-        return [replace(best, table="trials") for best in found]
+        """The best training of each stage; of a matrix the best point."""
+        found = []
+        for results in self.trained:
+            group = results.table.name.removeprefix("trials-") if len(self.trained) > 1 else ""
+            found += [replace(best, table="trials", group=group) for best in results.headlines]
+        return found
 
     @cached_property
     def sweeps(self) -> list[Swept]:
-        """The swept stages with their trials."""
-        return sweeps(self.tables)
+        """The swept stages with their trials, in the order of the table ``trials``."""
+        trials, axes = (self.tables.get(n, pd.DataFrame()) for n in ("trials", "sweep_points"))
+        if trials.empty or axes.empty:
+            return []
+        keys = [str(name) for name in axes if "." in str(name)]
+        swept = trials.merge(axes[["trial_id", *(axes.columns.difference(trials.columns))]])
+        best = self.tables.get("recommendations", pd.DataFrame({"trained_stage": []}))
+        found = []
+        for stage, own in swept[swept["stage"] == SWEEP].groupby("trained_stage", sort=False):
+            several = [key for key in keys if own[key].map(repr).nunique() > 1]
+            rows = best[best["trained_stage"] == stage]
+            row = {} if rows.empty else dict(rows.iloc[0].dropna())
+            name = str(row.get("metric", SPEED.name))
+            better = _DIRECTIONS[row.get("mode", "max" if name == SPEED.name else "min")]
+            metric = Column(name, "real", "", better=better)
+            found.append(Swept(str(stage), several, _medians(own), row, metric))
+        return found
 
     @property
     def recommended(self) -> list[Headline]:
@@ -432,32 +422,23 @@ class RunResults:
 
     @cached_property
     def not_finite(self) -> list[str]:
-        """How many results are NaN or infinite, and where; they are in no mean and never best."""
-        return [text for results in self.results for text in self._not_finite(results)]
-
-    def _not_finite(self, results: Results) -> Iterator[str]:
-        table, rows, shape = results.table, results.rows, results.shape
-        named = [column.name for column in table.columns if column.better]
-        if table.open and not named:
-            named = [column.name for column in shape.numbers]
-        where = [name for name in (*shape.groups, *shape.axes, *shape.seeds)
-                 if rows[name].nunique(dropna=False) > 1]  # fmt: skip
-        for name in (name for name in named if name in rows):
-            values = as_numbers(rows[name])
-            is_bad = ~np.isfinite(values)
-            if is_bad.any() and self.directory is not None:
-                cells = read_arrow(self.directory, table.name).column(name)
-                is_bad &= cells.is_valid().to_numpy()  # NaN is a value
-            texts, bad = [], values[is_bad]
-            for kind, own in bad.groupby(bad.map(str), sort=False):
-                labels = [without_credentials(point_label(dict(rows.loc[at, where])))
-                          or f"row {at + 1}" for at in own.index[:_MOST_ROWS]]  # fmt: skip
-                more = len(own) - len(labels)
-                labels += [f"{more} more"] * (more > 0)
-                texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed(labels)}")
-            if texts:
-                count = f"{'any' if is_bad.all() else len(bad)} of {counted(len(rows), 'row')}"
-                yield f"{table.name}.{name} is not finite in {count}: {'; '.join(texts)}."
+        """How many results are NaN or infinite; they are in no mean and never best."""
+        found = []
+        for table, rows, shape in ((each.table, each.rows, each.shape) for each in self.results):
+            named = [column.name for column in table.columns if column.better]
+            if table.open and not named:
+                named = [column.name for column in shape.numbers]
+            for name in (name for name in named if name in rows):
+                is_bad = ~np.isfinite(as_numbers(rows[name]))
+                if is_bad.any() and self.directory is not None:
+                    cells = read_arrow(self.directory, table.name).column(name)
+                    is_bad &= cells.is_valid().to_numpy()  # NaN is a value
+                if is_bad.any():
+                    count = (
+                        f"{'any' if is_bad.all() else is_bad.sum()} of {counted(len(rows), 'row')}"
+                    )
+                    found.append(f"{table.name}.{name} is not finite in {count}.")
+        return found
 
     @property
     def beaten(self) -> list[str]:
@@ -471,13 +452,6 @@ class RunResults:
                 subject = f"{best.leaders or 'The best row'} {'are' if best.ties > 1 else 'is'}"
                 text = f"{subject} not better than the baseline {best.baseline.label} in"
                 lost.setdefault(text, []).append(best.name)
-        for column, every in self.evaluations:
-            for trial, own in every.groupby("trial_id", sort=False) if column.better else ():
-                best = own.loc[best_place(own["value"], column.better)]
-                if not is_better(best["value"], best["baseline"], column.better):
-                    baseline = heading(column.baseline.removeprefix(PREFIX))
-                    text = f"{trial} is not better than the baseline {baseline} in"
-                    lost.setdefault(text, []).append(heading(column.name))
         return [f"{text} {listed(names)}." for text, names in lost.items()]
 
     @cached_property
@@ -492,8 +466,19 @@ class RunResults:
 
     @cached_property
     def evaluations(self) -> list[tuple[Column, pd.DataFrame]]:
-        """The held-out metrics of its trainings, with their values by step."""
-        return evaluations(self.tables, self.core("trials").columns, self.monitors)
+        """Every held-out metric of its trainings with its evaluations, the most important first.
+
+        Trials of a sweep are left out. Rows are by step, with ``stage``, ``trial_id``, ``step``
+        and the finite ``value``. ``better`` of a metric may be empty.
+        """
+        steps = staged(self.tables, "steps").sort_values("step", kind="stable")
+        metrics, found = self.core("trials").columns, []
+        for column in held_out_columns(map(str, steps), metrics, self.monitors):
+            value = as_numbers(steps[column.name])
+            rows = steps[["stage", "trial_id", "step"]].assign(value=value)
+            rows = rows[np.isfinite(rows["value"])]
+            found += [(column, rows)] if len(rows) else []
+        return found
 
     @property
     def tested(self) -> list[str]:
@@ -604,40 +589,6 @@ def training_measures(
     names = list(names)
     found = [each for each in held_out_columns(names, declared, monitors) if each.better]
     return found or [each for each in (LOSS,) if each.name in names]
-
-
-def evaluations(
-    tables: Tables, metrics: Sequence[Column], monitors: Mapping[str, str]
-) -> list[tuple[Column, pd.DataFrame]]:
-    """Return every held-out metric with its evaluations, the most important metric first.
-
-    Trials of a sweep are left out. Rows are by step, with ``stage``, ``trial_id``, ``step``, the
-    finite ``value``, and ``baseline``: the same metric of a baseline, NaN without one. ``better``
-    of a metric may be empty.
-
-    Args:
-        tables: of the run.
-        metrics: declarations of the columns ``eval_...``; others are taken from their names.
-        monitors: the monitored columns (:func:`raypipe.report.results.monitors_of`).
-
-    """
-    steps = staged(tables, "steps").sort_values("step", kind="stable")
-    found = []
-    for column in held_out_columns(map(str, steps), metrics, monitors):
-        value, baseline = (
-            as_numbers(steps[name]) if name in steps else np.nan
-            for name in (column.name, column.baseline)
-        )
-        rows = steps[["stage", "trial_id", "step"]].assign(value=value, baseline=baseline)
-        rows = rows[np.isfinite(rows["value"])]
-        found += [(column, rows)] if len(rows) else []
-    return found
-
-
-def is_better(value: float, baseline: float, better: str) -> bool:
-    """Whether a value is better than that of a baseline, if there is one."""
-    is_above = value > baseline if better == "higher" else value < baseline
-    return is_above or not math.isfinite(baseline)
 
 
 def best_place(values: pd.Series[float], better: str) -> Any:

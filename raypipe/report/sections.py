@@ -32,7 +32,6 @@ from raypipe.report.formatting import (
 from raypipe.report.parts import (
     Code,
     Fold,
-    Heading,
     Part,
     Pill,
     Section,
@@ -55,20 +54,18 @@ from raypipe.report.results import (
     staged,
 )
 from raypipe.report.tables import (
-    LONG,
     Headline,
     Means,
     Results,
     as_numbers,
     is_baseline,
-    is_long,
     is_number,
     means,
     plain,
     point_label,
     value_label,
 )
-from raypipe.store.tables import ADDED, Column, Table
+from raypipe.store.tables import Column, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,10 +74,9 @@ _MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows
 _MOST_LISTED = 20  # rows without repetitions, which are not folded either
 _MOST_RANGES = 4
-_MOST_TEXTS = 3
 _MOST_RANKED = 16
 _MOST_FURTHER = 3
-_MOST_CHARACTERS = 4000
+_LONGEST = 120  # characters of a cell
 _MOST_CELLS = 24  # of an axis of a heat map
 _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
@@ -96,7 +92,7 @@ _WORDS = {"out_of_memory": "OOM", "interrupted": "stopped", "succeeded": ""}
 
 
 def table_section(results: Results, search: Searched | None = None) -> Section:
-    """Return the section of a table: plots, long texts, and the first 50 rows.
+    """Return the section of a table: plots, and the first 50 rows.
 
     Numbers are averaged over repetitions, with Student's 95 % confidence interval. The best values
     come from ``Column.better``; the first screen has them. The section of a search has the numbers
@@ -108,11 +104,11 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
     ends = {f"{column.name}_{end}" for column in shape.numbers for end in ("low", "high")}
     varying = [column for column in shape.numbers
                if rows[column.name].nunique() > 1 and column.name not in ends]  # fmt: skip
-    drawn = [column for column in (better or varying[:2] if results.is_compared else ())
+    drawn = [column for column in (better or varying[:2])
              if search is None or not search.has(table.name, column.name)]  # fmt: skip
     parts: list[Part] = [plot for column in drawn for plot in number_plots(results, column)]
     parts += best_points(results, [column for column in better[:1] if column in drawn])
-    parts += [*_texts(rows), _view(table, rows, title)]
+    parts.append(_view(table, rows, title))
     return Section(title, parts, covers=(table.name,))
 
 
@@ -325,19 +321,6 @@ def _best_points(results: Results, column: Column, by: Sequence[str]) -> TableVi
     return TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)
 
 
-def _texts(rows: pd.DataFrame) -> Iterator[Fold]:
-    """Yield the long texts of the first rows, which a table cannot show."""
-    names = [name for name in rows.columns if name not in ADDED and is_long(rows[name])]
-    for place, row in enumerate(rows[names].head(_MOST_TEXTS).to_dict("records")):
-        parts: list[Part] = []
-        for name, text in row.items():
-            if isinstance(text, str) and text:
-                cut = "…" if len(text) > _MOST_CHARACTERS else ""
-                parts += [Heading(heading(str(name))), Code(text[:_MOST_CHARACTERS] + cut)]
-        if parts:
-            yield Fold(f"Texts of row {place + 1} of {number(len(rows))}", parts)
-
-
 def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView:
     first, caption = rows.head(_MOST_ROWS), counted(len(rows), "row")
     if table.row:
@@ -346,7 +329,7 @@ def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView:
 
 
 def _cut(value: Any) -> Any:
-    return f"{value[:LONG]}…" if isinstance(value, str) and len(value) > LONG else value
+    return f"{value[:_LONGEST]}…" if isinstance(value, str) and len(value) > _LONGEST else value
 
 
 def configuration(title: str, point: Mapping[str, Any]) -> Fold:
@@ -492,8 +475,7 @@ def variants_section(run: RunResults, shown: Mapping[str, str] | None) -> Sectio
     text = f"{counted(count, 'point')}, {counted(seeds, 'seed')}."
     if shown and run.sections:
         name = ",".join(f"{key}={value}" for key, value in sorted(shown.items()))
-        text += f" The experiment's own sections show the point {name}; "
-        text += "raypipe report RUN_DIR --variant POINT shows another one."
+        text += f" The experiment's own sections show the point {name}."
     parts: list[Part] = [text]
     search = run.search
     searched = search.keys if search is not None else ()  # compared in the section of the search
@@ -602,7 +584,7 @@ def trials_view(
     """Return the columns of trials that their table shows, and their held-out metrics."""
     shown = run.core("trials").shown or own_columns(trials)
     ends = [str(name) for name in trials if str(name).startswith(PREFIX)]
-    meanings = {name: f"{heading(name)} at the last evaluation" for name in ends}
+    meanings = {name: f"{heading(name)} of the model that is kept" for name in ends}
     meanings = run.core("trials").meanings | meanings
     columns = list(dict.fromkeys([*first, *shown, *ends]))
     trials = trials.assign(status=cells(map(Pill.of_status, trials["status"].astype(str))))

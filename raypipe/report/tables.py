@@ -1,6 +1,6 @@
 """Points of a table: the roles of its columns, means over repetitions, and the best point.
 
-Roles follow from the declaration of the table where it names them, otherwise from the rows.
+Roles follow from the declaration of the table.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ from raypipe.store.tables import ADDED, Column, Table
 MATRIX_SEED = "matrix seed"
 #: columns that number the repetitions of a row, unless they are axes
 _REPETITIONS = ("run", SEED, MATRIX_SEED)
-_MOST_VALUES = 50  # of an axis that is found in the rows
-_LONGEST = 60  # characters of a value of such an axis
-_MOST_AXES = 4
-#: characters from which a text is shown in full for the first rows only
-LONG = 120
-_FIRST_ROWS = 50
 _NUMERIC = ("integer", "floating", "mixed-integer-float")  # of pandas
 _SCALARS = (str, Real, pd.Timestamp, type(None))
 _ROUNDING = 1e-9  # relative difference that is none
@@ -209,11 +203,6 @@ class Results:
         return shape_of(self.table, self.rows, self.axes)
 
     @property
-    def is_compared(self) -> bool:
-        """Whether its axes are declared or varied, and not only found in the rows."""
-        return bool(self.axes or self.table.axes)
-
-    @property
     def own(self) -> pd.DataFrame:
         """The rows that are not of a baseline."""
         return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
@@ -241,8 +230,7 @@ def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None
     Args:
         table: the declaration; it may lack columns of the rows.
         rows: as :func:`plain` returns them.
-        axes: the columns that were varied; by default those that the table declares, otherwise
-            those that tell the rows apart; none of a table of long texts.
+        axes: the columns that were varied; by default those that the table declares.
 
     """
     columns = [name for name in rows.columns if name not in ADDED]
@@ -256,11 +244,6 @@ def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None
         for name in (*_REPETITIONS, *of_matrix)
         if name in columns and name not in given and several[name] > 1
     )
-    is_open = axes is None and not table.axes
-    if is_open and not any(is_long(rows[name]) for name in columns):
-        measures = {name for name, column in declared.items() if column.better}
-        given = _found_axes(rows.drop(columns=[*ADDED, *measures], errors="ignore"),
-                            [*seeds, *groups])  # fmt: skip
     varied = tuple(
         name
         for name in dict.fromkeys(given)
@@ -275,39 +258,10 @@ def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None
     return Shape(varied, groups, seeds, tuple(numbers))
 
 
-def _found_axes(rows: pd.DataFrame, taken: Sequence[str]) -> list[str]:
-    """Return the columns that tell the rows apart: texts first, then numbers that repeat."""
-    several = rows.nunique()
-    free = [name for name in map(str, rows) if name not in taken and several[name] > 1
-            and not pd.api.types.is_datetime64_any_dtype(rows[name])]  # fmt: skip
-    numbers = [name for name in free if is_number(rows[name])]
-    texts = [name for name in free if name not in numbers and several[name] <= _MOST_VALUES
-             and not is_long(rows[name], _LONGEST)]  # fmt: skip
-    most = min(_MOST_VALUES, len(rows) // 2)
-    axes: list[str] = []
-    for name in (*texts, *(name for name in numbers if several[name] <= most)):
-        count = _combinations(rows, [*taken, *axes])
-        if count == len(rows) or len(axes) == _MOST_AXES:
-            break
-        if _combinations(rows, [*taken, *axes, name]) > count:
-            axes.append(name)
-    return axes
-
-
-def _combinations(rows: pd.DataFrame, names: Sequence[str]) -> int:
-    return len(rows[list(names)].drop_duplicates()) if names else 1
-
-
 def is_number(values: pd.Series[Any]) -> bool:
     """Whether a column has numbers, and not only missing values."""
     known = values.dropna()
     return bool(len(known)) and pd.api.types.infer_dtype(known) in _NUMERIC
-
-
-def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
-    """Whether a column has texts longer than this number of characters, by its first rows."""
-    first = values.head(_FIRST_ROWS)
-    return any(isinstance(value, str) and len(value) > length for value in first)
 
 
 def as_numbers(values: pd.Series[Any]) -> pd.Series[float]:

@@ -27,7 +27,7 @@ from raypipe.store.ledger import INTERNAL, Ledger, Row
 from raypipe.store.run_directory import RunDirectory
 
 #: metadata of Parquet columns and files, so that a run directory can be read without its experiment
-_BETTER, _AXIS, _DECLARED = b"better", b"axis", b"raypipe"
+_BETTER, _DECLARED = b"better", b"raypipe"
 #: what the metadata of a file has of its table's declaration
 _STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
 #: types of columns: that of Arrow, and those of the values in the ledger
@@ -47,8 +47,7 @@ class Column:
     """A column of a results table: its type, a line of meaning, and the unit of its values.
 
     Values of the types ``texts`` and ``reals`` are lists. ``better`` says which values are better,
-    if that is what the column measures. ``baseline`` is the column with the same number of a
-    baseline.
+    if that is what the column measures.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Column:
     meaning: str
     unit: str = ""
     better: Literal["lower", "higher", ""] = ""
-    baseline: str = ""
 
 
 #: columns that the framework adds to every table
@@ -82,7 +80,7 @@ class Table:
         optional: whether it is written only if it has rows.
         open: whether rows have further columns, which are known once they are written.
         axes: columns whose values the report compares and draws, such as ``method``; without them
-            best rows are named by what tells the rows apart.
+            best rows are named by their number.
         groups: columns whose values are not comparable, such as a corpus: each has its best row.
         baselines: values of an axis that are baselines, which the report compares the best row
             with.
@@ -238,7 +236,7 @@ def read_table(run_dir: RunDirectory, table: str, partition: str | None = None) 
 def read_arrow(run_dir: RunDirectory, table: str, partition: str | None = None) -> pa.Table:
     """Return a table as :func:`read_table`, with the types of its columns.
 
-    The metadata of a column has ``better`` and ``axis``, where the table declares them.
+    The metadata of a column has ``better``, where the table declares it.
 
     Raises:
         ConfigError: a file is damaged.
@@ -296,11 +294,6 @@ def better(schema: pa.Schema) -> dict[str, str]:
     return {name: value.decode() for name, value in found if value in (b"lower", b"higher")}
 
 
-def axes(schema: pa.Schema) -> list[str]:
-    """Return the columns that tell points apart, as the table declares them: groups and axes."""
-    return [field.name for field in schema if _AXIS in (field.metadata or {})]
-
-
 def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
     """Return every table of a run directory, by name."""
     return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
@@ -339,9 +332,7 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
         added = [name for name in arrays if name in ADDED]
         names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    known = {name: {_AXIS: ""} for name in (*table.groups, *table.axes)}
-    for column in (each for each in table.columns if each.better):
-        known[column.name] = known.get(column.name, {}) | {_BETTER: column.better}
+    known = {column.name: {_BETTER: column.better} for column in table.columns if column.better}
     fields = [pa.field(_plain(n), a.type, metadata=known.get(n)) for n, a in arrays.items()]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 

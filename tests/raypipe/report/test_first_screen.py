@@ -43,7 +43,7 @@ MEASURES = Table(
 METRICS = (
     Column("eval_loss", "real", "Loss.", better="lower"),
     Column("eval_accuracy", "real", "Accuracy.", better="higher"),
-    Column("eval_regret", "real", "Regret.", "m", "lower", baseline="eval_random_regret"),
+    Column("eval_regret", "real", "Regret.", "m", "lower"),
 )
 CORE = by_name(with_metrics((*COMMON, SEARCH), METRICS))
 NOTHING = ["The tables suggest no next step."]
@@ -227,10 +227,7 @@ def _paragraphs(text: str) -> list[str]:
     return [html.unescape(re.sub(r"<[^>]+>", "", each)).strip() for each in found]
 
 
-NOT_FINITE = (
-    "calls.y is not finite in 2 of 3 rows: NaN at x=0; inf at x=1; calls.z is not finite in any of "
-    "3 rows: NaN at x=0, x=1 and x=2."
-)
+NOT_FINITE = ["calls.y is not finite in 2 of 3 rows.", "calls.z is not finite in any of 3 rows."]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +236,7 @@ NOT_FINITE = (
         (lambda x: {"y": 1.0}, {"x": range(9)}, {"maximize": "y"},
          {"What to do next": NOTHING}),
         (lambda x: {"y": [math.nan, math.inf, 1.0][x], "z": math.nan}, {"x": range(3)},
-         {"maximize": ["y", "z"]}, {"What came out": [NOT_FINITE]}),
+         {"maximize": ["y", "z"]}, {"What came out": NOT_FINITE}),
         (lambda x, seed: {"y": x + seed % 3, "z": -x}, {"x": range(3), "seed": range(4)},
          {"maximize": ["y", "z"]}, {}),
         (lambda x, k: {"y": x * k}, {"x": 1, "k": [1, 2]},

@@ -70,8 +70,8 @@ def _page(section: Section) -> Page:
     return Page(render("x", None, [section])["index.html"].decode())
 
 
-def test_axes_and_repetitions_are_found_in_the_rows() -> None:
-    shape = shape_of(SCORES, plain(_grid()))
+def test_repetitions_and_numbers_are_found_in_the_rows() -> None:
+    shape = shape_of(SCORES, plain(_grid()), ["C", "kernel"])
     assert set(shape.axes) == {"C", "kernel"}
     assert shape.seeds == ("seed",)
     assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
