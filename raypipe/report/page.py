@@ -10,7 +10,6 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +39,6 @@ from raypipe.report.results import (
     RunResults,
     Searched,
     Tables,
-    better_by_name,
     count_points,
     points,
     seeds_needed,
@@ -287,9 +285,9 @@ def _against(best: Headline, name: str, rival: Rival) -> Iterator[str]:
 
 
 def next_step(run: RunResults) -> list[Part]:
-    """Return the first that applies: continue, say what is better, the experiment's, more seeds."""
+    """Return the first that applies: continue, the experiment's advice, more seeds."""
     advised = [] if run.varied else [each.advice for each in run.sections if each.advice]
-    steps = (_failed(run), _undirected(run), next(iter(advised), ()), _repeat(run))
+    steps = (_failed(run), next(iter(advised), ()), _repeat(run))
     return next(filter(None, map(list, steps)), ["The tables suggest no next step."])
 
 
@@ -315,23 +313,6 @@ def _failed(run: RunResults) -> Iterator[Part]:
         yield Code("\n".join(lines))
 
 
-def _undirected(run: RunResults) -> Iterator[Part]:
-    """Yield how to say which returned number is better, for a function of which nothing says so."""
-    calls = next((results for results in run.results if results.table.open), None)
-    if run.calls is None or calls is None or any(c.better for c in calls.table.columns):
-        return
-    names = [each.name for each in calls.shape.numbers if each not in calls.table.columns]
-    if names:
-        known = next((name for name in names if better_by_name(name)), names[0])
-        option = "minimize" if better_by_name(known) == "lower" else "maximize"
-        yield "Say which number is better; stored calls are not computed again. Add to the command:"
-        form = {
-            "raypipe map": f"--{option} {known}",
-            "raypipe run": f"'{option}=[{known}]'",
-        }.get(" ".join(run.command.split()[:2]), f"{option}='{known}'")  # of Python
-        yield Code(form)
-
-
 def _repeat(run: RunResults) -> Iterator[Part]:
     """Yield more seeds where a point has one run, or too few to tell the best from others.
 
@@ -341,34 +322,28 @@ def _repeat(run: RunResults) -> Iterator[Part]:
     if "seed:" not in run.configuration or run.tested or rows(run.tables, "race") is not None:
         return
     needed = seeds_needed(run.tables)
-    repeated = [best for best in run.headlines if best.runs > 1]
-    if not repeated:
-        equal = any(best.ties > 1 for best in run.headlines[:1])
-        lost = any(best.baseline and best.baseline.gain <= 0 for best in run.headlines)
-        if run.headlines and not equal and not lost:
-            yield f"Repeat with {needed} seeds to find out what is chance, with:"
-            yield Code(_seeds(run, needed) or f"--matrix runs={needed}")
-        return
-    best = repeated[0]
-    more = needed if best.runs < needed else 2 * best.runs
-    for rival in (best.baseline, best.second if best.ties == 1 else None):
-        if rival is not None and rival.may_be_chance and rival.half > 0:
-            option = _seeds(run, more) or (best.repeats and f"{best.repeats}={more}")
-            text = f"{best.runs} repetitions cannot tell {best.leaders} from {rival.label} by "
-            yield f"{text}{best.name}: take {more}{', with:' if option else '.'}"
-            yield from [Code(option)] if option else []
-            return
+    for best in sorted(run.headlines, key=lambda best: best.runs == 1)[:1]:
+        rivals = (best.baseline, best.second if best.ties == 1 else None)
+        doubtful = any(r is not None and r.may_be_chance and r.half > 0 for r in rivals)
+        if best.runs == 1:
+            lost = any(each.baseline and each.baseline.gain <= 0 for each in run.headlines)
+            doubtful = best.ties == 1 and not lost
+        more = needed if best.runs < needed else 2 * best.runs
+        option = f"{best.repeats}={more}" if best.repeats else _seeds(run, more)
+        if doubtful and option:
+            yield f"Repeat with {more} seeds to find out what is chance, with:"
+            yield Code(option)
 
 
 def _seeds(run: RunResults, count: int) -> str:
     """Return what gives a matrix or a function ``count`` seeds in the same run; else empty."""
     keys, calls = [key for key in run.varied if is_seed(key)], run.tables.get("calls")
-    if keys == [SEED]:
-        return f"--matrix runs={count}"
-    values: Sequence[Any] = run.varied[keys[0]] if len(keys) == 1 else []
-    key = f"--matrix {shlex.quote(keys[0])}" if values else SEED
-    if calls is not None and SEED in calls and not keys:
-        values = list(calls[SEED])
+    if not keys and calls is not None and SEED in calls:
+        key, values = SEED, list(calls[SEED])
+    elif len(keys) == 1 and keys != [SEED]:
+        key, values = f"--matrix {shlex.quote(keys[0])}", run.varied[keys[0]]
+    else:
+        return f"--matrix runs={count}" if len(keys) < 2 else ""
     least = float(pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").min())
     return f"{key}={least:.0f}..{least + count - 1:.0f}" if least.is_integer() else ""
 

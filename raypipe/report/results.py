@@ -464,22 +464,6 @@ class RunResults:
         newest = known["command_id"].iloc[-1:]
         return found[found["command_id"].isin(newest)].drop_duplicates("hostname")
 
-    @cached_property
-    def evaluations(self) -> list[tuple[Column, pd.DataFrame]]:
-        """Every held-out metric of its trainings with its evaluations, the most important first.
-
-        Trials of a sweep are left out. Rows are by step, with ``stage``, ``trial_id``, ``step``
-        and the finite ``value``. ``better`` of a metric may be empty.
-        """
-        steps = staged(self.tables, "steps").sort_values("step", kind="stable")
-        metrics, found = self.core("trials").columns, []
-        for column in held_out_columns(map(str, steps), metrics, self.monitors):
-            value = as_numbers(steps[column.name])
-            rows = steps[["stage", "trial_id", "step"]].assign(value=value)
-            rows = rows[np.isfinite(rows["value"])]
-            found += [(column, rows)] if len(rows) else []
-        return found
-
     @property
     def tested(self) -> list[str]:
         """The outcome of the experiment's own tests, in words.

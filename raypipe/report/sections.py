@@ -50,6 +50,7 @@ from raypipe.report.results import (
     Swept,
     best_place,
     count_points,
+    held_out_columns,
     key_importance,
     staged,
 )
@@ -597,27 +598,22 @@ def training_plots(run: RunResults) -> Iterator[Plot]:
     Each stage has its own plots, of what its tables declare as shown. A sweep's trials have other
     plots.
     """
-    by_metric = [(column.name, column.better, stage, own) for column, rows in run.evaluations
-                 for stage, own in rows.groupby("stage", sort=False)]  # fmt: skip
-    for metric, better, stage, own in by_metric:
-        labels = short_names(list(dict.fromkeys(own["trial_id"])))
-        drawn = [Line(labels[str(trial)], *map(thinned, one[["step", "value"]].to_numpy(float).T))
-                 for trial, one in own.groupby("trial_id", sort=False)]  # fmt: skip
-        if max(len(line.x) for line in drawn) > 1:
-            caption = f"{better.capitalize()} is better; a ring is the best step." if better else ""
-            yield step_plot(str(stage), metric, drawn, "optimizer step", caption, better)
     for name in ("steps", "gpu_samples"):
-        rows = staged(run.tables, name)
-        xlabel = "optimizer step"
+        rows, xlabel = staged(run.tables, name), "optimizer step"
         if "at" in rows:
             begun = rows.groupby("stage")["at"].transform("min")
             rows = rows.assign(step=(rows["at"] - begun).dt.total_seconds())
             xlabel = "time, s"
-        for column in (column for column in run.core(name).shown if column in rows):
-            for own_stage, own in rows.groupby("stage", sort=False):
-                if np.unique(finite(as_numbers(own[column]))).size > 1:
-                    drawn = step_lines(own, column)
-                    yield step_plot(str(own_stage), column, drawn, xlabel)
+        shown = [Column(column, "real", "") for column in run.core(name).shown if column in rows]
+        metrics = held_out_columns(map(str, rows), run.core("trials").columns, run.monitors)
+        for column in (*metrics, *shown):
+            better, caption = column.better, ""
+            if better:
+                caption = f"{better.capitalize()} is better; a ring is the best step."
+            for stage, own in rows.groupby("stage", sort=False):
+                if np.unique(finite(as_numbers(own[column.name]))).size > 1:
+                    drawn = step_lines(own, column.name)
+                    yield step_plot(str(stage), column.name, drawn, xlabel, caption, better)
 
 
 def step_plot(
@@ -633,7 +629,7 @@ def step_lines(
 ) -> list[Line]:
     """Return a line per trial, attempt and worker; of one trial they are named by worker.
 
-    It is the running median over a thirtieth of the points, which keeps jumps.
+    It is the running median over a thirtieth of the points, which keeps jumps; not of evaluations.
     """
     each = "rank" if "rank" in rows and rows["trial_id"].nunique() == 1 else "trial_id"
     rows = rows[np.isfinite(as_numbers(rows[column]))].dropna(subset=each)
@@ -645,7 +641,7 @@ def step_lines(
     drawn = []
     for (of, *_), own in rows.groupby(list(several), sort=False):
         raw = as_numbers(own[column])
-        window = max(1, len(raw) // 30) | 1
+        window = 1 if column.startswith(PREFIX) else max(1, len(raw) // 30) | 1
         smooth = raw.rolling(window, center=True, min_periods=1).median()
         x, y, thin = (thinned(values.to_numpy(float)) for values in (own["step"], smooth, raw))
         label = f"worker {of:.0f}" if labels is None else labels[str(of)]
