@@ -144,8 +144,8 @@ class Run:
         for each in bests:
             if metric in ("", each.column.name, each.metric):
                 points = [plain(dict(point.values)) for point in each.ranking[: each.ties]]
-                key = each.key_result
-                return Best(each.metric, key.better, key.value, points, each.runs, key.text)
+                better, mean = each.column.better, each.mean
+                return Best(each.metric, better, mean, points, each.runs, each.result)
         if not metric:
             return None
         known = ", ".join(dict.fromkeys(each.metric for each in bests)) or "none"

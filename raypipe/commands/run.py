@@ -184,7 +184,7 @@ def execute(
             display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
             if status is not None:
                 with suppress(ConfigError, OSError):
-                    status.key_result = results_of(place).key_result
+                    status.result = results_of(place).result
         elif failed or place.list(place.logs):
             display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
         if failed:
@@ -339,9 +339,9 @@ def _report(work: Work, session: Session, command: str, status: StatusWriter) ->
         build(session.run_dir, work.name, experiment.report, command, own)
     session.ledger.put("runs", {_SHOWN: {"all": True}})
     results = results_of(session.run_dir)
-    status.key_result = results.key_result
-    if results.key_result is not None:
-        say(f"result: {results.key_result.text}")
+    status.result = results.result
+    if results.result:
+        say(f"result: {results.result}")
         is_sweep = work.graph.only == (SWEEP,)  # whose end shows its points
         if len(results.bests[0].ranking) > 1 and not is_sweep:
             say(_leading(results.bests[0]))

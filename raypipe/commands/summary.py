@@ -91,11 +91,6 @@ class Summary:
         return self.details.duration_s + self.since_s if self.ago else None
 
     @property
-    def result(self) -> str:
-        """The result that stands for the run, in words."""
-        return self.details.key_result.text if self.details.key_result is not None else ""
-
-    @property
     def progress(self) -> str:
         """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
         rows = self.details.running
@@ -152,7 +147,7 @@ def summary(run: RunDirectory) -> Summary:
         known = run_status.read(run) or known  # it may have ended since the status was read
     if known.status == "running":
         with suppress(ConfigError):  # what it had computed is in the tables
-            known = replace(known, key_result=results_of(run).key_result)
+            known = replace(known, result=results_of(run).result)
         known = replace(known, status="interrupted", message=KILLED)
     return Summary(run, known)
 
@@ -227,7 +222,7 @@ def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
             "started": each.ago,
             "took": "" if each.duration_s is None else rough(each.duration_s),
             "stages": " ".join(filter(None, (counted, each.progress and f"({each.progress})"))),
-            "result": each.result,
+            "result": each.details.result,
         }
         rows.append(row)
     if all(row["experiment"] in row["run"].split("/") for row in rows):
@@ -441,7 +436,7 @@ def _ending(found: Summary) -> str:
     why = f" ({message})" if message else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
     stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
-    parts = filter(None, (f"{found.status}{why}{took}", stages, found.result))
+    parts = filter(None, (f"{found.status}{why}{took}", stages, found.details.result))
     return f"{', '.join(parts)}: {found.run.shown}"
 
 

@@ -34,7 +34,6 @@ from raypipe.report.tables import (
 )
 from raypipe.stats import runs_needed
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.run_status import KeyResult
 from raypipe.store.tables import VARIANT, Column, Table, read_arrow
 
 if TYPE_CHECKING:
@@ -324,9 +323,9 @@ class RunResults:
         return self.headlines or self.recommended
 
     @property
-    def key_result(self) -> KeyResult | None:
-        """The first of the best results, which stands for the run; None without any."""
-        return self.bests[0].key_result if self.bests else None
+    def result(self) -> str:
+        """The first of the best results, which stands for the run; empty without any."""
+        return self.bests[0].result if self.bests else ""
 
     @cached_property
     def headlines(self) -> list[Headline]:

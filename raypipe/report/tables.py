@@ -20,7 +20,6 @@ from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.redaction import printable, without_credentials
 from raypipe.report.formatting import heading, listed, with_unit
 from raypipe.stats import half_width, ranked
-from raypipe.store.run_status import KeyResult
 from raypipe.store.tables import ADDED, Column, Table
 
 #: the column with the seed of a matrix, which is joined to the rows
@@ -183,10 +182,9 @@ class Headline:
         return ", ".join(filter(None, [without_credentials(self.group), self.leaders, repeated]))
 
     @property
-    def key_result(self) -> KeyResult:
-        """The result as a run's status has it, and the end of a command prints it."""
-        column = self.column
-        return KeyResult(self.table, column.name, self.mean, column.better, self.text)
+    def result(self) -> str:
+        """The result in words: ``accuracy 0.931 (transformer, mean of 3)``."""
+        return f"{self.column.name} {self.mean:.4g}" + (f" ({self.text})" if self.text else "")
 
 
 @dataclass(frozen=True)

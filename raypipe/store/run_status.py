@@ -66,32 +66,12 @@ class RunningStage(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class KeyResult:
-    """The result that stands for a run: the best value of a table's first measure.
-
-    ``label`` is what tells its row from the others, such as the method; ``better`` is ``lower`` or
-    ``higher``.
-    """
-
-    table: _Text
-    column: _Text
-    value: float
-    better: _Text
-    label: _Text = ""
-
-    @property
-    def text(self) -> str:
-        """The result in words: ``accuracy 0.931 (transformer)``."""
-        return f"{self.column} {self.value:.4g}" + (f" ({self.label})" if self.label else "")
-
-
-@dataclass(frozen=True)
 class RunStatus:
     """Status of the newest command of a run directory.
 
     Times are ISO 8601, UTC. ``status`` is running, succeeded, failed or interrupted; a killed
     command leaves ``running``. ``earlier_s`` are the seconds of earlier commands. ``messages`` are
-    the last lines that the command printed, each with its number.
+    the last lines that the command printed, each with its number. ``result`` stands for the run.
     """
 
     experiment: _Text
@@ -115,7 +95,7 @@ class RunStatus:
     use: _Text = ""
     running: tuple[RunningStage, ...] = ()
     messages: tuple[tuple[int, _Text], ...] = ()
-    key_result: KeyResult | None = None
+    result: _Text = ""
 
     @property
     def duration_s(self) -> float:
@@ -170,7 +150,7 @@ class StatusWriter:
         period = _PERIOD_S if run_dir.is_local else _REMOTE_PERIOD_S
         self._status = replace(status, period_s=period)
         #: the result that stands for the run, once it is known
-        self.key_result = status.key_result
+        self.result = status.result
         self._over, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._tick, name="status", daemon=True)
 
@@ -203,7 +183,7 @@ class StatusWriter:
         with self._lock:
             try:
                 self._before()
-                found = {**self._snapshot(), "key_result": self.key_result, "updated_at": now()}
+                found = {**self._snapshot(), "result": self.result, "updated_at": now()}
                 if self._status.status != "running":
                     found |= {"left": "", "use": "", "running": ()}
                 self._status = replace(self._status, **found)
@@ -229,7 +209,7 @@ def first_status(
                 "first_started_at": earlier.first_started_at,
                 "earlier_s": earlier.duration_s,
                 "commands": earlier.commands + 1,
-                "key_result": earlier.key_result,
+                "result": earlier.result,
             }
     fields |= {"host": platform.node(), "pid": os.getpid(), "started_at": at, "updated_at": at}
     return RunStatus(experiment, run_id, command, "running", **fields)

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raypipe as rp
-from raypipe.store.run_status import KeyResult
 from tests.raypipe.report.page_reader import Page
 from tests.raypipe.toy import raypipe
 from tests.scenario import cases, play
@@ -108,10 +107,10 @@ def test_all_views_name_the_same_best_result(better, scores):
     finite = [[x for x in of if isinstance(x, float) and math.isfinite(x)] for of in scores]
     if best is None:
         assert not any(finite)
-        assert (end, listed["key_result"], shown, compared) == ([], None, [], [])
+        assert (end, listed["result"], shown, compared) == ([], "", [], [])
         return
     assert end == [best.text]
-    assert KeyResult(**listed["key_result"]).text == best.text
+    assert listed["result"] == best.text
     assert shown[0].startswith(best.text.removeprefix("score "))
     named = [point["method"] for point in best.points if point]
     if named:

@@ -32,7 +32,7 @@ from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.run_status import KeyResult, RunStatus
+from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
 from tests.command import raypipe
@@ -100,8 +100,8 @@ def test_a_list_of_runs_keeps_the_result(tmp_path, monkeypatch, width):
     monkeypatch.chdir(tmp_path)
     for number in range(2):
         run = RunDirectory.at(f"runs/svm2.score/20261125-10112{number}-ab1{number}")
-        key = KeyResult("calls", "accuracy", 0.9310 + number, "higher", "C=0.1, mean of 5")
-        write(run, status(status="interrupted", stages=1, key_result=key))
+        result = f"accuracy {0.9310 + number} (C=0.1, mean of 5)"
+        write(run, status(status="interrupted", stages=1, result=result))
     text = listed(runs("runs"), "runs", width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
@@ -287,7 +287,7 @@ def test_a_run_is_followed_until_it_ends(run):
         ended=3,
         running=(),
         messages=((3, "train: succeeded"),),
-        key_result=KeyResult("measures", "accuracy", 0.93, "higher", "model"),
+        result="accuracy 0.93 (model)",
     )
     with writing(run, print):
         write(run, first)
@@ -385,8 +385,7 @@ def test_any_values_are_a_status_or_none(values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"key_result": {"table": "t", "column": "c", "value": "high", "better": "lower"}},
-        {"key_result": {"table": ["t"], "column": "c", "value": 1.0, "better": "lower"}},
+        {"result": {"table": "t"}},
         {"earlier_s": float("nan")},
         {"earlier_s": float("inf")},
         {"started_at": "0001-01-01T00:00:00+23:59"},
@@ -408,9 +407,8 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, command
     run = RunDirectory.at(str(tmp_path / "r"))
     sign = "\x1b]0;window\x07title"
     row = {"stage": sign, "done": 1, "total": 2, "note": sign}
-    key = KeyResult("t", sign, 1.0, "lower", sign)
     texts = {"experiment": sign, "message": sign, "profile": sign, "messages": ((1, sign),)}
-    write(run, status(status=f"failed{sign}", running=(row,), key_result=key, **texts))
+    write(run, status(status=f"failed{sign}", running=(row,), result=sign, **texts))
     where = str(tmp_path if command == "ls" else tmp_path / "r")
     shown = raypipe(command, where, expected=int(command == "watch"))
     assert "title" in shown

@@ -291,7 +291,7 @@ def test_a_tie_of_all_optimizers_is_named_and_no_repetition_is_asked_for():
     names = ("ga", "es", "tpe", "pso", "sa", "de", "random", "bisect", "gp_ei")
     values = {name: [[30.0 + run, 20.0, 10.0 + run] for run in range(3)] for name in names}
     about, boxes = first_screen(tables_of(values, FITS))
-    assert about.key_result.text == "best_perplexity 11 (ga, es, tpe and 3 more, mean of 3)"
+    assert about.result == "best_perplexity 11 (ga, es, tpe and 3 more, mean of 3)"
     (tiles,) = (part for part in boxes["What came out"] if isinstance(part, Tiles))
     assert tiles.tiles[0].note.startswith("ga, es, tpe and 3 more; the same as ")
     assert boxes["How certain"][1] == (
