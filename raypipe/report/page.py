@@ -5,7 +5,6 @@ The first screen has four boxes of at most three sentences, each made by one rul
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shlex
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from raypipe.config.matrix import SEED, is_seed, value_text
+from raypipe.config.matrix import SEED, is_seed
 from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback
 from raypipe.report.formatting import counted, heading, with_interval
@@ -37,10 +36,7 @@ from raypipe.report.results import (
     SWEEP,
     Declarations,
     RunResults,
-    Searched,
-    Tables,
     count_points,
-    points,
     seeds_needed,
     variants_of,
 )
@@ -76,63 +72,33 @@ def build(
     title: str,
     sections: Sections | None,
     command: str,
-    declared: Declarations | None = None,
+    declared: Declarations,
 ) -> str:
     """Write ``report/index.html`` and ``report/figures/``; return the path of the page.
 
     ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
-    ``command`` the one that continues this run. ``sections`` show one point of a matrix.
+    ``command`` the one that continues this run. They are of one point, so a matrix has none.
     ``declared`` are its tables and metrics, which the summary and the tables' sections are made of.
     """
     tables = read_tables(run_dir)
-    point = _point(tables)
     own: Sequence[Section] = ()
     try:
-        own = sections(_of_point(tables, point) if point else tables) if sections else ()
+        own = sections(tables) if sections and not variants_of(tables) else ()
     except Exception:
         message = "the report is without the experiment's sections\n%s"
         log.error(message, shown_traceback())  # noqa: TRY400
     configuration = run_dir.read(run_dir.config).decode()
-    own_tables = declared or Declarations()
-    run = RunResults(tables, title, command, configuration, own_tables, own, run_dir)
-    for name, content in page_files(run, point).items():
+    run = RunResults(tables, title, command, configuration, declared, own, run_dir)
+    for name, content in page_files(run).items():
         run_dir.write(f"{run_dir.report}/{name}", content)
     return f"{run_dir.report}/index.html"
 
 
-def _point(tables: Tables) -> dict[str, str] | None:
-    """Return the point of a matrix that the experiment's sections show; None without a matrix.
-
-    It is the best one of a search, else the first.
-    """
-    every, search, best = points(tables), Searched.of(tables), {}
-    for point in search.front["point"].head(1) if search is not None else ():
-        best = {key: value_text(value) for key, value in json.loads(point).items()}
-    preferred = (point for point in every if best.items() <= point.items())
-    return next(preferred, next(iter(every), None))
-
-
-def _of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
-    """Return the tables with only the rows that belong to a point: those that have its values."""
-    variants = variants_of(tables)
-    others = [name for name, values in variants.items() if not values.items() <= point.items()]
-    return {
-        name: table[~table["variant"].isin(others)].reset_index(drop=True)
-        if "variant" in table.columns and name != "variants"
-        else table
-        for name, table in tables.items()
-    }
-
-
-def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[str, bytes]:
+def page_files(run: RunResults) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 
     A section whose tables are missing or empty is left out, and so is that of a table that a
     section of the experiment covers. Tables with headline numbers come first.
-
-    Args:
-        run: the run.
-        shown: the point of a matrix that the experiment's own sections show.
 
     Raises:
         ValueError: two plots share a name.
@@ -150,7 +116,7 @@ def page_files(run: RunResults, shown: Mapping[str, str] | None = None) -> dict[
         search_section(run.search),
         *(table_section(results, run.search) for results in free if results.headlines),
         race_section(rows(tables, "race")),
-        variants_section(run, shown),
+        variants_section(run),
         *run.sections,
         *(table_section(results, run.search) for results in free if not results.headlines),
         training_section(run),
@@ -286,8 +252,8 @@ def _against(best: Headline, name: str, rival: Rival) -> Iterator[str]:
 
 def next_step(run: RunResults) -> list[Part]:
     """Return the first that applies: continue, the experiment's advice, more seeds."""
-    advised = [] if run.varied else [each.advice for each in run.sections if each.advice]
-    steps = (_failed(run), next(iter(advised), ()), _repeat(run))
+    advised = next((each.advice for each in run.sections if each.advice), ())
+    steps = (_failed(run), advised, _repeat(run))
     return next(filter(None, map(list, steps)), ["The tables suggest no next step."])
 
 

@@ -36,8 +36,7 @@ class Section:
     A text is a paragraph, and plots in sequence stand side by side. ``css`` is the class of the
     section's element. ``covers`` names the results tables that it shows, which then need no
     separate section. The summary also shows ``findings`` on what came out, before all numbers,
-    ``certainty``, sentences on how certain the results are, and ``advice`` on what to do next;
-    the latter two not of a matrix, of which a section shows one point.
+    ``certainty``, sentences on how certain the results are, and ``advice`` on what to do next.
     """
 
     title: str

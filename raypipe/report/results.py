@@ -465,12 +465,8 @@ class RunResults:
 
     @property
     def tested(self) -> list[str]:
-        """The outcome of the experiment's own tests, in words.
-
-        They are of one point, so there are none in a matrix, whose points have intervals over
-        seeds.
-        """
-        return [] if self.varied else [text for each in self.sections for text in each.certainty]
+        """The outcome of the experiment's own tests, in words."""
+        return [text for each in self.sections for text in each.certainty]
 
     @cached_property
     def calls(self) -> tuple[int, int] | None:

@@ -464,20 +464,15 @@ def race_section(race: pd.DataFrame | None) -> Section:
     return Section("Race", [text, view, *folds])
 
 
-def variants_section(run: RunResults, shown: Mapping[str, str] | None) -> Section:
+def variants_section(run: RunResults) -> Section:
     """Return the comparison of the variants of a matrix: means, paired tests and best points.
 
-    ``shown`` is the point of the experiment's own sections. The trainings of each stage are
-    compared here; other tables have sections.
+    The trainings of each stage are compared here; other tables have sections.
     """
     if not run.varied:
         return Section("Variants", [])
     count, seeds = (count_points(run.tables, seeds=seeds) for seeds in (False, True))
-    text = f"{counted(count, 'point')}, {counted(seeds, 'seed')}."
-    if shown and run.sections:
-        name = ",".join(f"{key}={value}" for key, value in sorted(shown.items()))
-        text += f" The experiment's own sections show the point {name}."
-    parts: list[Part] = [text]
+    parts: list[Part] = [f"{counted(count, 'point')}, {counted(seeds, 'seed')}."]
     search = run.search
     searched = search.keys if search is not None else ()  # compared in the section of the search
     for of in run.trained:
@@ -497,7 +492,7 @@ def variants_section(run: RunResults, shown: Mapping[str, str] | None) -> Sectio
         }
         if point and best.ties < len(best.points):
             parts.append(configuration(f"the best {best.label_of_metric}", point))
-    if search is not None and not run.sections and not any(parts[1:]):
+    if search is not None and not any(parts[1:]):
         parts = []  # the section of the search says how many points there are
     return Section("Variants", parts)
 

@@ -75,7 +75,7 @@ def test_any_seed_is_averaged_over_and_not_compared():
     assert set(compared(tables)["variant_metrics"]["axis"]) == {"fit.rate"}
     assert list(means["mean"]) == [pytest.approx(0.7), pytest.approx(0.8)]
     assert list(means["seeds"]) == [2, 2]
-    assert variants_section(RunResults(tables), None).parts[0] == "2 points, 2 seeds."
+    assert variants_section(RunResults(tables)).parts[0] == "2 points, 2 seeds."
 
 
 def test_the_interval_of_a_speed_has_no_negative_end():
@@ -172,11 +172,11 @@ def test_the_yaml_of_the_best_point_has_its_values():
     table = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),))
     tables = {"variants": pd.DataFrame(rows), "scores": scores}
     run = RunResults(tables, declared=Declarations(tables=(table,)))
-    fold = variants_section(run, None).parts[-1]
+    fold = variants_section(run).parts[-1]
     assert fold.title == "Configuration of the best scores.score"
     assert yaml.safe_load(fold.parts[0].text) == {"fit": {"layers": 2, "name": "1"}}
 
 
 def test_a_run_without_a_matrix_has_no_comparison():
-    assert variants_section(RunResults({}), None).parts == []
+    assert variants_section(RunResults({})).parts == []
     assert points({}) == []
