@@ -259,8 +259,8 @@ class TorchBuild:
         """
         newest = driver_cuda or "13.0"
         if self.cuda is None:
-            reason = "is a CPU build"
-        elif _version(newest)[0] < _version(self.cuda)[0]:
+            return f"{card}: torch {self.version} is a CPU build; {_REMEDY}"
+        if _version(newest)[0] < _version(self.cuda)[0]:
             reason = (
                 f"is built for CUDA {self.cuda}, and the NVIDIA driver {driver} supports CUDA "
                 f"{newest} at most; update the driver"
