@@ -5,6 +5,7 @@ Its profiles are overrides, selected by the hardware and by other settings.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,9 +17,11 @@ from pydantic import ConfigDict, Field, field_validator
 
 from raypipe.config.levels import did_you_mean, dig, near_and_all, shown, validate
 from raypipe.config.settings import Level, Settings
-from raypipe.config.yaml_text import load_yaml
+from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware, lowest_compute_capability
+
+log = logging.getLogger(__name__)
 
 #: keys of which one names what runs
 NAMES = ("experiment", "function")
@@ -27,6 +30,7 @@ _FORMS = {
     "function give `function: MODULE:FUNCTION` instead",
     "function": "must be MODULE:FUNCTION, such as mymodule:score",
 }
+_MAX_LENGTH = 2**20
 
 
 class Profile(Settings):
@@ -150,7 +154,7 @@ class _Profiles(Settings):
 
 
 def read(path: str | Path) -> Document:
-    """Read a configuration file.
+    """Read a configuration file; warn of texts that are probably meant otherwise.
 
     Raises:
         ConfigError: it is missing, is not YAML, repeats a key, or names no experiment.
@@ -163,13 +167,19 @@ def read(path: str | Path) -> Document:
             f"{file.stem}:FUNCTION`, or give a YAML file with `experiment: {file.stem}`"
         )
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MAX_LENGTH + 1)
     except FileNotFoundError as error:
         near = [each.name for each in file.parent.glob("*.y*ml")]
         raise ConfigError(f"{path}: no such file{did_you_mean(file.name, near)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return parse(text, str(path))
+    if len(text) > _MAX_LENGTH:
+        raise ConfigError(f"{path}: is not a configuration: it has over {_MAX_LENGTH} characters")
+    document = parse(text, str(path))
+    for line, hint in text_hints(text):
+        log.warning("%s: line %d: %s", path, line, hint)
+    return document
 
 
 def parse(text: str, origin: str) -> Document:
@@ -177,6 +187,7 @@ def parse(text: str, origin: str) -> Document:
     content = load_yaml(text, origin)
     if not isinstance(content, dict):
         raise ConfigError(f"{origin}: must be a mapping of keys to values")
+    check_keys(content, origin)
     named = {key: content[key] for key in NAMES if content.get(key) is not None}
     if len(named) > 1:
         raise ConfigError(f"{origin}: has both experiment and function; give one of the two")

@@ -8,6 +8,7 @@ reported with its key and the level that has it.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from raypipe.config.settings import Level, Replacing, Settings
-from raypipe.config.yaml_text import MAX_DEPTH, has_comment, load_yaml
+from raypipe.config.yaml_text import MAX_DEPTH, check_keys, has_comment, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_secrets
 
+log = logging.getLogger(__name__)
+
+_MAX_MISTAKES = 50
 _MAX_SHOWN = 300
 #: similarity from which one name of a key is a misspelling of another
 _NEAR = 0.65
@@ -130,7 +134,7 @@ def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str,
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the overrides as nested sections.
+    """Return the overrides as nested sections; warn of texts that are probably meant otherwise.
 
     Mappings of the same key are merged. An empty one drops what comes before it, here and on
     lower levels.
@@ -163,6 +167,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 f"{shown_as}: a # begins a comment in YAML; write quotes around the text, within "
                 f"those of the shell, as in \"{key}='no #1'\""
             )
+        check_keys(value, "command line", f"{shorten(key)}.")
+        _warn(key.removeprefix("arguments."), text, override)
         merge_into(values, nested({key: Replacing() if value == {} else value}))
     return values
 
@@ -173,6 +179,16 @@ def hidden_override(override: str) -> str:
     if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
         return f"{key}={HIDDEN}"
     return without_credentials(override)
+
+
+def _warn(key: str, text: str, override: str) -> None:
+    if hidden_override(override) != override:
+        return
+    hints = [hint for _, hint in text_hints(text)]
+    if not text.strip():
+        hints.append(f"no value is null; write \"{key}=''\" for an empty text")
+    for hint in hints:
+        log.warning("command line: %s: %s", key, hint)
 
 
 def _has_secrets(text: str) -> bool:
@@ -200,11 +216,14 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         lines: dict[str, str] = {}
-        for detail in error.errors():
+        details = error.errors()
+        for detail in details[:_MAX_MISTAKES]:
             where, what = _explain(detail, levels, model)
             # a union type reports an error per alternative
             lines[where] = f"{lines[where]}, or {what}" if where in lines else what
         message = "\n".join(f"{where}: {what}" for where, what in lines.items())
+        if len(details) > _MAX_MISTAKES:
+            message += f"\n... and {len(details) - _MAX_MISTAKES} more"
         raise ConfigError(message) from error
 
 

@@ -25,6 +25,18 @@ _REAL = (
     r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_PLAIN = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
+#: plain texts that are often meant otherwise, each with what to write
+_HINTS = {
+    r"[nN]one": "{} is a text here; write null for Python's None",
+    r"(?i:[-+]?(nan|inf|infinity))": "{} is a text here; write .nan or .inf for the number",
+    r"[-+]?(0[0-9_]+|[0-9][0-9_]*_[0-9_]*)(\.[0-9_]*)?": "{} is a text here: a number has no "
+    "leading zero and no underscore; write quotes around a text",
+    rf"{_PLAIN}(, *{_PLAIN})+": "{0} is one text; write [{0}] for several values",
+    r"range\(.*\)|(?!-?[0-9]+\.\.-?[0-9]+$)[-+]?[0-9][-+0-9.eE,]*\.\.[-+0-9.eE,]*": "{} is a text "
+    "here; write 0..4 for the integers from 0 to 4",
+}
+_RANGE = r"-?[0-9]+\.\.-?[0-9]+"
 
 
 def load_yaml(text: str, origin: str) -> Any:
@@ -50,29 +62,45 @@ def dump_yaml(value: Any, **options: Any) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, **options))
 
 
-def _nodes(root: yaml.Node | None) -> Iterator[tuple[yaml.Node, int]]:
-    """Yield the values of a text with their depth, those of an alias at each use."""
-    todo = [] if root is None else [(root, 0)]
+def text_hints(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and what to write for texts without quotes that are probably meant otherwise.
+
+    One per kind, of a text that :func:`load_yaml` reads.
+    """
+    seen: set[str] = set()
+    for node, _, in_list in _nodes(yaml.compose(text, Loader=_Loader)):
+        if isinstance(node, yaml.ScalarNode) and node.style is None:
+            found = [h for form, h in _HINTS.items() if re.fullmatch(form, node.value)]
+            if in_list and re.fullmatch(_RANGE, node.value):
+                found = ["{} in a list is a text; a range is written without brackets"]
+            if node.tag == _TAG + "str" and found and found[0] not in seen:
+                yield node.start_mark.line + 1, found[0].format(node.value)
+            seen.update(found)
+
+
+def _nodes(root: yaml.Node | None) -> Iterator[tuple[yaml.Node, int, bool]]:
+    """Yield the values of a text, those of an alias at each use: the depth, whether in a list."""
+    todo = [] if root is None else [(root, 0, False)]
     while todo:
-        node, depth = todo.pop()
-        yield node, depth
+        node, depth, in_list = todo.pop()
+        yield node, depth, in_list
         if isinstance(node, yaml.MappingNode):
-            todo += [(value, depth + 1) for _, value in reversed(node.value)]
+            todo += [(value, depth + 1, False) for _, value in reversed(node.value)]
         elif isinstance(node, yaml.SequenceNode):
-            todo += [(item, depth + 1) for item in reversed(node.value)]
+            todo += [(item, depth + 1, True) for item in reversed(node.value)]
 
 
 def _check_nodes(root: yaml.Node | None) -> None:
-    """Reject keys that repeat or are not text, and aliases that are cyclic or expand too far."""
+    """Reject repeated keys, and aliases that are cyclic or expand to too many values."""
     path: list[yaml.Node] = []
-    for number, (node, depth) in enumerate(_nodes(root)):
+    for number, (node, depth, _) in enumerate(_nodes(root)):
         if node in path[:depth]:
             raise _error("a value holds itself", node)
         path[depth:] = [node]
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if key.tag not in (_TAG + "str", _TAG + "merge") or not key.value:
-                raise _error("a key must be text", key)
+            if not isinstance(key, yaml.ScalarNode):
+                raise _error("a key must be plain text", key)
             if key.value in seen:  # before merges (<<) add keys, which may be overridden
                 raise _error(f"the key {key.value!r} is given twice", key)
             seen.add(key.value)
@@ -93,6 +121,18 @@ def has_comment(text: str) -> bool:
             return True
         end = max(end, token.end_mark.index)
     return "#" in text[end:]
+
+
+def check_keys(value: Any, origin: str, prefix: str = "") -> None:
+    """Reject keys that are not text, anywhere in a value. Raises ConfigError."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            check_keys(item, origin, f"{prefix}{number}.")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"{origin}: {prefix}{key}: a key must be text")
+            check_keys(item, origin, f"{prefix}{key}.")
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,3 +171,4 @@ for _kind, _form in (("int", _INTEGER), ("float", _REAL)):
     for _class in (_Loader, _Dumper):
         _form_of_all = re.compile(f"^({_form})$")
         _class.add_implicit_resolver(_TAG + _kind, _form_of_all, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("!hint", re.compile(f"^({'|'.join(_HINTS)})$"), None)

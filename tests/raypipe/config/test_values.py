@@ -63,6 +63,26 @@ def test_a_number_that_no_float_holds_is_refused():
     assert not Path("r").exists()
 
 
+@pytest.mark.parametrize(("text", "hint"), CASES["hints"].items())
+def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hint):
+    run("map", "valued:kind", f"x={text}", "--run-dir", "r")
+    lines = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {text}\n")
+    run("run", "c.yaml", "--run-dir", "r")
+    in_file = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(in_file) == bool(hint)
+    if hint:
+        assert lines[0].startswith(f"command line: x: {hint}")
+        assert in_file[0].startswith(f"c.yaml: line 3: {hint}")
+
+
+def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
+    run("map", "valued:kind", "x=", "--run-dir", "r")
+    assert received("r") == {"None"}
+    assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["issue #5", "#5", "[a, b] # c", "- #a"])
 def test_a_comment_on_the_command_line_is_refused(text):
     shown = run("map", "valued:kind", f"x={text}", "--run-dir", "r", expected=2)
