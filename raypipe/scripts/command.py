@@ -40,8 +40,6 @@ OWN = frozenset(
 VARIABLE = re.compile(r"\bRAYPIPE_\w+")
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-#: what looks like a placeholder in a shell's command, and is not ${HOME}
-_IN_SHELL = re.compile(r"(?<!\$)\{([\w.]+)\}")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "fish"}
 _CODE_OPTION = re.compile(r"-\w*c")
 
@@ -57,12 +55,8 @@ class ScriptStageSettings(TrainStageSettings):
     """Command of the training, with placeholders such as `{micro_batch}`; `{{` and `}}` are braces.
     It runs in the current directory.
     """
-    shell: bool = False
-    """Whether a shell (`sh -c`) runs the command, which then has environment variables, such as
-    `"$RAYPIPE_MICRO_BATCH"`, in place of placeholders.
-    """
     metrics: str | None = Field(None, min_length=1)
-    """File with the metrics that the script writes: JSON lines, CSV (.csv) or the Trainer's
+    """File with the metrics that the script writes: lines of JSON, CSV (.csv) or the Trainer's
     `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
     `stdout` for JSON lines on the standard output.
     """
@@ -152,8 +146,6 @@ def arguments(
 
     An argument that is a list's placeholder becomes an argument per element.
     """
-    if settings.shell:
-        return ["/bin/sh", "-c", settings.command]
     given: list[str] = []
     for template in shlex.split(settings.command):
         resume = shlex.split(settings.resume) if resumes else []
@@ -209,13 +201,7 @@ def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: s
 
     """
     names = set[str]()
-    for name in _IN_SHELL.findall(settings.command) if settings.shell else ():
-        if name in {*known, RESUME}:
-            raise ValueError(
-                f"{stage}.command: {{{name}}}: a shell has variables in place of placeholders; "
-                f'write "${variable(name)}" in double quotes'
-            )
-    for key in ("metrics",) if settings.shell else ("command", "resume", "metrics"):
+    for key in ("command", RESUME, "metrics"):
         text, where = getattr(settings, key) or "", f"{stage}.{key}"
         allowed = {*known, RESUME} if key == "command" else {*known}
         of_text = _names(text, where, allowed)
@@ -231,8 +217,8 @@ def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: s
             if RESUME in _names(part, where, allowed) and part != "{resume}":
                 advice = f"({stage}.resume = {settings.resume!r}); leave a space around it"
                 raise ValueError(f"{where}: {part}: {{resume}} stands for whole arguments {advice}")
-    for code in shell_code(settings):
-        inside = [] if settings.shell else _names(code, f"{stage}.command", {*known, RESUME})
+    for code in shell_code(settings.command):
+        inside = _names(code, f"{stage}.command", {*known, RESUME})
         if inside and code.strip("{} ") != inside[0]:  # of `sh -c {code}` the value is the code
             raise ValueError(
                 f"{stage}.command: {{{inside[0]}}}: a shell would read its value as code; write "
@@ -256,11 +242,9 @@ def _names(text: str, where: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def shell_code(settings: ScriptStageSettings) -> list[str]:
-    """Return the texts of a command that a shell reads: all of it, or that of ``sh -c "..."``."""
-    if settings.shell:
-        return [settings.command]
-    parts = shlex.split(settings.command)
+def shell_code(command: str) -> list[str]:
+    """Return the texts of a command that a shell reads: those of ``sh -c "..."``."""
+    parts = shlex.split(command)
     return [
         code
         for n, (option, code) in enumerate(pairwise(parts))

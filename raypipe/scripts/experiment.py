@@ -117,7 +117,7 @@ def script_stage(
     if settings.scaling.workers == "auto":
         settings = settings.changed("scaling", workers=1)
     own = command.flat(parameters or {})
-    _check_parameters(own, settings.training, name)
+    _check_parameters(own)
     settled = command.setting_values(settings, BatchPlan(1, 1, 1, 1), settings.training.steps)
     values = {*settled, *command.RESERVED, *own} - {command.RESUME}
     used = command.placeholders(settings, values, name)
@@ -142,20 +142,18 @@ def script_stage(
     return replace(stage, workload=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
 
 
-def _check_parameters(own: Iterable[str], training: TrainingSettings, stage: str) -> None:
+def _check_parameters(own: Iterable[str]) -> None:
     """Raise ValueError if a parameter has the name or the variable of another value."""
     holders = dict.fromkeys(command.OWN, "raypipe itself")
     holders |= {command.variable(name): name for name in (*command.TRAINING, *command.RESERVED)}
     for name in own:
-        variable, default = command.variable(name), TrainingSettings.model_fields.get(name)
-        other = holders.setdefault(variable, name)
-        problem = f"its environment variable {variable} is that of {other}" if other != name else ""
-        if name in command.RESERVED:
-            problem = "the name is taken by raypipe's placeholders"
-        elif default is not None and getattr(training, name) != default.default:
-            problem = f"the name is taken by {stage}.training"
-        if problem:
-            raise ValueError(f"parameters.{name}: {problem}; give it another name")
+        variable = command.variable(name)
+        if variable in holders:
+            raise ValueError(
+                f"parameters.{name}: its environment variable {variable} is that of "
+                f"{holders[variable]}; give it another name"
+            )
+        holders[variable] = name
 
 
 def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:
@@ -198,7 +196,7 @@ def _digest(path: Path) -> str:
 
 def _named(settings: ScriptStageSettings, values: Iterable[str], files: Iterable[Path]) -> set[str]:
     """Return the values whose environment variable the script names, or a shell that starts it."""
-    texts = command.shell_code(settings)
+    texts = command.shell_code(settings.command)
     for file in files:
         with file.open("rb") as stream:
             texts.append(stream.read(_MOST_SEARCHED).decode(errors="ignore"))

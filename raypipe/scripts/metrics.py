@@ -6,14 +6,13 @@ or replaced by another one is one case.
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,26 +30,18 @@ Record = dict[str, Any]
 #: share of the time that reading may take
 _SHARE = 0.1
 _POLL_S = 0.05
-_SHOWN = 80
-_SEPARATORS = ",;\t|"
-_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
-#: a number in a form that is not read: 1.234,5 or 1 000 or "0,5" in a comma-separated file
-_FORMATTED = re.compile(
-    r"[+-]?(?=[\d.]*[^\d.])\d+(?:[., '_\u00a0\u202f]\d+)*(?:[eE][+-]?\d+)?\s*%?"
-)
-#: a number as Python prints it within a dict: nan, np.float64(0.5), tensor(0.5, device='cuda:0')
-_PRINTED = re.compile(r": (?:[\w.]+\()?(-?(?:nan|inf|[\d.][\d.e+-]*))(?:(?:, [^()]*)?\))?(?=[,}])")
-#: names of scripts and frameworks by column; the first one that a script writes counts
-_NAMES: Mapping[str, Sequence[str]] = {
-    "step": ("step", "global_step"),
-    "loss": ("loss", "train_loss", "train_loss_step", "loss_step", "training_loss"),
-    "lr": ("lr", "learning_rate"),
-    "samples_per_s": ("samples_per_s", "samples_per_second"),
-    "tokens_per_s": ("tokens_per_s", "tokens_per_second"),
-    "epoch": ("epoch",),
+#: names of scripts and frameworks by their column; the first one that a script writes counts
+_COLUMNS = {
+    "global_step": "step",
+    "train_loss": "loss",
+    "train_loss_step": "loss",
+    "loss_step": "loss",
+    "training_loss": "loss",
+    "learning_rate": "lr",
+    "samples_per_second": "samples_per_s",
+    "tokens_per_second": "tokens_per_s",
 }
-_EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)", re.IGNORECASE)
-_COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
+_EVALUATION = re.compile(r"^(?:val|valid|validation|dev)_(?=.)")
 #: columns of the tables that are not a script's to fill
 _TAKEN = (*(column.name for column in STEPS.columns if column.type == "text"), *tables.ADDED)
 #: consecutive rows whose loss is not finite, after which a training is ended
@@ -62,13 +53,13 @@ _NO_STEPS = (
 
 
 class Reading(NamedTuple):
-    """All records of a file, and remarks by what they are about.
+    """All records of a file, and a remark on a line that cannot be read.
 
     ``restarted``: it does not continue what was read before. ``problem``: why it cannot be read on.
     """
 
     records: list[Record]
-    notes: dict[str, str] = {}  # noqa: RUF012 - of a tuple, which nobody changes
+    note: str = ""
     problem: str = ""
     restarted: bool = False
 
@@ -76,9 +67,8 @@ class Reading(NamedTuple):
 class MetricsFile:
     """Reader of the newest file of a pattern, which may appear late, grow, or be truncated.
 
-    Lines (JSON, Python dicts) and CSV are read up to the last whole line. A ``.json`` file is a
-    list of records, or a document with one under ``log_history`` (``trainer_state.json`` of Hugging
-    Face's Trainer).
+    Lines of JSON and CSV are read up to the last whole line. A ``.json`` file is a list of records,
+    or a document with one under ``log_history`` (``trainer_state.json`` of Hugging Face's Trainer).
     """
 
     def __init__(self, folder: Path, pattern: str) -> None:
@@ -120,29 +110,21 @@ class MetricsFile:
             return None
         restarted = not text.startswith(self._text or "")
         self._text = text
-        return reading_of(text, path.suffix, last=last)._replace(restarted=restarted)
+        return reading_of(text, path.suffix)._replace(restarted=restarted)
 
 
-def reading_of(text: str, suffix: str, *, last: bool) -> Reading:
-    """Return the records of a file's text, whose format follows from the suffix of its name.
-
-    Among the remarks is the first text of each name that a reader would take for a number.
-    """
+def reading_of(text: str, suffix: str) -> Reading:
+    """Return the records of a file's text, whose format follows from the suffix of its name."""
     if suffix == ".json":
         return Reading(_document(text))
-    records, notes = list[Record](), dict[str, str]()
+    if suffix != ".csv":
+        return _lines(text)
+    records = list[Record]()
     try:
-        for line, record in _table(text, last=last) if suffix == ".csv" else _lines(text, notes):
-            records.append(record)
-            for name, value in record.items():
-                is_text = isinstance(value, str) and _number(value) is None
-                if is_text and _FORMATTED.fullmatch(value.strip()):
-                    problem = "is not read as a number; write it with a decimal point and without "
-                    problem += "other signs"
-                    notes.setdefault(name, f"line {line}: {name} = {value[:_SHOWN]}: {problem}")
+        records.extend(_table(text))
     except ValueError as error:
-        return Reading(records, notes, str(error))
-    return Reading(records, notes)
+        return Reading(records, problem=str(error))
+    return Reading(records)
 
 
 def _document(text: str) -> list[Record]:
@@ -157,161 +139,77 @@ def _document(text: str) -> list[Record]:
     return [record for record in content if isinstance(record, dict)]
 
 
-def _lines(text: str, notes: dict[str, str]) -> Iterator[tuple[int, Record]]:
-    """Yield the records of lines, JSON or Python dicts; note the first broken one."""
+def _lines(text: str) -> Reading:
+    """Return the records of lines of JSON, and a remark on the first broken one."""
+    records, note = list[Record](), ""
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.lstrip().startswith("{"):
-            continue
-        record: Any = None
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        if line.lstrip().startswith("{"):
             try:
-                record = json.loads(line)
+                records.append(json.loads(line))
             except (ValueError, RecursionError):
-                record = ast.literal_eval(_PRINTED.sub(r": '\1'", line.strip()))
-        if isinstance(record, dict):
-            yield number, {str(name): value for name, value in record.items()}
-        else:
-            shown = line.strip()[:_SHOWN]
-            problem = f"line {number}: begins like a record and cannot be read: {shown}"
-            notes.setdefault("", f"{problem} (further ones are not named)")
+                note = note or f"line {number}: begins like a record and is not JSON: {line[:80]}"
+    return Reading(records, note)
 
 
-def _table(text: str, *, last: bool) -> Iterator[tuple[int, Record]]:
+def _table(text: str) -> Iterator[Record]:
     """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
-    names, signs, rows = list[str](), set[str](), csv.reader(())
-    try:
-        separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        for row in rows:
-            cells = [cell.strip() for cell in row]
-            if _is_header(cells, names):
-                names = cells
-            elif any(cells):
-                if separator != ",":  # else it is quoted: thousands, a list, or decimals
-                    cells = [_with_point(cell, signs) for cell in cells]
-                yield rows.line_num, dict(zip(names, cells, strict=True))
-    except (ValueError, csv.Error) as error:
-        is_open = str(error) == "unexpected end of data"  # within quotes
-        if last or not is_open:
-            problem = "a quote is not closed" if is_open else str(error)
-            raise ValueError(f"line {rows.line_num or 1}: {problem}") from None
-
-
-def _separator_of(header: str) -> str:
-    """Return the separator that gives most columns. Raises ValueError if several do."""
-    counts = {sign: len(next(csv.reader([header], delimiter=sign), [])) for sign in _SEPARATORS}
-    best = [sign for sign, count in counts.items() if count == max(counts.values())]
-    if len(best) > 1 and max(counts.values()) > 1:
-        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
-    return best[0]
-
-
-def _with_point(cell: str, signs: set[str]) -> str:
-    """Return a cell with a decimal point in place of a comma; ``signs`` are those of the file.
-
-    Raises:
-        ValueError: the file has both decimal signs.
-
-    """
-    has_comma = _DECIMAL_COMMA.fullmatch(cell) is not None
-    if has_comma or ("." in cell and _number(cell) is not None):
-        signs.add("," if has_comma else ".")
-    if len(signs) > 1:
-        raise ValueError(f"{cell}: the file has decimal points and decimal commas; use points")
-    return cell.replace(",", ".") if has_comma else cell
-
-
-def _is_header(cells: list[str], names: list[str]) -> bool:
-    """Whether a row is a header: the first one, or one that has names and no numbers.
-
-    Raises:
-        ValueError: it is neither a header nor a row of values that fits the header ``names``.
-
-    """
-    values = [cell for cell in cells if _number(cell) is not None or _DECIMAL_COMMA.fullmatch(cell)]
-    count, problem = len(values), ""
-    is_header = any(cells) and (not names or (not count and all(cells[1:])))
-    if is_header and count == len(cells):
-        problem = f"{', '.join(cells)}: must be the names of the columns"
-    elif is_header and names and not {*cells} & ({*names} - {""}):
-        problem = f"{', '.join(cells)}: neither numbers nor names of the header "
-        problem += f"({', '.join(names)}); cells are separated by a comma, semicolon or tab"
-    elif is_header and (twice := {name for name in cells if name and cells.count(name) > 1}):
-        problem = f"the header names {min(twice)} twice; give each column its name"
-    elif any(cells) and not is_header and len(cells) != len(names):
-        problem = f"{len(cells)} cells for the {len(names)} names of the header "
-        problem += f"({', '.join(names)}); write a new header when columns change, and separate "
-        problem += "cells by a comma, semicolon or tab"
-    if problem:
-        raise ValueError(problem)
-    return is_header
+    rows = csv.reader(io.StringIO(text, newline=""))
+    names = [cell.strip() for cell in next(rows, [])]
+    for cells in rows:
+        if cells and len(cells) != len(names):
+            raise ValueError(
+                f"line {rows.line_num}: {len(cells)} cells for the {len(names)} names of the "
+                f"header ({', '.join(names)}); separate cells by commas"
+            )
+        if cells and cells != names:  # a script that goes on may write the header again
+            yield dict(zip(names, cells, strict=True))
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record by their names; of nested ones as ``outer/inner``.
+    """Return the numbers of a record by their names, texts included that can be read as one.
 
-    Text is a number if it can be read as one. Truth values are not numbers. Values may be NaN.
+    Truth values are not numbers. Values may be NaN.
     """
     values: dict[str, float] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            values |= {f"{name}/{inner}": each for inner, each in numbers(value).items()}
-        elif not isinstance(value, bool) and (number := _number(value)) is not None:
-            values[str(name)] = number
+        with suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, bool):
+                values[name] = float(value)
     return values
 
 
-def _number(value: Any) -> float | None:
-    """Return the number of a text or a number; not of ``2024_01``, which Python would read."""
-    try:
-        return None if isinstance(value, str) and "_" in value else float(value)
-    except OverflowError:
-        return math.inf
-    except (TypeError, ValueError):
-        return None
-
-
-def columns_of(
-    names: Iterable[str], own: Mapping[str, str], notes: dict[str, str]
-) -> dict[str, str]:
-    """Return the column of each name that a script writes; note one that is not as expected.
+def columns_of(names: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each name that a script writes.
 
     Args:
         names: the names, in the order in which they came.
         own: columns that the configuration gives to names.
-        notes: receives the remarks.
 
     """
 
     def usual(name: str) -> str:
         if name.startswith("lr_"):  # Lightning's LearningRateMonitor: lr-AdamW
             return "lr"
-        lower = name if name[0].islower() else name.lower()
-        evaluated = _EVALUATION.sub("eval_", lower, count=1) if _EVALUATION.match(name) else name
-        return _COLUMNS.get(name.lower(), evaluated)
+        return _COLUMNS.get(name, _EVALUATION.sub("eval_", name, count=1))
 
-    def order(name: str) -> tuple[bool, int, bool]:
-        known, clean = list(_COLUMNS), _clean(name)
-        rank = known.index(clean.lower()) if clean.lower() in known else -1
-        return clean not in own, rank, usual(clean) != clean
+    known, columns = list(_COLUMNS), dict[str, str]()
 
-    holders, columns = dict.fromkeys(_TAKEN, "values of raypipe"), dict[str, str]()
-    for name in sorted(names, key=order):
+    def order(name: str) -> tuple[bool, bool, int]:
         clean = _clean(name)
-        wanted = own.get(clean, usual(clean))
-        column = clean if wanted in holders else wanted
-        while column in holders:
-            column = f"metric_{column}"
-        if column not in (wanted, clean):
-            where = f"{name} is in the column {column}, as {wanted} has {holders[wanted]}"
-            notes[name] = f"{where}; say which is which in columns"
-        holders[column], columns[name] = name, column
+        rank = known.index(clean) if clean in known else 0
+        return clean not in own, usual(clean) != clean, rank
+
+    for name in sorted(names, key=order):
+        clean, taken = _clean(name), {*_TAKEN, *columns.values()}
+        wanted = (own.get(clean, usual(clean)), clean)
+        free = (column for column in wanted if column not in taken)
+        columns[name] = next(free, f"metric_{clean}")
     return columns
 
 
 def _clean(name: str) -> str:
-    """Return a name as a column: letters, digits and underscores."""
-    return re.sub(r"\W+", "_", name).strip("_") or "value"
+    """Return a name as a column: lower-case letters, digits and underscores."""
+    return re.sub(r"\W+", "_", name).strip("_").lower() or "value"
 
 
 class _Arrival(NamedTuple):
@@ -349,18 +247,16 @@ class ScriptHistory:
         self.rows: dict[int, Row] = {}
         #: what the script wrote without a step, such as a final accuracy
         self.summary: dict[str, float] = {}
+        #: remarks on what is not stored as it was written; each once
+        self.notes: list[str] = []
         #: rows before those of the file that is read, and its records from an earlier attempt
         self._earlier: dict[int, Row] = {}
         self._old = 0
         self._first: _Arrival | None = None
         self._last: _Arrival | None = None
-        #: by step: the script's own speed, that between the arrivals, and the losses of this
-        #: attempt as the script wrote them
+        #: by step: the script's own speed, and that between the arrivals
         self._rates: dict[int, float] = {}
         self._speeds: dict[int, float | None] = {}
-        self._losses: dict[int, float] = {}
-        self._notes: dict[str, str] = {}
-        self._said: set[str] = set()
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
@@ -386,23 +282,19 @@ class ScriptHistory:
             self._earlier, self._old = self.rows, 0
         if at is None:
             self._old = len(reading.records)
-        self._notes, written = dict(reading.notes), [numbers(each) for each in reading.records]
-        columns = columns_of(dict.fromkeys(k for r in written for k in r), self._own, self._notes)
+        written = [numbers(each) for each in reading.records]
+        columns = columns_of(dict.fromkeys(k for r in written for k in r), self._own)
         records = [{columns[name]: value for name, value in r.items()} for r in written]
-        for record in records:
-            for name in {"step", "epoch"} & record.keys():
-                if not math.isfinite(record[name]):
-                    del record[name]
-        rows, losses, summary = dict[int, Row](), dict[int, float](), dict[str, float]()
+        rows, summary, notes = dict[int, Row](), dict[str, float](), [reading.note]
         arrived: list[tuple[int, float | None]] = []
         counts_steps = any("step" in record for record in records)
-        counts_steps = counts_steps or any("epoch" not in row for row in self._earlier.values())
-        steps = self._counted(records) if counts_steps else self._numbered(records)
-        for place, (values, step) in enumerate(zip(records, steps, strict=True)):
-            values.pop("step", None)
+        for place, values in enumerate(records):
+            step = self._step(
+                values, max(rows or self._earlier, default=0) if counts_steps else None
+            )
             if step is None:
                 if any(summary.get(name, value) != value for name, value in values.items()):
-                    self._notes["steps"] = _NO_STEPS
+                    notes.append(_NO_STEPS)
                 summary |= values
                 continue
             samples = values.pop("samples", None)
@@ -410,58 +302,37 @@ class ScriptHistory:
                 samples = float(step * self._effective_batch)
             if place >= self._old:
                 arrived.append((step, samples))
-                if (loss := values.get("loss")) is not None:
-                    if losses.setdefault(step, loss) != loss:
-                        advice = "write one record per step, and only in one process"
-                        text = f"several losses of step {step}: the last one counts; {advice}"
-                        self._notes.setdefault("losses", text)
-                    losses[step] = loss
             if (rate := finite_or_none(values.get("samples_per_s"))) is not None:
                 self._rates[step] = rate
             row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
             row |= {name: finite_or_none(value) for name, value in values.items()}
         self.summary |= summary
+        self.notes += [each for each in dict.fromkeys(notes) if each and each not in self.notes]
         self._time(arrived, at)
         for step in rows.keys() & self._speeds.keys():
             rows[step].setdefault("samples_per_s", self._speeds[step])
         first, before = min(rows, default=math.inf), self.rows
         self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
-        self._losses = {n: loss for n, loss in self._losses.items() if n < first} | losses
         self.check_losses(_OVERFLOWS)
         return [row for step, row in sorted(rows.items()) if row != before.get(step)]
 
-    def _counted(self, records: Iterable[Mapping[str, float]]) -> Iterator[int | None]:
-        """Yield the step of each record, of one with only an epoch the last one; None without."""
-        last = max(self._earlier, default=0)
-        for record in records:
-            step = finite_or_none(record.get("step"))
-            if step is not None and (step != int(step) or abs(step) >= 2**63):
-                message = f"metrics: step = {step:g}: must be a whole number; write the number of "
-                message += "steps, and anything else by another name"
-                raise UnitError(self._job.trial_id, "error", message)
-            last = last if step is None else int(step)
-            yield None if step is None and "epoch" not in record else last
+    def _step(self, values: dict[str, float], last: int | None) -> int | None:
+        """Take the step out of a record, or return that of its epoch; None if it has neither.
 
-    def _numbered(self, records: Sequence[Mapping[str, float]]) -> Iterator[int | None]:
-        """Yield the step of each record by its epoch; None without.
-
-        It is the epoch if all are whole: from 1 if the first one is 0 and has a loss, since an
-        evaluation before the training has none. Others are numbered.
+        The epoch is the step, but in a file that has steps (``last`` is its last one).
         """
-        epochs = dict.fromkeys(each["epoch"] for each in records if "epoch" in each)
-        first = next(iter(epochs), 0.0)
-        steps = {row["epoch"]: n for n, row in self._earlier.items() if row["epoch"] < first}
-        is_whole = all(epoch.is_integer() for epoch in (*steps, *epochs))
-        begins = next((record for record in records if "epoch" in record), {})
-        for epoch in epochs:
-            number = 1 + max(steps.values(), default=0)
-            if is_whole:
-                shifts = (n - int(e) for e, n in steps.items())
-                number = int(epoch) + next(shifts, int(first == 0 and "loss" in begins))
-            steps[epoch] = number
-        yield from (steps[each["epoch"]] if "epoch" in each else None for each in records)
+        epoch = finite_or_none(values.get("epoch"))
+        step = finite_or_none(values.pop("step", None))
+        if step is None and epoch is not None:
+            step = epoch if last is None else last
+        if step is not None and (step != int(step) or abs(step) >= 2**63):
+            name = "epoch" if step == epoch and last is None else "step"
+            message = f"metrics: {name} = {step:g}: must be a whole number; write the number of "
+            message += "steps as step, and anything else by another name"
+            raise UnitError(self._job.trial_id, "error", message)
+        return None if step is None else int(step)
 
-    def _time(self, arrived: Sequence[tuple[int, float | None]], at: float | None) -> None:
+    def _time(self, arrived: list[tuple[int, float | None]], at: float | None) -> None:
         """Record when steps came, each with its samples if known, and the speed since those before.
 
         ``at`` is None if the time is unknown.
@@ -476,18 +347,12 @@ class ScriptHistory:
         if last is not None:
             self._speeds |= dict.fromkeys([step for step, _ in arrived], self._last.rate(last))
 
-    def notes(self) -> list[str]:
-        """Return the remarks since the last call: on lines, and on what is stored otherwise."""
-        notes = [text for text in self._notes.values() if text not in self._said]
-        self._said.update(notes)
-        return notes
-
     def check_losses(self, number: int = 1) -> None:
         """Raise FloatingPointError if the last losses, so many, are not finite."""
-        last = sorted(self._losses.items())[-number:]
-        if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
-            step, loss = last[-1]
-            raise FloatingPointError(f"the loss of the script is {loss} at step {step}")
+        losses = [(n, row["loss"]) for n, row in sorted(self.rows.items()) if "loss" in row]
+        last = losses[-number:]
+        if len(last) == number and all(loss is None for _, loss in last):
+            raise FloatingPointError(f"the loss of the script is not finite at step {last[-1][0]}")
 
     def store(self) -> None:
         """Write the rows to the table ``steps``."""

@@ -55,8 +55,8 @@ _TRACEBACK = "Traceback (most recent call last)"
 #: torchrun's report of a process that a signal ended
 _KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
-#: exit statuses of a shell whose program a signal ended
-_BY_SIGNAL = {128 + number for number in (4, 6, 7, 8, 9, 11, 15)}
+#: what a shell adds to the signal that ended its program
+_BY_SIGNAL = 128
 
 
 class Places:
@@ -228,7 +228,7 @@ class ScriptRun:
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
         """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
-        kills, job, history = _oom_kills(), self._job, self._history
+        job, history = self._job, self._history
         try:
             with Places(job) as places:
                 status, seconds, errors = self._attempt(directory, places, ending)
@@ -240,8 +240,7 @@ class ScriptRun:
             return {**outcome, "ended_at": history.last_step}
         if status:
             size = job.plan.micro_batch if self._splits else 1
-            killed = _oom_kills() > kills
-            raise failure_of(job.trial_id, status, errors, size, killed_by_kernel=killed)
+            raise failure_of(job.trial_id, status, errors, size)
         history.check_losses()
         if job.measured and outcome["samples_per_s"] is None:
             message = (
@@ -327,8 +326,9 @@ class ScriptRun:
         if reading is None:
             return
         self._problem, was_timed = reading.problem, self._history.is_timed
+        said = len(self._history.notes)
         rows = self._history.add(reading, time.monotonic())
-        for note in self._history.notes():
+        for note in self._history.notes[said:]:
             where = f"{self._job.trial_id}: metrics = {self._settings.metrics}"
             self._report(without_credentials(f"WARNING: {where}: {note}"))
         for row in rows:
@@ -406,9 +406,7 @@ class ScriptRun:
             sampler.store(self._job.run_dir, self._job.run_id)
 
 
-def failure_of(
-    unit: str, status: int, errors: Sequence[str], micro_batch: int, killed_by_kernel: bool
-) -> UnitError:
+def failure_of(unit: str, status: int, errors: Sequence[str], micro_batch: int) -> UnitError:
     """Return the failure of a script that ended with a status other than 0.
 
     Args:
@@ -417,7 +415,6 @@ def failure_of(
         errors: the last lines of its standard error.
         micro_batch: the samples that did not fit if it ran out of memory; 1 if a smaller number
             could not be passed on.
-        killed_by_kernel: whether the kernel ended processes for lack of memory meanwhile.
 
     """
     text, cause = "\n".join(errors), _cause(errors)
@@ -426,14 +423,12 @@ def failure_of(
     if number is not None:
         known = number in set(signal.Signals)
         how = f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
+        how += " (by the kernel, if memory was short)" if number == signal.SIGKILL else ""
     message = f"{how}: {cause}" if cause else how
     message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
     kind = _kind(text, cause)
     if kind == "error" and number is not None:
         kind = "worker_died"
-        if number == signal.SIGKILL and killed_by_kernel:
-            kind = "host_out_of_memory"
-            message = f"the kernel ended it for lack of memory ({how})\n{shown}"
     limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
     return UnitError(unit, kind, message, limit)
 
@@ -451,8 +446,8 @@ def _kind(text: str, cause: str) -> FailureKind:
 
 def _signal_of(status: int, text: str) -> int | None:
     """Return the signal that ended the script, or one of its processes under torchrun."""
-    if status < 0 or status in _BY_SIGNAL:
-        return -status if status < 0 else status - 128
+    if status < 0 or _BY_SIGNAL < status < _BY_SIGNAL + 32:
+        return -status if status < 0 else status - _BY_SIGNAL
     found = _KILLED.search(text)
     return int(found[1]) if found is not None else None
 
@@ -464,17 +459,3 @@ def _cause(errors: Sequence[str]) -> str:
         if line and not line[0].isspace() and _EXCEPTION.fullmatch(line):
             return line.strip()
     return next((line.strip() for line in reversed(errors) if line.strip()), "")
-
-
-def _oom_kills() -> int:
-    """Return how many processes the kernel has ended for lack of memory, of this control group.
-
-    If the group does not tell, of the machine; 0 if it does not either.
-    """
-    with suppress(OSError):
-        group = re.search(r"^0::(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
-        own = Path(f"/sys/fs/cgroup{group[1] if group else ''}/memory.events")
-        text = (own if own.exists() else Path("/proc/vmstat")).read_text()
-        if found := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
-            return int(found[1])
-    return 0

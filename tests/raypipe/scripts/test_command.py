@@ -74,8 +74,6 @@ def test_no_shell_reads_a_value(inside: str) -> None:
             command.placeholders(
                 settings(f"{shell} {shlex.quote(inside)}"), {"s", *command.PLACES}, "train"
             )
-    with pytest.raises(ValueError, match=r'train\.command: \{s\}: .*"\$RAYPIPE_S" in double quo'):
-        command.placeholders(settings(f"x; {inside}", shell=True), {"s", *command.PLACES}, "train")
 
 
 def test_a_value_may_be_the_code_itself() -> None:
@@ -85,7 +83,8 @@ def test_a_value_may_be_the_code_itself() -> None:
 
 @given(VALUE)
 def test_a_shell_has_values_as_variables(text: str) -> None:
-    own = settings("printf '<%s>' \"x$RAYPIPE_NAME\" ${RAYPIPE_RESUME:+--from}", shell=True)
+    code = "printf '<%s>' \"x$RAYPIPE_NAME\" ${RAYPIPE_RESUME:+--from}"
+    own = settings(f"sh -c {shlex.quote(code)}".replace("{", "{{").replace("}", "}}"))
     values = {"name": text, "threads": 1, "newest_checkpoint": "a b"}
     environment = command.environment(values, uses_gpus=False)
     argv = command.arguments(own, values, resumes=True)

@@ -108,8 +108,7 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
     "end", cases(__file__, "ends"), ids=lambda end: f"{end['status']} {end['kind']}"
 )
 def test_kinds_of_failures(end) -> None:
-    errors, kernel = end["errors"].split("\n"), end.get("kernel", False)
-    failure = failure_of("u", end["status"], errors, 8, killed_by_kernel=kernel)
+    failure = failure_of("u", end["status"], end["errors"].split("\n"), 8)
     assert isinstance(failure, UnitError)
     assert failure.kind == end["kind"]
     assert failure.message.startswith(end["message"])
