@@ -496,7 +496,7 @@ def init(name: str | None = None, *, template: str = "function", listed: bool = 
 
     Examples:
         raypipe init mine
-        raypipe init mine --template pabbo_lda
+        raypipe init mine --template training
 
     """
     from raypipe.commands import init as command
