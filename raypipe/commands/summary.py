@@ -52,10 +52,6 @@ _VERSIONS = ("raypipe", "torch", "ray")
 _PERIOD_S, _REMOTE_PERIOD_S = 1.0, 5.0
 #: seconds between plain lines of its progress
 _PLAIN_PERIOD_S = 10.0
-#: failing looks, one after the other, that are taken for a pause of the store
-_PATIENCE = 5
-#: lines that it printed before the watching began, and running stages, at most
-_MOST_EARLIER, _MOST_RUNNING = 10, 20
 
 _LOG = ".log"
 #: what is said of a run without logs
@@ -242,10 +238,7 @@ def show_text(run: RunDirectory) -> str:
         ConfigError: the run directory cannot be read.
 
     """
-    try:
-        lines = [(name, printable(text)) for name, text in _lines(summary(run))]
-    except OSError as error:
-        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
+    lines = [(name, printable(text)) for name, text in _lines(_readable(run))]
     widest, width = max(len(name) for name, _ in lines), terminal_width()
     shown = []
     for name, text in lines:
@@ -279,18 +272,13 @@ def _lines(found: Summary) -> Iterator[tuple[str, str]]:
     if rows := tables.read_arrow(run, "stages").to_pylist():
         yield "stages", _stages(rows)
     yield from (("result", text) for text in _results(found.results))
-    failed = ledger.rows("failures")
-    failures = [row for row in failed if not has_recovered(ledger, row)]
+    failures = [row for row in ledger.rows("failures") if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
         last = str(row.get("message") or "").strip().rpartition("\n")[2]
         then = f" ({row['outcome']})" if row.get("outcome") else ""
         yield "failure", cell(f"{row.get('unit')}: {row.get('kind')}{then}: {last}")
     if len(failures) > _MOST_FAILURES:
         yield "", f"all {len(failures)}: {_command('results', run, 'failures')}"
-    if later := len(failed) - len(failures):
-        attempts = "attempt" if later == 1 else "attempts"
-        text = f"{later} failed {attempts} of units that succeeded later"
-        yield "recovered", f"{text}: {_command('logs', run)}"
     if found.status == "running":
         yield "follow", _command("watch", run)
     elif found.status != "succeeded" and command:
@@ -380,54 +368,38 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
     console = console or Console(highlight=False, soft_wrap=True)
     if period_s is None:
         period_s = _PERIOD_S if run.is_local else _REMOTE_PERIOD_S
-    begun: str | None = None  # the command whose lines are printed
-    last, was_running = 0, False
+    begun, last, was_running = "", 0, False  # the command whose lines are printed
     printed_at, printed = float("-inf"), ""
     # without a terminal nothing is live
     with console.status("", spinner="line") if console.is_terminal else nullcontext() as live:
-        for found in _looks(run, period_s):
+        while True:
+            found = _readable(run)
             # the next command of a run begins with the lock, and then writes its status
-            if found.status != "running" and not was_running and is_held(run):
-                continue
-            if begun != found.details.started_at:
-                begun, last = found.details.started_at, 0
-            for line in _new_lines(found.details.messages, last):
-                console.print(without_credentials(line), markup=False, soft_wrap=True)
-            last = max([last, *(number for number, _ in found.details.messages)])
-            if found.status != "running":
-                console.print(_ending(found), markup=False, soft_wrap=True)
-                return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
-            was_running, text = True, _progress(found)
-            if live is not None:
-                live.update(Text(text))
-            elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
-                printed_at, printed = time.monotonic(), text
-                console.print(text, markup=False, soft_wrap=True)
-    raise AssertionError
+            if found.status == "running" or was_running or not is_held(run):
+                if begun != found.details.started_at:
+                    begun, last = found.details.started_at, 0
+                for number, line in found.details.messages:
+                    if number > last:
+                        console.print(without_credentials(line), markup=False, soft_wrap=True)
+                        last = number
+                if found.status != "running":
+                    console.print(_ending(found), markup=False, soft_wrap=True)
+                    return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
+                was_running, text = True, _progress(found)
+                if live is not None:
+                    live.update(Text(text))
+                elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
+                    printed_at, printed = time.monotonic(), text
+                    console.print(text, markup=False, soft_wrap=True)
+            time.sleep(period_s)
 
 
-def _looks(run: RunDirectory, period_s: float) -> Iterator[Summary]:
-    """Yield the summary again and again. Raises ConfigError."""
-    failures = 0
-    while True:
-        try:
-            yield summary(run)
-            failures = 0
-        except OSError as error:
-            failures += 1
-            if failures > _PATIENCE:
-                raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
-        time.sleep(period_s)
-
-
-def _new_lines(messages: Sequence[tuple[int, str]], last: int) -> list[str]:
-    """Return the lines after number ``last``, and how many of them are no longer there."""
-    new = [(number, text) for number, text in messages if number > last]
-    if last == 0:
-        new = new[-_MOST_EARLIER:]
-    elif new and new[0][0] > last + 1:
-        return [f"({new[0][0] - last - 1} lines left out)", *(text for _, text in new)]
-    return [text for _, text in new]
+def _readable(run: RunDirectory) -> Summary:
+    """Return the summary of a run directory. Raises ConfigError if it cannot be read."""
+    try:
+        return summary(run)
+    except OSError as error:
+        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
 
 
 def _ending(found: Summary) -> str:
@@ -447,7 +419,7 @@ def _progress(found: Summary) -> str:
     if found.duration_s is not None:
         parts.append(f"{clock_text(found.duration_s)} elapsed")
     stages = []
-    for row in known.running[:_MOST_RUNNING]:
+    for row in known.running:
         count = f"{row.get('done')}/{row['total']}" if row.get("total") else ""
         words = (str(row.get("stage")), count, str(row.get("note") or ""))
         stages.append(" ".join(filter(None, words)))
@@ -464,7 +436,8 @@ def log_rows(run_dir: str) -> list[dict[str, Any]]:
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
         failures.setdefault(row["log"], []).append(row)
-    sizes, units = {info.base_name: info.size or 0 for info in run.infos(run.logs)}, {}
+    sizes = {info.base_name: info.size or 0 for info in run.infos(run.logs)}
+    units = {}
     for key, row in ledger.items("units"):
         unit = _full({**row, "unit": key.removesuffix(f"@{row.get('variant', BASE)}")})
         units[run.log(unit).rpartition("/")[2]] = unit
@@ -518,17 +491,18 @@ def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequenc
     exact = run.log(asked).rpartition("/")[2]
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
-    for found in (
-        [exact] if exact in known else [],
-        list(dict.fromkeys(row["log"] for row in failures if row["unit"] == unit)),
-        [name for name in known if name.endswith(f"-{exact}")],
-        [name for name in known if name.startswith(f"{stage}@") and name.endswith(rest)],
-    ):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(name.removesuffix(_LOG) for name in found[:10])
-            raise ConfigError(f"{unit}: names several logs: {names}")
+    failed = {row["log"] for row in failures if row["unit"] == unit}
+    found = [exact] if exact in known else [name for name in known if name in failed]
+    found = found or [
+        name
+        for name in known
+        if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(name.removesuffix(_LOG) for name in found[:10])
+        raise ConfigError(f"{unit}: names several logs: {names}")
     if not known:
         raise ConfigError(f"{run.shown}: {_NO_LOGS}")
     near = did_you_mean(asked.replace("/", "-"), [name.removesuffix(_LOG) for name in known])
