@@ -401,7 +401,6 @@ def fit(
     address: str | None = None,
     stage: str | None = None,
     card: str | None = None,
-    precision: str | Sequence[str] = (),
 ) -> pd.DataFrame:
     """Find the largest micro-batch of each precision that fits, by a few real steps each.
 
@@ -418,12 +417,10 @@ def fit(
         stage: A training stage. [default: all]
         card: Predict for this card instead, e.g. "RTX A6000", h100-80; needs no GPU. `all` compares
             all cards. A file of further cards and prices: RAYPIPE_CARDS=FILE.
-        precision: With --card: predict this precision only; may be repeated. [default: each that
-            the card supports]
 
     Examples:
         raypipe fit configs/pabbo_lda.yaml
-        raypipe fit lm_pretrain --card "RTX A6000" --precision bf16
+        raypipe fit lm_pretrain --card "RTX A6000"
         raypipe fit summarization model=mt5_1_2b train.scaling.workers=4 --card a100-40
         RAYPIPE_CARDS=prices.yaml raypipe fit lm_pretrain --card all
 
@@ -432,12 +429,6 @@ def fit(
 
     with _messages_alone():
         document, texts = _document(config), _texts(overrides)
-        wanted = [precision] if isinstance(precision, str) else precision
-        if card is None and wanted:
-            raise ConfigError(
-                "--precision: needs --card: the card to predict for; the training's own key is "
-                "training.precision"
-            )
         if card is None:
             from raypipe.commands.run import fit as fitted
 
@@ -445,7 +436,7 @@ def fit(
         else:
             from raypipe.commands.prediction import predict
 
-            rows = predict(document, texts, card, profile=profile, stage=stage, precisions=wanted)
+            rows = predict(document, texts, card, profile=profile, stage=stage)
     return pd.DataFrame(rows).convert_dtypes()
 
 

@@ -327,9 +327,9 @@ class Bench:
             self.overrides(name, values),
             stage=WORKLOADS[name].stage,
             card=self.card,
-            precision=self.precision(name),
         )
-        return plain(found)[0]
+        rows = plain(found)
+        return next(row for row in rows if row["precision"] == self.precision(name))
 
 
 def read_rows(folder: Path, name: str) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -22,9 +21,6 @@ from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
-
-#: what every process of Ray maps: a share of the memory for its object store, and its own bytes
-_STORE, _LARGEST_STORE, _PROCESS = 0.3, 200 * 10**9, 3 * 2**30
 
 
 def attach(address: str | None, stack: ExitStack) -> Launcher | None:
@@ -64,23 +60,6 @@ def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
     if not stops_with_command.get():
         return RayLauncher(modules=modules)
     return stack.enter_context(closing(RayLauncher()))
-
-
-def check_address_space(node: Hardware) -> None:
-    """Refuse to start Ray under a limit of the address space in which its processes die.
-
-    Raises:
-        ConfigError: ``ulimit -v`` allows less than Ray maps.
-
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    need = int(min(_STORE * node.memory_bytes, _LARGEST_STORE)) + _PROCESS
-    if resource.RLIM_INFINITY != limit < need:
-        raise ConfigError(
-            f"Ray cannot start: `ulimit -v` limits a process to {limit / 2**30:.1f} GiB of address "
-            f"space, and Ray maps about {need / 2**30:.1f} GiB on this machine; lift the limit "
-            "(`ulimit -v unlimited`; in a batch system, ask for more memory), or use --local"
-        )
 
 
 def local() -> Launcher:

@@ -30,7 +30,7 @@ from raypipe.training.settings import Obstacle, TrainStageSettings, beyond, obst
 class Work:
     """Work of a command: the graph of a configuration on this hardware.
 
-    ``note`` says what a matrix leaves out, or what a training does not use.
+    ``note`` says what a matrix leaves out.
     """
 
     configuration: Configuration
@@ -81,21 +81,6 @@ class Work:
                     dotted = f"{name}.{key}".removeprefix(".")
                     _refuse(where, [Obstacle(dotted, asked, reason, advice)])
 
-    def left_out_locally(self) -> list[str]:
-        """Return the settings that one process does not follow, each with what it does."""
-        found = {}
-        for _, name, section in self._sections():
-            if isinstance(section, TrainStageSettings):
-                if (workers := section.scaling.workers) not in (1, "auto"):
-                    text = f"{workers}: 1, with the same effective batch"
-                    found[f"{name}.scaling.workers"] = text
-                if processes := section.loader.workers:
-                    found[f"{name}.loader.workers"] = f"{processes}: 0"
-        sweep = self.configuration.settings.sweep
-        if sweep is not None and sweep.scheduler is not None:
-            found["sweep.scheduler"] = f"{sweep.scheduler.name}: no trial is ended early"
-        return [f"{key} = {text}" for key, text in found.items()]
-
     def _sections(self) -> Iterator[tuple[str, str, object]]:
         """Yield each section with its name, and where it is from: the configuration or a point.
 
@@ -122,9 +107,8 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
 
     """
     origin, settings = configuration.origin, configuration.settings
-    sweep, note = settings.sweep, _unused(configuration, only)
+    sweep, note = settings.sweep, ""
     if settings.matrix is not None and settings.matrix.keys and sweep is not None:
-        note = ""
         if list(only) == [SWEEP]:
             configuration = configuration.with_values({"matrix": None}, "the sweep")
         elif getattr(settings, sweep.stage).from_sweep:
@@ -184,20 +168,6 @@ def _study_of(configuration: Configuration, nodes: Sequence[Hardware]) -> StudyG
         placement,
         built,
         source or (lambda _: Source(allowed, text, is_compared=len(allowed) > 1)),
-    )
-
-
-def _unused(configuration: Configuration, only: Sequence[str]) -> str:
-    """Return a message if a run sweeps a stage, and trains it without what the sweep recommends."""
-    sweep = configuration.settings.sweep
-    if sweep is None or (only and not {SWEEP, sweep.stage} <= set(only)):
-        return ""
-    section = getattr(configuration.settings, sweep.stage, None)
-    if not isinstance(section, TrainStageSettings) or section.from_sweep:
-        return ""
-    return (
-        f"{sweep.stage}: does not use what the sweep recommends ({sweep.stage}.from_sweep = false; "
-        "true trains with it)"
     )
 
 

@@ -36,7 +36,6 @@ def predict(
     *,
     profile: str = "auto",
     stage: str | None = None,
-    precisions: Sequence[str] = (),
 ) -> list[Row]:
     """Return the predictions of every training stage, or of one, on a card or on all of them.
 
@@ -44,19 +43,12 @@ def predict(
     with its fastest precision.
 
     Raises:
-        ConfigError: an unknown card, stage or precision, a precision that the card does not
-            support, or a stage that cannot be predicted.
+        ConfigError: an unknown card or stage, or a stage that cannot be predicted.
 
     """
     known = data_sheets.cards()
     every = card.strip().lower() == "all"
     cards = list(known.values()) if every else [data_sheets.resolve(card, known)]
-    allowed = [p for p in _FASTEST_FIRST if any(p in each.precisions for each in cards)]
-    for precision in precisions:
-        if precision not in allowed:
-            raise ConfigError(
-                f"--precision {precision}: must be one of {', '.join(allowed)} (--card {card})"
-            )
     if every and profile == "auto":  # a profile may have another model
         largest = max(cards, key=lambda each: each.memory_bytes)
         profile = resolve(document, overrides, profile, [_machine(largest)]).profile
@@ -71,7 +63,7 @@ def predict(
             settings = section.with_gpus(1).changed("scaling", workers=workers)
             if name not in forecasts:
                 forecasts[name] = _forecasts(configuration, name, training, settings)
-            of_card = list(_rows(forecasts[name], settings, each, precisions, fastest=every))
+            of_card = list(_rows(forecasts[name], settings, each, fastest=every))
             named = {"stage": name, "profile": configuration.profile}
             chosen = sorted(of_card, key=_speed)[-1:] if every else of_card
             rows += [{**row, **named} for row in chosen]
@@ -145,23 +137,13 @@ def _forecasts(
 
 
 def _rows(
-    forecasts: Forecasts,
-    settings: TrainStageSettings,
-    card: Card,
-    wanted: Sequence[str],
-    *,
-    fastest: bool,
+    forecasts: Forecasts, settings: TrainStageSettings, card: Card, *, fastest: bool
 ) -> Iterator[Row]:
-    """Yield the predictions of a training in each precision that is wanted and supported.
+    """Yield the predictions of a training in each precision that the card supports.
 
-    ``wanted`` are the precisions to choose from, all of them if empty. Where the batch does not fit
-    at once, what needs less memory follows.
+    Where the batch does not fit at once, what needs less memory follows.
     """
-    for precision, reason in settings.unusable.items():
-        if precision in wanted:
-            raise ConfigError(f"--precision {precision}: {reason}")
-    supported = [p for p in _FASTEST_FIRST if p in card.precisions and p not in settings.unusable]
-    precisions = [p for p in supported if p in (wanted or supported)]
+    precisions = [p for p in _FASTEST_FIRST if p in card.precisions and p not in settings.unusable]
     for precision in precisions[: 1 if fastest else None]:
         for varied in _thriftier(forecasts, settings.changed("training", precision=precision)):
             row = forecasts.row(card, varied)

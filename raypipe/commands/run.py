@@ -106,7 +106,6 @@ def execute(
         work.check_training()
         if launcher is None and not local:  # a cluster may grow; this machine does not
             work.check_size()
-            cluster.check_address_space(nodes[0])
         stored = Ledger(place, writable=False)
         tracking.check(configuration.settings.tracking, place)
         stages, complete, warning = work.resumed(place, stored, strict=strict_code)
@@ -314,8 +313,6 @@ def _say_graph(display: Display, work: Work, *, local: bool) -> None:
         display.say(text)
     if local:
         display.say("local: one process without Ray, one task at a time; a crash ends the command")
-        if left_out := work.left_out_locally():
-            display.say(f"local: not followed: {'; '.join(left_out)}")
 
 
 def _run_graph(graph: StudyGraph, session: Session) -> str:

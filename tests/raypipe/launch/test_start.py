@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import psutil
 import pytest
 
 from tests.command import start
-from tests.raypipe.toy import raypipe
 
 
 @pytest.fixture
@@ -75,17 +73,6 @@ def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
     shadowing = ", ".join(f"{name}.py" for name in names)
     assert f"WARNING: {shadowing}: has the name of a module of Python" in process.stdout
     assert (mine / "r" / "results" / "calls").is_dir()
-
-
-def test_a_limit_of_the_address_space_is_named_before_ray_starts(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(mine)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * 2**30, 4 * 2**30))
-    assert raypipe(*WORDS) == 2
-    message = "raypipe: Ray cannot start: `ulimit -v` limits a process to 4.0 GiB"
-    assert message in capsys.readouterr().err
-    assert {file.name for file in mine.iterdir()} - {"__pycache__"} == {"m.py"}
 
 
 def begun(folder: Path, *words: str) -> subprocess.Popen[str]:

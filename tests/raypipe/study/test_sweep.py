@@ -14,7 +14,6 @@ import pytest
 from ray.tune.search import create_searcher
 
 from raypipe.commands import configuration as config
-from raypipe.commands.plan import work_of
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage
@@ -251,19 +250,6 @@ def test_an_axis_of_another_kind_takes_the_place_of_a_lower_levels():
         key, _, value = text.partition("=")
         file = YAML + f"    {key.removeprefix('sweep.axes.')}: {value}\n"
         assert len(stages_of(*ONLY, override, text=file)[0].units) > 3
-
-
-def test_a_run_says_that_a_training_does_not_use_its_sweep() -> None:
-    def message(*overrides: str, only: tuple[str, ...] = ()) -> str:
-        found = config.resolve(config.parse(YAML, "c.yaml"), overrides, "auto", [HERE])
-        return work_of(found, only, [HERE]).note
-
-    expected = "train: does not use what the sweep recommends (train.from_sweep = false"
-    assert message().startswith(expected)
-    assert message(only=("sweep", "train")).startswith(expected)
-    for only in (("sweep",), ("train",)):
-        assert message(only=only) == ""
-    assert message("train.from_sweep=true") == message("sweep=null") == ""
 
 
 def test_the_device_decides_what_a_trial_measures_and_what_runs_beside_it() -> None:
