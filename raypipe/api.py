@@ -644,13 +644,14 @@ def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
 
     """
     from raypipe.commands.compare import compare as compared
+    from raypipe.commands.compare import text
     from raypipe.commands.summary import opened
     from raypipe.commands.table_view import terminal_width
 
     if len(run_dirs) < 2:
         raise ConfigError("compare: give two run directories or more")
     found = compared([opened(each) for each in run_dirs])
-    return json.dumps(asdict(found), indent=1) if as_json else found.text(terminal_width())
+    return json.dumps(found, indent=1) if as_json else text(found, terminal_width())
 
 
 def watch(run_dir: str) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -28,94 +27,12 @@ _MOST_ROWS, _MOST_UNDECLARED = 60, 100
 _RUN = "\0run"
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number of a row in each run, None where there is none.
-
-    ``better`` is lower, higher, or empty if that is not declared.
-    """
-
-    table: str
-    row: str
-    column: str
-    better: str
-    values: tuple[float | None, ...]
-
-    @property
-    def cells(self) -> list[str]:
-        """The numbers, each but the first with its difference to the first."""
-        first, *others = self.values
-        cells = ["" if value is None else f"{value:.5g}" for value in self.values]
-        for place, value in enumerate(others, 1):
-            if value is not None and first is not None and value != first:
-                verdict = ", better" if (value < first) == (self.better == "lower") else ", worse"
-                cells[place] += f" ({value - first:+.3g}{verdict if self.better else ''})"
-        return cells
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Differences between runs, and all measures that any of them has.
+def compare(runs: Sequence[RunDirectory]) -> dict[str, Any]:
+    """Return the differences between runs by section, and all measures that any of them has.
 
     ``configuration`` and ``environment`` have the value of a key in each run, None where it has
-    none; ``best`` the best points of each run and their result in words, by each number that
-    several points have.
-    """
-
-    runs: Sequence[Mapping[str, str]]
-    configuration: Mapping[str, Sequence[Any]]
-    environment: Mapping[str, Sequence[Any]]
-    results: Sequence[Measure]
-    best: Mapping[str, Sequence[Mapping[str, Any] | None]]
-
-    def text(self, width: int | None) -> str:
-        """Return the comparison for a reader, as wide as the terminal."""
-        paths = [run["run_dir"] for run in self.runs]
-        lasts = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        is_clear = len({*lasts}) == len(lasts) and not _HEADINGS.intersection(lasts)
-        names = lasts if is_clear else paths
-
-        def block(title: str, rows: Sequence[tuple[Mapping[str, str], Sequence[str]]]) -> str:
-            if not rows:
-                return f"{title}: no difference"
-            lines = [{**row, **dict(zip(names, cells, strict=True))} for row, cells in rows]
-            kept = [name for name in lines[0] if name != "row"]
-            how = "everything with --json"
-            shown = view(lines, width, whole=True, first=kept, kept=len(kept), how=how)
-            return f"{title}:\n{shown}"
-
-        statuses = (run["status"] for run in self.runs)
-        each_run = zip(names, paths, statuses, strict=True)
-        blocks = ["\n".join(f"{name}: {path}, {status}" for name, path, status in each_run)]
-        for title in ("configuration", "environment"):
-            values: Mapping[str, Sequence[Any]] = getattr(self, title)
-            blocks.append(block(title, [({"key": k}, [*map(cell, v)]) for k, v in values.items()]))
-        differing = [each for each in self.results if len({*each.values}) > 1]
-        shown = differing[:_MOST_ROWS]
-        rows = [({"result": f"{m.table}.{m.column}", "row": m.row}, m.cells) for m in shown]
-        blocks.append(block("results", rows))
-        if self.best:
-            bests = {
-                name: [each["text"] if each else "none" for each in of_runs]
-                for name, of_runs in self.best.items()
-            }
-            rows = [({"metric": name}, texts) for name, texts in bests.items()]
-            blocks.append(block("best setting of each run", rows))
-        if same := len(self.results) - len(differing):
-            blocks.append(f"{same} results are the same")
-        if len(differing) > _MOST_ROWS:
-            blocks.append(f"{len(differing) - _MOST_ROWS} more differ: see all with --json")
-        if not self.results:
-            blocks.append(
-                "no results to compare: no table has numbers that are declared to be better"
-            )
-        if not (self.configuration or self.environment or differing):
-            blocks.append("nothing differs")
-        return "\n\n".join(blocks)
-
-
-def compare(runs: Sequence[RunDirectory]) -> Comparison:
-    """Compare runs.
+    none; ``results`` a number of a row in each run; ``best`` the best points of each run and their
+    result in words, by each number that several points have.
 
     Rows of two runs are the same row if they are the same point: the axes of their table agree.
     Repetitions of a point, such as calls with other seeds, count by their mean.
@@ -137,13 +54,63 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         for found in summaries
     ]
     metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each["points"])
-    return Comparison(
-        [{"run_dir": each.run.shown, "status": each.status} for each in summaries],
-        _differences(configurations),
-        _differences([_environment(each) for each in summaries]),
-        _measures([each.results for each in summaries]),
-        {name: [own.get(name) for own in bests] for name in metrics},
-    )
+    return {
+        "runs": [{"run_dir": each.run.shown, "status": each.status} for each in summaries],
+        "configuration": _differences(configurations),
+        "environment": _differences([_environment(each) for each in summaries]),
+        "results": list(_measures([each.results for each in summaries])),
+        "best": {name: [own.get(name) for own in bests] for name in metrics},
+    }
+
+
+def text(found: Mapping[str, Any], width: int | None) -> str:
+    """Return a comparison for a reader, as wide as the terminal."""
+    paths = [run["run_dir"] for run in found["runs"]]
+    lasts = [path.rstrip("/").rpartition("/")[2] for path in paths]
+    is_clear = len({*lasts}) == len(lasts) and not _HEADINGS.intersection(lasts)
+    names = lasts if is_clear else paths
+    differing = [each for each in found["results"] if len({*each["values"]}) > 1]
+    titled: dict[str, list[tuple[dict[str, str], Iterable[str]]]] = {
+        title: [({"key": key}, map(cell, values)) for key, values in found[title].items()]
+        for title in ("configuration", "environment")
+    }
+    titled["results"] = [
+        ({"result": f"{each['table']}.{each['column']}", "row": each["row"]}, _cells(each))
+        for each in differing[:_MOST_ROWS]
+    ]
+    if found["best"]:
+        titled["best setting of each run"] = [
+            ({"metric": name}, [each["text"] if each else "none" for each in of_runs])
+            for name, of_runs in found["best"].items()
+        ]
+    named = zip(names, found["runs"], strict=True)
+    blocks = ["\n".join(f"{name}: {run['run_dir']}, {run['status']}" for name, run in named)]
+    for title, rows in titled.items():
+        lines = [{**row, **dict(zip(names, cells, strict=True))} for row, cells in rows]
+        kept = [name for name in lines[0] if name != "row"] if lines else []
+        how = "everything with --json"
+        shown = view(lines, width, whole=True, first=kept, kept=len(kept), how=how)
+        blocks.append(f"{title}:\n{shown}" if lines else f"{title}: no difference")
+    if same := len(found["results"]) - len(differing):
+        blocks.append(f"{same} results are the same")
+    if len(differing) > _MOST_ROWS:
+        blocks.append(f"{len(differing) - _MOST_ROWS} more differ: see all with --json")
+    if not found["results"]:
+        blocks.append("no results to compare: no table has numbers that are declared to be better")
+    if not (found["configuration"] or found["environment"] or differing):
+        blocks.append("nothing differs")
+    return "\n\n".join(blocks)
+
+
+def _cells(measure: Mapping[str, Any]) -> list[str]:
+    """Return the numbers of a row, each but the first with its difference to the first."""
+    better, (first, *others) = measure["better"], measure["values"]
+    cells = ["" if value is None else f"{value:.5g}" for value in measure["values"]]
+    for place, value in enumerate(others, 1):
+        if value is not None and first is not None and value != first:
+            verdict = ", better" if (value < first) == (better == "lower") else ", worse"
+            cells[place] += f" ({value - first:+.3g}{verdict if better else ''})"
+    return cells
 
 
 def _differences(values: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
@@ -171,13 +138,12 @@ def _environment(found: Summary) -> dict[str, Any]:
     return environment | {"profile": known.profile, "experiment's code": known.code[:12]}
 
 
-def _measures(runs: Sequence[RunResults]) -> list[Measure]:
-    """Return the measures of all tables: those declared, else the real numbers of short tables."""
+def _measures(runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
+    """Yield the measures of all tables: those declared, else the real numbers of short tables."""
     named = [{each.table.name: each for each in (*run.results, *_trainings(run))} for run in runs]
     is_declared = any(
         column.better for run in runs for each in run.results for column in each.shape.numbers
     )
-    measures: list[Measure] = []
     for name in dict.fromkeys(name for tables in named for name in tables):
         known = {place: tables[name] for place, tables in enumerate(named) if name in tables}
         parts = [each.rows.assign(**{_RUN: place}) for place, each in known.items()]
@@ -199,8 +165,8 @@ def _measures(runs: Sequence[RunResults]) -> list[Measure]:
                     values = points.setdefault(label, [None] * len(runs))
                     values[place] = float(found.mean.iloc[at])
             for label, means_of in points.items():
-                measures.append(Measure(name, label, column.name, column.better, tuple(means_of)))
-    return measures
+                named_by = {"table": name, "row": label, "column": column.name}
+                yield {**named_by, "better": column.better, "values": means_of}
 
 
 def _trainings(run: RunResults) -> Iterator[Results]:

@@ -265,8 +265,8 @@ def test_groups_are_not_averaged(tmp_path: Path) -> None:
         rows = [{"method": "m", "corpus": corpus, "seed": seed, "score": score}
                 for corpus, score in (("x", 1.0), ("y", 9.0)) for seed in range(2)]  # fmt: skip
         write_table(run, table, rows, "r")
-    found = {each.row: each.values for each in compare(runs).results}
-    assert found == {"x": (1.0, 1.0), "y": (9.0, 9.0)}
+    found = {each["row"]: each["values"] for each in compare(runs)["results"]}
+    assert found == {"x": [1.0, 1.0], "y": [9.0, 9.0]}
 
 
 # watch
