@@ -32,12 +32,6 @@ RESUME = "resume"
 #: names that a parameter cannot have
 PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
 RESERVED = frozenset({*SIZES, *PRECISIONS, "workers", "strategy", "threads", *PLACES, RESUME})
-#: environment variables that change what raypipe does, also in a script that uses it
-OWN = frozenset(
-    ("RAYPIPE_CACHE", "RAYPIPE_CARDS", "RAYPIPE_FAULTS", "RAYPIPE_RUNS", "RAYPIPE_SEARCH_PATH")
-)
-#: names of environment variables with values
-VARIABLE = re.compile(r"\bRAYPIPE_\w+")
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "fish"}
@@ -47,8 +41,7 @@ _CODE_OPTION = re.compile(r"-\w*c")
 class ScriptStageSettings(TrainStageSettings):
     """A script as a training stage. `training` and `scaling` keep their names and meanings.
 
-    Every value that is given must reach the script: by a placeholder of the command, or by its
-    environment variable `RAYPIPE_NAME`, which one of `files` then contains.
+    Every value that is given must reach the script, by a placeholder of the command.
     """
 
     command: str = Field(min_length=1)
@@ -112,8 +105,8 @@ def flat(parameters: Mapping[str, Any]) -> dict[str, Any]:
         elif "\0" in (text := text_of(value)) or text != text.encode(errors="ignore").decode():
             problem = "no program can receive this text; leave out NUL and characters that are not "
             problem += "Unicode"
-        elif key in values:
-            problem = "is given twice; give it once"
+        elif key.replace(".", "_") in (each.replace(".", "_") for each in values):
+            problem = "has the name of another parameter; give it another one"
         if problem:
             raise ValueError(f"{name} = {json.dumps(value)}: {problem}")
         values[key] = value
@@ -168,14 +161,8 @@ def environment(values: Mapping[str, Any], *, uses_gpus: bool) -> dict[str, str]
         "PYTHONUNBUFFERED": "1",
         **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
         **({} if uses_gpus else {"CUDA_VISIBLE_DEVICES": ""}),
-        variable(RESUME): values["newest_checkpoint"],
-        **{variable(name): text_of(value) for name, value in values.items()},
+        **{f"RAYPIPE_{name.upper()}": values[name] for name in PLACES},
     }
-
-
-def variable(name: str) -> str:
-    """Return the environment variable of a placeholder."""
-    return "RAYPIPE_" + re.sub(r"\W", "_", name).upper()
 
 
 def text_of(value: Any) -> str:
@@ -217,12 +204,12 @@ def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: s
             if RESUME in _names(part, where, allowed) and part != "{resume}":
                 advice = f"({stage}.resume = {settings.resume!r}); leave a space around it"
                 raise ValueError(f"{where}: {part}: {{resume}} stands for whole arguments {advice}")
-    for code in shell_code(settings.command):
+    for code in _shell_code(settings.command):
         inside = _names(code, f"{stage}.command", {*known, RESUME})
         if inside and code.strip("{} ") != inside[0]:  # of `sh -c {code}` the value is the code
             raise ValueError(
                 f"{stage}.command: {{{inside[0]}}}: a shell would read its value as code; write "
-                f'"${variable(inside[0])}" in double quotes'
+                f"it as an argument of the shell: '... \"$1\" ...' _ {{{inside[0]}}}"
             )
     return names
 
@@ -242,7 +229,7 @@ def _names(text: str, where: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def shell_code(command: str) -> list[str]:
+def _shell_code(command: str) -> list[str]:
     """Return the texts of a command that a shell reads: those of ``sh -c "..."``."""
     parts = shlex.split(command)
     return [

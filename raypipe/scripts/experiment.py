@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from raypipe.training.job import Report, TrainingJob
 
 _LETTERS = 32
-#: bytes of a file that are searched for the names of environment variables
-_MOST_SEARCHED = 2_000_000
 #: settings that need not reach the script: it may log as often as it likes
 _FREE = {"log_every"}
 _SHOWN = 40
@@ -117,12 +115,13 @@ def script_stage(
     if settings.scaling.workers == "auto":
         settings = settings.changed("scaling", workers=1)
     own = command.flat(parameters or {})
-    _check_parameters(own)
+    for parameter in own:
+        if parameter in {*command.TRAINING, *command.RESERVED}:
+            raise ValueError(f"parameters.{parameter}: raypipe has a placeholder of this name")
     settled = command.setting_values(settings, BatchPlan(1, 1, 1, 1), settings.training.steps)
     values = {*settled, *command.RESERVED, *own} - {command.RESUME}
     used = command.placeholders(settings, values, name)
     hashes = _hashes(_files(name, settings, directory), directory, f"{name}.files")
-    used |= _named(settings, values, [directory / file for file in hashes])
     flags = used & {*command.PRECISIONS}
     used |= {"precision"} if flags and settings.training.precision in {*flags, "fp32"} else set()
     given = {k: v for k in command.SIZES if (v := getattr(settings.training, k)) is not None}
@@ -140,20 +139,6 @@ def script_stage(
     stage = train_stage(name, settings, lambda *_: task, needs, reads, literals)
     shown = settings.command
     return replace(stage, workload=shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}...")
-
-
-def _check_parameters(own: Iterable[str]) -> None:
-    """Raise ValueError if a parameter has the name or the variable of another value."""
-    holders = dict.fromkeys(command.OWN, "raypipe itself")
-    holders |= {command.variable(name): name for name in (*command.TRAINING, *command.RESERVED)}
-    for name in own:
-        variable = command.variable(name)
-        if variable in holders:
-            raise ValueError(
-                f"parameters.{name}: its environment variable {variable} is that of "
-                f"{holders[variable]}; give it another name"
-            )
-        holders[variable] = name
 
 
 def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:
@@ -192,16 +177,6 @@ def _hashes(patterns: Iterable[str], directory: Path, key: str) -> dict[str, str
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:_LETTERS]
-
-
-def _named(settings: ScriptStageSettings, values: Iterable[str], files: Iterable[Path]) -> set[str]:
-    """Return the values whose environment variable the script names, or a shell that starts it."""
-    texts = command.shell_code(settings.command)
-    for file in files:
-        with file.open("rb") as stream:
-            texts.append(stream.read(_MOST_SEARCHED).decode(errors="ignore"))
-    named = {name for text in texts for name in command.VARIABLE.findall(text)}
-    return {value for value in values if command.variable(value) in named}
 
 
 def _check_used(
@@ -245,7 +220,7 @@ def _check_used(
         near = did_you_mean(placeholder, sorted(used - set(own)))
         raise ValueError(
             f"{key} = {value!r}: does not reach the script{near}; put {{{placeholder}}} into "
-            f"{name}.command, or let one of {name}.files read {command.variable(placeholder)}"
+            f"{name}.command"
         )
 
 
