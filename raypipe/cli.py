@@ -41,20 +41,12 @@ _OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all", "listed": 
 #: how a terminal names a parameter, and its bounds
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "overrides": {"metavar": "[KEY=VALUE]..."},
-    "run_dir": {"metavar": "RUN_DIR"},
     "run_dirs": {"metavar": "RUN_DIR..."},
-    "directory": {"metavar": "[DIR]"},
     "only": {"metavar": "STAGE..."},
     "matrix": {"metavar": "KEY=[VALUE,...]"},
     "function": {"metavar": "MODULE:FUNCTION"},
     "arguments": {"metavar": "[NAME=VALUE]..."},
     "units": {"metavar": "[UNIT]..."},
-    "columns": {"metavar": "NAME,..."},
-    "sort": {"metavar": "[-]NAME,..."},
-    "sql": {"metavar": "QUERY"},
-    "write": {"metavar": "FILE"},
-    **{name: {"metavar": "TIME"} for name in ("time_budget", "time_limit")},
-    **{name: {"metavar": "NAME"} for name in ("maximize", "minimize")},
     "limit": {"min": 0},
     "tolerance": {"min": 0, "max": 0.99},
 }
@@ -129,7 +121,8 @@ def _parameter(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
         option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
         if kind is bool and default is not False:
             option += f"/--no-{option[2:]}"
-        info: Any = typer.Option(option, **more)
+        value = {} if kind is bool else {"metavar": name.upper()}
+        info: Any = typer.Option(option, **{**value, **more})
     else:
         word = name.upper() if default is parameter.empty else f"[{name.upper()}]"
         info = typer.Argument(**{"metavar": word, **more})
