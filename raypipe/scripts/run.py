@@ -369,17 +369,12 @@ class ScriptRun:
             raise self._failure(self._problem)
         if self._metrics is None or self._history.rows or self._history.summary:
             return
-        problem = "it has no record with a number"
-        if not self._metrics.files():
-            wrote = sorted(path.relative_to(places.output) for path in places.output.rglob("*"))
-            listed = ", ".join(map(str, wrote[:20])) or "nothing"
-            problem = f"no such file in {{output_dir}}, where the script wrote: {listed}"
-        elif self._job.measured:
-            problem += (
-                f" in the {self._job.steps} steps of a trial; let the script log every "
-                f"{{log_every}} steps, which is {self._settings.training.log_every} here"
-            )
-        raise self._failure(problem)
+        wrote = sorted(path.relative_to(places.output) for path in places.output.rglob("*"))
+        raise self._failure(
+            "no record with a number was written; let the script log every {log_every} steps, "
+            f"which is {self._settings.training.log_every} here (files in {{output_dir}}: "
+            f"{', '.join(map(str, wrote[:20])) or 'none'})"
+        )
 
     def _failure(self, problem: str) -> UnitError:
         message = f"metrics = {self._settings.metrics}: {problem}"
