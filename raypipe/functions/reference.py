@@ -85,9 +85,7 @@ def _hint(path: str, name: str) -> str:
     file = Path(os.path.relpath(path.removesuffix(".py")))
     if all(part.isidentifier() for part in file.parts):
         return f"; did you mean {'.'.join(file.parts)}:{name}?"
-    if file.name.isidentifier():
-        return f"; change to the folder {file.parent}, and give {file.name}:{name}"
-    return f"; {file.name} is not a name that Python can import: rename the file"
+    return "; Python imports only files below the current folder whose names are identifiers"
 
 
 def check(function: Any, reference: str, origin: str) -> None:

@@ -72,14 +72,12 @@ class ScriptTask(ExternalTask):
             directory = Path.cwd()
         for name, digest in self.hashes.items():
             path = directory / name
-            if not path.is_file():
+            if not path.is_file() or _digest(path) != digest:
                 raise ValueError(
-                    f"{name}: is missing in {directory} on this node; put it on a shared file "
-                    "system, or submit the command with its working directory "
-                    "(ray job submit --working-dir)"
+                    f"{name}: in {directory} of this node it is missing, or has changed since the "
+                    "command started; put it on a shared file system, or submit the command with "
+                    "its working directory (ray job submit --working-dir)"
                 )
-            if _digest(path) != digest:
-                raise ValueError(f"{name}: has changed in {directory} since the command started")
         return ScriptRun(job, self.parameters, self.used, report).run(directory, ending)
 
     def columns(self) -> Mapping[str, Any]:

@@ -224,7 +224,6 @@ class ScriptRun:
         self._history = ScriptHistory(job, self._settings.columns, effective)
         self._metrics: MetricsFile | None = None
         self._samplers: list[Telemetry] = []
-        self._problem = ""
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
         """Run the script to its end; see :meth:`~raypipe.training.job.ExternalTask.run`."""
@@ -306,8 +305,6 @@ class ScriptRun:
         while (status := process.poll()) is None:
             self._take()
             places.keep()
-            if self._problem:
-                raise self._failure(self._problem)
             if ending.wanted:
                 process.end()
             if time.monotonic() > deadline:
@@ -325,8 +322,9 @@ class ScriptRun:
         reading = self._metrics.read(last=last) if self._metrics is not None else None
         if reading is None:
             return
-        self._problem, was_timed = reading.problem, self._history.is_timed
-        said = len(self._history.notes)
+        if reading.problem:
+            raise self._failure(reading.problem)
+        was_timed, said = self._history.is_timed, len(self._history.notes)
         rows = self._history.add(reading, time.monotonic())
         for note in self._history.notes[said:]:
             where = f"{self._job.trial_id}: metrics = {self._settings.metrics}"
@@ -365,8 +363,6 @@ class ScriptRun:
 
     def _check_metrics(self, places: Places) -> None:
         """Raise UnitError if a script that succeeded wrote no metrics where they should be."""
-        if self._problem:
-            raise self._failure(self._problem)
         if self._metrics is None or self._history.rows or self._history.summary:
             return
         wrote = sorted(path.relative_to(places.output) for path in places.output.rglob("*"))

@@ -117,10 +117,10 @@ def test_several_workers_are_one_process_with_all_resources(folder: Path) -> Non
 def test_a_file_that_changed_since_the_start_is_refused(run: RunDirectory, tmp_path: Path) -> None:
     asked = job(run, tmp_path, "pass")
     asked = replace(asked, task=replace(asked.task, hashes={"train.py": "0" * 32}))
-    with pytest.raises(ValueError, match=r"train\.py: has changed"):
+    with pytest.raises(ValueError, match=r"train\.py: .* has changed since"):
         asked.task.run(asked, print, Ending())
     asked = replace(asked, task=replace(asked.task, hashes={"data.py": "0" * 32}))
-    with pytest.raises(ValueError, match=r"data\.py: is missing"):
+    with pytest.raises(ValueError, match=r"data\.py: .* is missing"):
         asked.task.run(asked, print, Ending())
 
 
