@@ -254,9 +254,6 @@ class ScriptHistory:
         self._old = 0
         self._first: _Arrival | None = None
         self._last: _Arrival | None = None
-        #: by step: the script's own speed, and that between the arrivals
-        self._rates: dict[int, float] = {}
-        self._speeds: dict[int, float | None] = {}
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
@@ -302,15 +299,11 @@ class ScriptHistory:
                 samples = float(step * self._effective_batch)
             if place >= self._old:
                 arrived.append((step, samples))
-            if (rate := finite_or_none(values.get("samples_per_s"))) is not None:
-                self._rates[step] = rate
             row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
             row |= {name: finite_or_none(value) for name, value in values.items()}
         self.summary |= summary
         self.notes += [each for each in dict.fromkeys(notes) if each and each not in self.notes]
         self._time(arrived, at)
-        for step in rows.keys() & self._speeds.keys():
-            rows[step].setdefault("samples_per_s", self._speeds[step])
         first, before = min(rows, default=math.inf), self.rows
         self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
         self.check_losses(_OVERFLOWS)
@@ -333,19 +326,13 @@ class ScriptHistory:
         return None if step is None else int(step)
 
     def _time(self, arrived: list[tuple[int, float | None]], at: float | None) -> None:
-        """Record when steps came, each with its samples if known, and the speed since those before.
-
-        ``at`` is None if the time is unknown.
-        """
+        """Record when steps came, each with its samples if known; None if that is unknown."""
         last = self._last
         arrived = [each for each in arrived if last is None or each[0] > last.step]
-        if at is None or not arrived:
-            return
-        samples = next((count for _, count in reversed(arrived) if count is not None), None)
-        self._last = _Arrival(at, max(step for step, _ in arrived), samples)
-        self._first = self._first or self._last
-        if last is not None:
-            self._speeds |= dict.fromkeys([step for step, _ in arrived], self._last.rate(last))
+        if at is not None and arrived:
+            samples = next((count for _, count in reversed(arrived) if count is not None), None)
+            self._last = _Arrival(at, max(step for step, _ in arrived), samples)
+            self._first = self._first or self._last
 
     def check_losses(self, number: int = 1) -> None:
         """Raise FloatingPointError if the last losses, so many, are not finite."""
@@ -388,7 +375,8 @@ class ScriptHistory:
                 None if the speed is then unknown.
 
         """
-        rate = sum(self._rates.values()) / len(self._rates) if self._rates else None
+        rates = [row["samples_per_s"] for row in self.rows.values() if row.get("samples_per_s")]
+        rate = sum(rates) / len(rates) if rates else None
         step_s, first, last = None, self._first, self._last
         if first is not None and last is not None and first is not last:
             step_s = (last.at - first.at) / (last.step - first.step)
