@@ -12,8 +12,7 @@ import inspect
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -139,8 +138,7 @@ class Run:
         """
         from raypipe.commands.configuration import results_of
 
-        with _messages_alone():
-            bests = results_of(self.directory).bests
+        bests = results_of(self.directory).bests
         for each in bests:
             if metric in ("", each.column.name, each.metric):
                 points = [plain(dict(point.values)) for point in each.ranking[: each.ties]]
@@ -310,9 +308,8 @@ def map(
     from raypipe.commands.configuration import document_of
 
     names = ("cpus", "gpus", "attempts", "time_limit", "maximize", "minimize", "version")
-    with _messages_alone():
-        values = plain(arguments) if isinstance(arguments, Mapping) else arguments
-        document, words = document_of(function, values, {name: given[name] for name in names})
+    values = plain(arguments) if isinstance(arguments, Mapping) else arguments
+    document, words = document_of(function, values, {name: given[name] for name in names})
     return _run(map, given, document, [*words, *_texts(overrides or {})])
 
 
@@ -388,9 +385,8 @@ def plan(
     from raypipe.commands.plan import plan as planned
 
     location = None if run_dir is None else os.fspath(run_dir)
-    with _messages_alone():
-        texts = [*_texts(overrides), *_of_matrix(matrix)]
-        return pd.DataFrame(planned(_document(config), texts, location, profile, only))
+    texts = [*_texts(overrides), *_of_matrix(matrix)]
+    return pd.DataFrame(planned(_document(config), texts, location, profile, only))
 
 
 def fit(
@@ -427,16 +423,15 @@ def fit(
     """
     import pandas as pd
 
-    with _messages_alone():
-        document, texts = _document(config), _texts(overrides)
-        if card is None:
-            from raypipe.commands.run import fit as fitted
+    document, texts = _document(config), _texts(overrides)
+    if card is None:
+        from raypipe.commands.run import fit as fitted
 
-            rows = fitted(document, texts, profile, address, stage)
-        else:
-            from raypipe.commands.prediction import predict
+        rows = fitted(document, texts, profile, address, stage)
+    else:
+        from raypipe.commands.prediction import predict
 
-            rows = predict(document, texts, card, profile=profile, stage=stage)
+        rows = predict(document, texts, card, profile=profile, stage=stage)
     return pd.DataFrame(rows).convert_dtypes()
 
 
@@ -704,16 +699,15 @@ def _run(
     """
     from raypipe.commands.run import execute
 
-    with _messages_alone():
-        if overrides is None:
-            overrides = [*_texts(given["overrides"]), *_of_matrix(given.get("matrix", ()))]
-        if document is None:
-            document = _document(given["config"])
-        again = partial(_continuation, verb, given, document, overrides)
-        named = inspect.signature(execute).parameters.values()
-        wanted = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
-        options = {name: given[name] for name in wanted if name in given}
-        ended = execute(document, overrides, again, **options)
+    if overrides is None:
+        overrides = [*_texts(given["overrides"]), *_of_matrix(given.get("matrix", ()))]
+    if document is None:
+        document = _document(given["config"])
+    again = partial(_continuation, verb, given, document, overrides)
+    named = inspect.signature(execute).parameters.values()
+    wanted = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
+    options = {name: given[name] for name in wanted if name in given}
+    ended = execute(document, overrides, again, **options)
     found = Run(ended.run_dir)
     if ended.status == 130:
         raise KeyboardInterrupt(ended.failure)
@@ -774,15 +768,6 @@ def _texts(values: Values) -> list[str]:
 
 def _of_matrix(values: Values) -> list[str]:
     return [f"matrix.{text}" for text in _texts(values)]
-
-
-@contextmanager
-def _messages_alone() -> Iterator[None]:
-    """Raise mistakes without the internal errors that led to them."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(str(error)) from None
 
 
 def plain(value: Any) -> Any:
