@@ -448,18 +448,16 @@ class TimeBudget:
         end, done, lock = self._end, threading.Event(), threading.Lock()
 
         def watch() -> None:
-            while end - time.monotonic() > launcher.ending_s + _SHUTDOWN_S:
-                if done.wait(_POLL_S):
-                    return
-            with lock:
-                if done.is_set():
-                    return
-                self.is_over = True
-                say("the time budget is nearly over: trainings save checkpoints, no task starts")
-                launcher.wind_down()
-            while not launcher.is_at_rest and end - time.monotonic() > _CUT_S:
-                if done.wait(_POLL_S):
-                    return
+            while not done.wait(_POLL_S):
+                left = end - time.monotonic()
+                if not self.is_over and left <= launcher.ending_s + _SHUTDOWN_S:
+                    self.is_over = True
+                    say(
+                        "the time budget is nearly over: trainings save checkpoints, no task starts"
+                    )
+                    launcher.wind_down()
+                elif self.is_over and (launcher.is_at_rest or left <= _CUT_S):
+                    break
             with lock:
                 if not done.is_set() and (main := threading.main_thread().ident) is not None:
                     # as the signal of a batch system; a flag would not end waits of the main thread
