@@ -185,19 +185,16 @@ def _check_used(
     plan: BatchPlan,
 ) -> None:
     """Raise ValueError if a value was given that does not reach the script, and has no effect."""
-    training, scaling = settings.training, settings.scaling
-    plain = settings.model_dump(mode="json", include={"training", "loader", "memory_trial"})
+    scaling = {"strategy", "workers"} if settings.scaling.worker_count > 1 else {"strategy"}
+    sections: dict[str, Any] = dict.fromkeys(("training", "loader", "memory_trial"), True)
+    plain = settings.model_dump(mode="json", include={**sections, "scaling": scaling})
     unasked = {f"training.{key}" for key in (*command.SIZES, *_FREE)}
     given = [(f"parameters.{each}", each, value) for each, value in own.items()]
     given += [
-        (f"{name}.{key}", key.removeprefix("training."), value)
+        (f"{name}.{key}", key.removeprefix("training.").removeprefix("scaling."), value)
         for key, (_, value) in differences(defaults(ScriptStageSettings), plain).items()
         if value is not None and key not in unasked
     ]
-    if scaling.worker_count > 1:
-        given.append((f"{name}.scaling.workers", "workers", scaling.workers))
-    if scaling.strategy != "ddp":
-        given.append((f"{name}.scaling.strategy", "strategy", scaling.strategy))
     for step in settings.on_oom:
         placeholder = {"bf16": "precision", "fsdp": "strategy"}.get(step, step)
         given.append((f"{name}.on_oom", placeholder, step))
@@ -208,7 +205,7 @@ def _check_used(
         "accumulation": runs or (micro and whole),
         "effective_batch": whole or (micro and (undivided or runs)),
     }
-    sizes = {key: getattr(training, key) or 1 for key in command.SIZES}
+    sizes = {key: getattr(settings.training, key) or 1 for key in command.SIZES}
     given += [(f"{name}.training.{key}", key, size) for key, size in sizes.items() if size > 1]
     for key, placeholder, value in given:
         if reaches.get(placeholder, placeholder in used):
