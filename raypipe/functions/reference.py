@@ -214,11 +214,10 @@ class CodeHash:
     """
 
     def __init__(self, value: Any) -> None:
-        self._hash = hashlib.sha256()
         self._seen: dict[int, Any] = {}
         self._modules: set[str] = set()
-        self._add(value)
-        self.digest = self._hash.hexdigest()[:16]
+        text = repr(self._tree(value)).encode(errors="surrogatepass")
+        self.digest = hashlib.sha256(text).hexdigest()[:16]
 
     def source(self) -> SourceCode:
         """Return the source of the user's modules, and of those that they import."""
@@ -230,20 +229,14 @@ class CodeHash:
                 files |= found.files
         return SourceCode(modules, files)
 
-    def _add(self, value: Any) -> None:
-        parts: list[Any] = []
+    def _tree(self, value: Any) -> Any:
+        """Return a value as nested lists of plain values."""
         if type(value) in _PLAIN:
-            text = f"{type(value).__name__} {value!r}"
-        elif id(value) in self._seen:
-            text = "again"
-        else:
-            self._seen[id(value)] = value  # kept alive: the address is not used again
-            parts = list(self._parts(value))
-            text = f"{len(parts)} parts"
-        content = text.encode(errors="surrogatepass")
-        self._hash.update(b"%d:%b" % (len(content), content))
-        for part in parts:
-            self._add(part)
+            return value
+        if id(value) in self._seen:
+            return ("again",)
+        self._seen[id(value)] = value  # kept alive: the address is not used again
+        return [self._tree(part) for part in self._parts(value)]
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """Return what decides a value: its kind, and the values that it holds or uses."""
