@@ -442,20 +442,15 @@ def config(
 
     Args:
         config: As of run.
-        overrides: Overrides, as in `raypipe run`; with --keys also the prefix of the keys.
+        overrides: As of run.
         profile: As of run.
         keys: List the keys with type, default and meaning instead.
 
     """
     from raypipe.commands import configuration
 
-    texts = [text for text in overrides if "=" in text or not keys]
-    prefixes = [text for text in overrides if text not in texts]
-    if len(prefixes) > 1:
-        raise ConfigError(f"--keys takes one prefix, not {len(prefixes)}: {' '.join(prefixes)}")
-    if keys:
-        return configuration.keys_text(config, texts, profile, *prefixes)
-    return configuration.resolved_text(config, texts, profile)
+    text = configuration.keys_text if keys else configuration.resolved_text
+    return text(config, overrides, profile)
 
 
 def doctor(*, as_json: bool = False) -> tuple[str, int]:

@@ -23,7 +23,6 @@ from raypipe.config.document import NAMES, Document, Profile, parse, profile_nam
 from raypipe.config.levels import (
     Key,
     defaults,
-    did_you_mean,
     dig,
     keys_of,
     origin_of,
@@ -336,19 +335,10 @@ def resolved_text(path: str, overrides: Sequence[str], profile: str) -> str:
     )
 
 
-def keys_text(path: str, overrides: Sequence[str], profile: str, prefix: str = "") -> str:
-    """Return every key below a dotted prefix: its type, default and meaning.
-
-    Raises:
-        ConfigError: no key begins with the prefix.
-
-    """
-    configuration = _of_file(path, overrides, profile)
-    found = keys_of(configuration.model, prefix)
-    if not found:
-        names = [key.name for key in keys_of(configuration.model)]
-        raise ConfigError(f"--keys {prefix}: no such key{did_you_mean(prefix, names)}")
-    return "\n".join(_described(key) for key in found)
+def keys_text(path: str, overrides: Sequence[str], profile: str) -> str:
+    """Return every key: its type, default and meaning."""
+    model = _of_file(path, overrides, profile).model
+    return "\n".join(map(_described, keys_of(model)))
 
 
 def _of_file(path: str, overrides: Sequence[str], profile: str) -> Configuration:

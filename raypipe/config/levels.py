@@ -369,16 +369,9 @@ class Key:
     is_section: bool = False
 
 
-def keys_of(model: type[BaseModel], prefix: str = "") -> list[Key]:
-    """Return every key of a settings model, in the order of its definition.
-
-    Args:
-        model: the settings.
-        prefix: only keys that begin with this dotted path.
-
-    """
-    keys = _keys(model, "", defaults(model))
-    return [key for key in keys if f"{key.name}.".startswith(prefix and f"{prefix}.")]
+def keys_of(model: type[BaseModel]) -> list[Key]:
+    """Return every key of a settings model, in the order of its definition."""
+    return list(_keys(model, "", defaults(model)))
 
 
 def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Key]:
