@@ -467,22 +467,21 @@ def doctor(*, as_json: bool = False) -> tuple[str, int]:
     return examined(as_json=as_json)
 
 
-def init(name: str | None = None, *, template: str = "function", listed: bool = False) -> str:
+def init(name: str | None = None, *, template: str = "function") -> str:
     """Write a small project of your own that runs at once: code, YAML, test, README.
 
     Args:
         name: The new folder. [default: my_TEMPLATE]
-        template: The template (`raypipe init --list`).
-        listed: List the templates.
+        template: function (a Python function), or training (a classifier, and a sweep of it).
 
     Examples:
         raypipe init mine
         raypipe init mine --template training
 
     """
-    from raypipe.commands import init as command
+    from raypipe.commands.init import init as written
 
-    return command.listing() if listed else command.init(name, template)
+    return written(name, template)
 
 
 # read a run

@@ -27,7 +27,8 @@ def init(name: str | None, template: str) -> str:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not an empty folder; give the name of a new one")
     files = [file for file in sorted((_TEMPLATES / template).iterdir()) if file.is_file()]
-    readme = _readme(template).replace("{name}", folder.resolve().name)
+    readme = (_TEMPLATES / template / "README.md").read_text(encoding="utf-8")
+    readme = readme.replace("{name}", folder.resolve().name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -39,14 +40,3 @@ def init(name: str | None, template: str) -> str:
     written = [f"wrote {folder}/", *(f"  {file.name}" for file in files)]
     following = ["next:", f"cd {shlex.quote(str(folder))}", first[1] if first else ""]
     return "\n".join([*written, *following]).rstrip()
-
-
-def listing() -> str:
-    """Return a line per template: its name, and what it is."""
-    lines = {name: _readme(name).split("\n\n")[1] for name in _NAMES}
-    width = max(map(len, lines))
-    return "\n".join(f"{name:{width}}  {line}" for name, line in lines.items())
-
-
-def _readme(template: str) -> str:
-    return (_TEMPLATES / template / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.commands.init import init, listing
+from raypipe.commands.init import init
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.command import raypipe
@@ -23,11 +23,6 @@ pytestmark = pytest.mark.usefixtures("folder")
 def python(folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def test_the_list_has_every_template() -> None:
-    lines = dict(line.split(maxsplit=1) for line in listing().splitlines())
-    assert set(lines) == {*SMALL}
 
 
 def test_the_tests_of_the_small_templates_pass() -> None:
