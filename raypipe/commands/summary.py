@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -343,8 +342,8 @@ def _stages(rows: Sequence[Row]) -> str:
         status = "" if row["status"] == done else f" {row['status']}"
         name = variant_name(cell(row["stage"]), str(row["variant"]))
         parts.append(f"{name}{status} {rough(row['duration_s'] or 0.0)}")
-    rest = Counter(str(row["status"]) for row in ranked[_MOST_STAGES:])
-    return ", ".join([*parts, *(f"and {count} more {status}" for status, count in rest.items())])
+    more = len(ranked) - len(parts)
+    return ", ".join([*parts, *[f"and {more} more"] * (more > 0)])
 
 
 def _since(time: str) -> float:
