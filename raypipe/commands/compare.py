@@ -19,8 +19,6 @@ from raypipe.tracking import flat
 
 #: columns of the environment that differ between any two runs
 _OWN = (*ADDED, "command", "started_at")
-#: columns of the blocks in addition to the runs
-_HEADINGS = frozenset({"key", "result", "row", "metric"})
 #: rows that are shown, and rows of a table of which no number is declared to be better
 _MOST_ROWS, _MOST_UNDECLARED = 60, 100
 #: the column with the place of the run, while rows of several runs are one table
@@ -65,10 +63,7 @@ def compare(runs: Sequence[RunDirectory]) -> dict[str, Any]:
 
 def text(found: Mapping[str, Any], width: int | None) -> str:
     """Return a comparison for a reader, as wide as the terminal."""
-    paths = [run["run_dir"] for run in found["runs"]]
-    lasts = [path.rstrip("/").rpartition("/")[2] for path in paths]
-    is_clear = len({*lasts}) == len(lasts) and not _HEADINGS.intersection(lasts)
-    names = lasts if is_clear else paths
+    names = [f"run {number}" for number in range(1, len(found["runs"]) + 1)]
     differing = [each for each in found["results"] if len({*each["values"]}) > 1]
     titled: dict[str, list[tuple[dict[str, str], Iterable[str]]]] = {
         title: [({"key": key}, map(cell, values)) for key, values in found[title].items()]
