@@ -539,14 +539,16 @@ def held_out_columns(
     """Return the held-out metrics among the names of columns, the most important first.
 
     Monitored metrics come first, then the declared ones, then others, each time with the loss last.
-    ``better`` is what is declared, else the monitor's mode, else what the name tells; it may be
-    empty. Declarations of other columns are ignored.
+    ``better`` is what is declared, else the monitor's mode, else what the name of a metric tells
+    that nothing declares; it may be empty: a baseline's metric does not stand for a training.
+    Declarations of other columns are ignored.
     """
     known = {each.name: each for each in declared if each.name.startswith(PREFIX)}
     found = []
     for name in filter(lambda name: name.startswith(PREFIX), names):
         column = known.get(name, Column(name, "real", ""))
-        better: Any = column.better or monitors.get(name) or better_by_name(name)
+        told = "" if name in known else better_by_name(name)
+        better: Any = column.better or monitors.get(name) or told
         found.append(replace(column, better=better))
     places = {name: place for place, name in enumerate([*monitors, *known])}
 

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 
 from raypipe.report.parts import Fold, Section, TableView, render
 from raypipe.report.plots import Plot
+from raypipe.report.results import training_measures
 from raypipe.report.sections import table_section, tile
 from raypipe.report.tables import Results, headlines, means, plain, shape_of
 from raypipe.store.tables import Column, Table
@@ -98,6 +99,16 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
         ("x", "a", 1.0),
         ("y", "b", 20.0),
     ]
+
+
+def test_a_metric_that_is_declared_without_a_direction_does_not_stand_for_a_training() -> None:
+    declared = [
+        Column("eval_random_regret", "real", "Of random search."),
+        Column("eval_regret", "real", "Of the model.", better="lower"),
+    ]
+    names = ["loss", "eval_random_regret", "eval_regret"]
+    assert [each.name for each in training_measures(names, declared, {})] == ["eval_regret"]
+    assert [each.name for each in training_measures(names, [], {})] == names[1:]
 
 
 def test_of_equal_points_with_several_values_the_first_is_named() -> None:
