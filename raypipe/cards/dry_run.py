@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import default_collate
 
 from raypipe.cards.cuda_rules import CudaRules
 from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, tensors_in
@@ -171,12 +170,9 @@ def _step(
 def _batch(task: TrainTask, size: int) -> Any:
     """Return a batch of the longest samples, on the host."""
     dataset, lengths = task.build_dataset(), task.lengths()
-    if isinstance(dataset, IterableDataset):
-        samples = list(islice(dataset, size))
-    else:
-        length: int = len(dataset)  # type: ignore[arg-type]
-        chosen = range(length) if lengths is None else longest_first(lengths)
-        samples = [dataset[int(chosen[number % length])] for number in range(size)]
+    length: int = len(dataset)  # type: ignore[arg-type]
+    chosen = range(length) if lengths is None else longest_first(lengths)
+    samples = [dataset[int(chosen[number % length])] for number in range(size)]
     return (task.collate() or default_collate)(samples)
 
 

@@ -109,11 +109,10 @@ def execute(
         stored = Ledger(place, writable=False)
         tracking.check(configuration.settings.tracking, place)
         stages, complete, warning = work.resumed(place, stored, strict=strict_code)
-        on_gpu = any(node.gpus for node in nodes)
         if any(stage.training is not None for stage in stages):
-            from raypipe.graph.training_stage import check_trainings
+            from raypipe.graph.training_stage import check_initial_weights
 
-            check_trainings(place, stored, stages, configuration.origin, on_gpu=on_gpu)
+            check_initial_weights(place, stored, stages, configuration.origin)
         code = code_of(configuration.source(), stages)
 
         print(f"run directory: {place.shown}", flush=True)

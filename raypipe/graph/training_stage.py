@@ -284,47 +284,31 @@ def _workers_text(job: TrainingJob, device: str) -> str:
     return text
 
 
-def check_trainings(
-    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str, *, on_gpu: bool
+def check_initial_weights(
+    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str
 ) -> None:
-    """Reject unfinished trainings with a loss that is a mean, or weights that do not fit the model.
+    """Reject unfinished trainings whose initial weights do not fit the model.
 
-    Workers check tasks and models that cannot be built here, since their data do not exist yet.
-    ``on_gpu`` leaves the losses to them, too: a task may take a GPU in this process.
+    Workers check models that cannot be built here, since their data do not exist yet.
 
     Raises:
         ConfigError: the mistake.
 
     """
     keyed = {stage.key: stage for stage in stages}
-    checked = set[str]()
     for stage in stages:
         training, needs = stage.training, [keyed[key] for key in stage.needed_keys]
-        if training is None or all_stored([stage], ledger) or not all_stored(needs, ledger):
+        if training is None or training.initial is None or all_stored([stage], ledger):
             continue
-        is_new = ledger.get("stages", stage.key) is None and stage.name not in checked
-        is_new = is_new and not needs and not on_gpu
-        if not is_new and training.initial is None:
+        if not all_stored(needs, ledger):
             continue
-        import torch  # slow, and not needed without trainings
-
-        from raypipe.training.loss_check import check_task
-        from raypipe.training.task import StreamLengthError, TrainTask
+        import torch  # slow, and not needed without such trainings
 
         try:
-            task = training.task(stage.files(run_dir))
-            if training.initial is not None:
-                with torch.device("meta"):  # shapes only
-                    training.initial.check(cast("Any", task).build_model())
-            if is_new and isinstance(task, TrainTask):
-                checked.add(stage.name)
-                check_task(task, training.settings)
-        except UnitError as error:
-            frame = error.trace.frame if error.trace is not None else ""
-            raise ConfigError(f"{where}: {stage.name}: {error.message}\n  at {frame}") from None
-        except StreamLengthError as error:
-            message = str(error).replace("training.", f"{stage.name}.training.")
-            raise ConfigError(f"{where}: {message}") from None
+            with torch.device("meta"):  # shapes only
+                training.initial.check(
+                    cast("Any", training.task(stage.files(run_dir))).build_model()
+                )
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         except BdbQuit:  # the user ended the debugger

@@ -8,54 +8,23 @@ from __future__ import annotations
 import inspect
 from bdb import BdbQuit
 from contextlib import nullcontext
-from itertools import count, islice
 from math import isclose, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.errors import Trace, UnitError
 from raypipe.training import parallel, precision
 from raypipe.training.evaluation import add
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import ModelCall
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import StepContext, TrainTask
 
 #: relative difference of equal values: half precision rounds differently in a larger batch
 _TOLERANCE = 0.01
-#: largest model, and samples, of a check outside of the training
-_MOST_PARAMETERS, _SAMPLES = 20_000_000, 2
-
-
-def check_task(task: TrainTask, settings: TrainStageSettings) -> None:
-    """Check the loss of a task in this process, on two samples and newly initialized weights.
-
-    A model of more than 20 million parameters is left to the worker.
-
-    Raises:
-        UnitError: a total or a metric is a mean.
-        Exception: the task cannot be built here, or has no such length.
-
-    """
-    training = settings.training
-    with torch.device("meta"):
-        parameters = sum(weight.numel() for weight in task.build_model().parameters())
-    if parameters > _MOST_PARAMETERS:
-        return
-    phase = task.phases(training, training.effective_batch or _SAMPLES)[0]
-    dataset: Any = task.build_dataset()
-    is_stream = isinstance(dataset, IterableDataset)
-    samples = list(islice(dataset if is_stream else map(dataset.__getitem__, count()), _SAMPLES))
-    with torch.random.fork_rng([]):
-        torch.manual_seed(training.seed)
-        call = ModelCall(task.build_model())
-        batch = (task.collate() or default_collate)(samples)
-        context, device = StepContext(0, phase, training.seed), torch.device("cpu")
-        refuse_means(task, training, device, call, batch, len(samples), context)
 
 
 def refuse_means(

@@ -17,10 +17,6 @@ from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
 
 
-class StreamLengthError(ValueError):
-    """A length in epochs of a dataset without a length."""
-
-
 @dataclass(frozen=True)
 class StepContext:
     """Step, phase and seed for which a loss is computed."""
@@ -88,12 +84,9 @@ class TrainTask(JobTask):
         """Return a newly initialized model on the CPU; the seed is set before the call."""
 
     def build_dataset(self) -> Dataset[Any]:
-        """Return the training samples: a map-style dataset or an ``IterableDataset``.
+        """Return the training samples, a map-style dataset.
 
         By default a sample is its number, from which the loss generates it.
-        Every worker reads a stream in its given order and restarts it at its end. Each sample
-        goes into one batch of one worker. Put expensive per-sample work in ``collate``, which
-        receives only the worker's own samples.
         """
         return SampleIds()
 
@@ -129,11 +122,6 @@ class TrainTask(JobTask):
         steps = training.length
         if training.length_in == "epochs":
             dataset: Any = self.build_dataset()
-            if not hasattr(dataset, "__len__"):
-                raise StreamLengthError(
-                    f"training.epochs: the dataset is a stream ({type(dataset).__name__}), whose "
-                    "length is not known; give training.steps instead"
-                )
             steps = -(-len(dataset) * training.length // effective_batch)
         return [Phase("train", steps, effective_batch, training.learning_rate)]
 

@@ -1,4 +1,4 @@
-"""Mistakes of a task that a command finds before anything starts."""
+"""Mistakes of a task that a training finds in its first step."""
 
 from __future__ import annotations
 
@@ -15,26 +15,20 @@ from tests import command
 MODULE = """
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 from raypipe import Experiment, Loss, Settings, TrainStageSettings, TrainTask, train_stage
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(data())
 
 def data():
     draw = torch.Generator().manual_seed(0)
     return TensorDataset(torch.randn(16, 2, generator=draw), torch.ones(16, 1))
 
 class Task(TrainTask):
-    def __init__(self, loss, stream):
-        self.kind, self.stream = loss, stream
+    def __init__(self, loss):
+        self.kind = loss
     def build_model(self):
         return nn.Linear(2, 1)
     def build_dataset(self):
-        if self.stream == "broken":
-            raise OSError("no such disk")
-        return Stream() if self.stream == "endless" else data()
+        return data()
     def loss(self, model, batch, context):
         x, y = batch
         error = (model(x) - y).square()
@@ -46,11 +40,10 @@ class Task(TrainTask):
 
 class Own(Settings):
     loss: str = "sum"
-    stream: str = "no"
     train: TrainStageSettings = TrainStageSettings()
 
 def stages(s):
-    return [train_stage("train", s.train, lambda s, run_dir: Task(s.loss, s.stream))]
+    return [train_stage("train", s.train, lambda s, run_dir: Task(s.loss))]
 
 EXPERIMENT = Experiment("tasks", 1, Own, stages)
 """
@@ -58,7 +51,6 @@ CONFIG = """
 experiment: first_tasks
 train: {training: {steps: 3, effective_batch: 8, micro_batch: 3, log_every: 1}}
 """
-EPOCHS = ("train.training.steps=null", "train.training.epochs=1")
 
 
 @pytest.fixture(autouse=True)
@@ -75,32 +67,13 @@ def raypipe(*words: str, launcher: InlineLauncher | None = None) -> command.Ende
     return command.in_process(launcher, "run", "c.yaml", *words, environment={})
 
 
-@pytest.mark.parametrize(
-    ("words", "message", "line"),
-    [
-        (("loss=mean",), "c.yaml: train: Task.loss: Loss.total is a mean", "def loss"),
-        (("loss=mean", "stream=endless"), "Loss.total is a mean", "def loss"),
-        (("loss=mean", "matrix.train.training.seed=[1,2]"), "Loss.total is a mean", "def loss"),
-        (("stream=endless", *EPOCHS), "c.yaml: train.training.epochs: the dataset is a stream", ""),
-    ],
-)
-def test_it_is_refused_before_ray_starts_in_one_message(words, message, line):
-    ended = raypipe(*words, "--run-dir", "r")  # without anything that could run it
-    assert ended.status == 2, ended.output
-    assert ended.output.count(message) == 1
-    assert not Path("r").exists()
-    if line:
-        number = next(n for n, text in enumerate(MODULE.splitlines(), 1) if line in text)
-        assert f"first_tasks.py:{number} in loss" in ended.output
-        assert "Loss.mean(mean, weight)" in ended.output
-    else:
-        assert "give train.training.steps instead" in ended.output
-
-
-def test_a_task_that_cannot_be_built_here_is_left_to_the_training():
-    ended = raypipe("stream=broken", "--run-dir", "r", launcher=InlineLauncher())
+def test_a_mean_is_refused_with_the_line_of_the_task():
+    ended = raypipe("loss=mean", "--run-dir", "r", launcher=InlineLauncher())
     assert ended.status == 1
-    assert "OSError: no such disk" in ended.output
+    assert "Task.loss: Loss.total is a mean" in ended.output
+    assert "Loss.mean(mean, weight)" in ended.output
+    number = next(n for n, text in enumerate(MODULE.splitlines(), 1) if "def loss" in text)
+    assert f"first_tasks.py:{number}" in ended.output
 
 
 def test_a_mean_that_says_so_trains_as_the_sum():
