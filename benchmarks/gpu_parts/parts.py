@@ -111,7 +111,7 @@ PARTS = (
         20,
         (
             *("source", "samples", "gpu_util_mean", "power_w_mean", "memory_max_bytes"),
-            *("energy_j", "energy_j_per_sample"),
+            "energy_j",
         ),
     ),
     Part("trainers", "Trainers on the same card", contenders.trainers, 180, 35, _CONTENDERS),
@@ -181,7 +181,7 @@ PARTS = (
         35,
         (
             *("micro_batch", "precision", "status", "samples_per_s", "gpu_peak_bytes"),
-            *("energy_j_per_sample", "parity", "recommended"),
+            *("energy_j", "parity", "recommended"),
         ),
     ),
     Part(

@@ -178,7 +178,7 @@ def _t5(bench: Bench) -> Row:
     done = bench.train("summarization", "t5", given)
     names = ("compile", "precision", "micro_batch", "parameters", "eval_cross_entropy")
     return {
-        **done.columns(*names, *_SPEED, "tokens_per_s", "energy_j_per_sample", "attempts"),
+        **done.columns(*names, *_SPEED, "tokens_per_s", "energy_j", "attempts"),
         "loss_first": next((row["loss"] for row in done.steps), None),
     }
 
@@ -205,7 +205,7 @@ def _sweep(bench: Bench) -> Row | list[Row]:
     best = {row["trial_id"] for row in rows_of(run, "recommendations") if "trial_id" in row}
     names = (
         *("status", "micro_batch", "precision", "samples_per_s", "gpu_peak_bytes"),
-        *("energy_j_per_sample", "mfu", "parity", "reason"),
+        *("energy_j", "mfu", "parity", "reason"),
     )
     return [
         {**{name: trial.get(name) for name in names}, "recommended": trial["trial_id"] in best}

@@ -159,7 +159,7 @@ def _telemetry(bench: Bench) -> list[Row]:
     with NvidiaSmi(bench.machine.uuid) as smi:
         done = bench.train("lm_pretrain", "telemetry", given)
     nvml = [row for row in done.samples if row["util"] is not None]
-    energy = ("energy_j", "energy_j_per_sample", "samples_per_s")
+    energy = ("energy_j", "samples_per_s")
     times = [datetime.fromtimestamp(row["at"] / 1000, UTC) for row in nvml]
     window = (min(times), max(times)) if times else None
     return [

@@ -56,10 +56,7 @@ PREFIX = "eval_"
 #: stands for a training without evaluations
 LOSS = Column("loss_final", "real", "Training loss of the last logged step.", better="lower")
 #: columns of ``trials`` that another measurement of the same trial changes; all are above 0
-REPEATED = (
-    *("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu"),
-    *("energy_j", "energy_j_per_sample"),
-)
+REPEATED = ("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu", "energy_j")
 _DIRECTIONS: Mapping[str, Any] = {"min": "lower", "max": "higher"}
 _LOGARITHMIC = 30.0  # ratio of the ends of a range from which its logarithm counts
 SPEED = Column("samples_per_s", "real", "", better="higher")

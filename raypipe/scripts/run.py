@@ -380,7 +380,7 @@ class ScriptRun:
         plan, history, training = self._job.plan, self._history, self._settings.training
         speed = history.speed(None if self._job.measured else seconds)
         summaries = [sampler.summary() for sampler in self._samplers]
-        measured = telemetry.combine(summaries, speed["samples_per_s"])
+        measured = telemetry.combine(summaries)
         return {
             **history.last_values(),
             **speed,

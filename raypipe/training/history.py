@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import torch
@@ -30,12 +29,8 @@ _Mark = float | torch.cuda.Event
 
 @dataclass
 class Interval:
-    """Training between two logged steps, without checkpoints and evaluations.
+    """Training between two logged steps, without checkpoints and evaluations."""
 
-    ``phase`` is the phase of its last step.
-    """
-
-    phase: str = ""
     steps: int = 0
     samples: int = 0
     waited_s: float = 0.0
@@ -50,11 +45,7 @@ class Interval:
 
 
 class Throughput:
-    """Training intervals; the first one (warm-up, compilation) is excluded from the means.
-
-    Phases of a training differ in the work per step, so their speeds are not compared with each
-    other.
-    """
+    """Training intervals; the first one (warm-up, compilation) is excluded from the means."""
 
     def __init__(self, device: torch.device) -> None:
         self.intervals: list[Interval] = []
@@ -82,41 +73,29 @@ class Throughput:
         """Record the seconds spent waiting for the loader."""
         self._open.waited_s += seconds
 
-    def cut(self, phase: str = "") -> Interval:
+    def cut(self) -> Interval:
         """End the current interval, start the next one and return the ended one."""
         going = self._since is not None
         self.pause()
         ended, self._open = self._open, Interval()
-        ended.phase = phase
         self.intervals.append(ended)
         if going:
             self.start()
         return ended
 
-    def summary(self, *, typical: bool = False) -> dict[str, float | None]:
+    def summary(self) -> dict[str, float | None]:
         """Return samples per second, seconds per step and the share of time waiting for the loader.
 
         They are means over all intervals but the first, if there are others.
-
-        Args:
-            typical: whether each phase counts with the median of its intervals, without its first
-                one if there are others, so that a short disturbance does not count. Each phase has
-                the share of its steps.
-
         """
-        counted = intervals = self.intervals[1:] or self.intervals
-        if not any(interval.steps for interval in counted):
+        counted = self.intervals[1:] or self.intervals
+        steps = sum(interval.steps for interval in counted)
+        if not steps:
             return dict.fromkeys(("samples_per_s", "step_time_s", "loader_wait_share"))
-        duration = seconds = sum(interval.seconds for interval in counted)
-        if typical:
-            intervals, duration = [each for each in self.intervals if each.steps], 0.0
-            for phase in {each.phase for each in intervals}:
-                own = [each for each in intervals if each.phase == phase]
-                step_s = median(each.seconds / each.steps for each in own[1:] or own)
-                duration += step_s * sum(each.steps for each in own)
+        seconds = sum(interval.seconds for interval in counted)
         return {
-            "samples_per_s": sum(interval.samples for interval in intervals) / duration,
-            "step_time_s": duration / sum(interval.steps for interval in intervals),
+            "samples_per_s": sum(interval.samples for interval in counted) / seconds,
+            "step_time_s": seconds / steps,
             "loader_wait_share": sum(interval.waited_s for interval in counted) / seconds,
         }
 

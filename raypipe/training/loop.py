@@ -112,8 +112,7 @@ def train(
             loop.saver.close()
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
-    speed = loop.speed()
-    return outcome | speed | telemetry.combine(summaries, speed["samples_per_s"])
+    return outcome | loop.speed() | telemetry.combine(summaries)
 
 
 class _Loop:
@@ -176,8 +175,6 @@ class _Loop:
                 last = step == total
                 evaluate = last or self.monitor.is_evaluated(step)
                 log = evaluate or step % self.training.log_every == 0
-                # phases differ in speed: no measured interval has steps of two
-                log |= self.job.measured and phase_step + 1 == phase.steps
                 self.throughput.start()
                 rate = self.task.learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
@@ -251,7 +248,7 @@ class _Loop:
 
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
         row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
-        interval = self.throughput.cut(phase.name)
+        interval = self.throughput.cut()
         if len(self.throughput.intervals) == 1:
             self.sampler.steady()
         self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
@@ -371,7 +368,7 @@ class _Loop:
 
     def speed(self) -> dict[str, Any]:
         """Return throughput and FLOPs utilization."""
-        summary: dict[str, Any] = self.throughput.summary(typical=self.job.measured)
+        summary: dict[str, Any] = self.throughput.summary()
         rows = self.history.rows[1:] or self.history.rows
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None

@@ -54,7 +54,6 @@ TRIALS = Table(
         Column("cpu_util_mean", "real", "Mean CPU use per worker, of one core.", "%"),
         Column("host_peak_bytes", "integer", "Peak resident memory of a worker.", "B"),
         Column("energy_j", "real", "Energy of the GPUs.", "J", "lower"),
-        Column("energy_j_per_sample", "real", "Energy per sample after warm-up.", "J"),
         Column("loss_final", "real", "Training loss of the last logged step.", better="lower"),
         Column("best_step", "integer", "Step of the model that is kept, by its held-out metric."),
         Column("stopped_early", "boolean", "Whether the training stopped, as nothing improved."),

@@ -77,8 +77,7 @@ class Telemetry:
         self._samples, self._stride = 0, 1
         self._gpu_used_peak: int | None = None
         self._rss_peak = 0
-        # time and counter of the energy when the warm-up ended
-        self._steady: tuple[float, float | None] | None = None
+        self._warms_up = True
 
     def __enter__(self) -> Telemetry:
         self._gpu = self._open_gpu()
@@ -100,7 +99,7 @@ class Telemetry:
         """End the warm-up: later samples count toward the means."""
         self._sample()
         with self._lock:
-            self._steady = self._at, self._energy_j
+            self._warms_up = False
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table ``gpu_samples`` so far.
@@ -123,8 +122,7 @@ class Telemetry:
         """Return means, totals and peaks of this worker so far; None where unknown.
 
         Means exclude the warm-up unless there are no other samples. ``energy_j`` is that of the
-        whole card since the context was entered, and ``steady_power_w`` its mean power after the
-        warm-up, unless that is too short a time.
+        whole card since the context was entered.
         """
         if not self._stop.is_set():
             self._sample()
@@ -134,17 +132,16 @@ class Telemetry:
                 on_gpu = self._device.type == "cuda"
                 gpu_peak = torch.cuda.max_memory_reserved(self._device) if on_gpu else None
                 host_peak = max(host_peak, host_peak_bytes())
-            began, before = self._steady or (self._at, None)
-            seconds, joules = self._at - began, _difference(self._energy_j, before)
-            enough = joules is not None and seconds >= _SHORTEST_S
+            joules = None
+            if self._energy_j is not None and self._started_j is not None:
+                joules = self._energy_j - self._started_j
             return {
                 "device": self._gpu.name,
                 "gpu_uuid": self._gpu.uuid,
                 "gpu_util_mean": self._mean_of("util"),
                 "gpu_memory_used_peak_bytes": self._gpu_used_peak,
                 "gpu_peak_bytes": gpu_peak,
-                "energy_j": _difference(self._energy_j, self._started_j),
-                "steady_power_w": joules / seconds if joules is not None and enough else None,
+                "energy_j": joules,
                 "cpu_util_mean": self._mean_of("cpu_util"),
                 "host_peak_bytes": host_peak,
             }
@@ -187,7 +184,7 @@ class Telemetry:
         self._gpu_used_peak = _largest([self._gpu_used_peak, gpu["memory_bytes"]])
         if self._samples % self._stride == 0:
             busy = 100 * cpu_seconds / elapsed if elapsed >= _SHORTEST_S else None
-            own = {"warmup": self._steady is None, "cpu_util": busy, "rss_bytes": rss}
+            own = {"warmup": self._warms_up, "cpu_util": busy, "rss_bytes": rss}
             self._rows.append({**self._fixed, "at": now(), **gpu, **own})
             if len(self._rows) > _MOST_ROWS:
                 del self._rows[1::2]
@@ -195,13 +192,11 @@ class Telemetry:
         self._samples += 1
 
 
-def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None) -> dict[str, Any]:
+def combine(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the columns of ``trials`` from the summaries of all workers; None where unknown.
 
-    Peaks are the maximum over the workers. Energy and power are summed over the GPUs and
-    utilization is averaged over them; a GPU shared by several workers counts once. The energy per
-    sample is the mean power over the samples per second, both without the warm-up: the start of a
-    training, its compilation and its end count in ``energy_j`` alone.
+    Peaks are the maximum over the workers. Energy is summed over the GPUs and utilization is
+    averaged over them; a GPU shared by several workers counts once.
     """
     gpus: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for summary in summaries:
@@ -211,13 +206,9 @@ def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None)
     def of(column: str) -> list[Any]:
         return [summary[column] for summary in summaries]
 
-    def total(column: str) -> float | None:
-        # workers on one GPU each measured all of its energy, over slightly different periods
-        largest = [_largest(worker[column] for worker in gpu) for gpu in gpus.values()]
-        known = [value for value in largest if value is not None]
-        return sum(known) if known else None
-
-    power = total("steady_power_w")
+    # workers on one GPU each measured all of its energy, over slightly different periods
+    largest = [_largest(worker["energy_j"] for worker in gpu) for gpu in gpus.values()]
+    joules = [value for value in largest if value is not None]
     peaks = ("gpu_memory_used_peak_bytes", "gpu_peak_bytes", "host_peak_bytes")
     return {
         "device": ", ".join(sorted(set(of("device")))) or None,
@@ -225,8 +216,7 @@ def combine(summaries: Sequence[Mapping[str, Any]], samples_per_s: float | None)
             _mean(worker["gpu_util_mean"] for worker in gpu) for gpu in gpus.values()
         ),
         **{column: _largest(of(column)) for column in peaks},
-        "energy_j": total("energy_j"),
-        "energy_j_per_sample": power / samples_per_s if power and samples_per_s else None,
+        "energy_j": sum(joules) if joules else None,
         "cpu_util_mean": _mean(of("cpu_util_mean")),
     }
 
@@ -321,10 +311,6 @@ def host_peak_bytes() -> int:
     status = Path("/proc/self/status").read_text().splitlines()
     peaks = [int(line.split()[1]) for line in status if line.startswith("VmHWM:")]
     return 1024 * (peaks[0] if peaks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def _difference(value: float | None, before: float | None) -> float | None:
-    return None if value is None or before is None else value - before
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

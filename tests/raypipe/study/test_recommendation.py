@@ -29,7 +29,7 @@ def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> Ro
         **{"micro_batch": micro, "accumulation": 128 // micro, "effective_batch": 128},
         **{"precision": precision, "gradient_checkpointing": False, "compile": False},
         **{"device": "NVIDIA H100", "samples_per_s": value, "gpu_peak_bytes": 2 * micro * GIB},
-        **{"energy_j_per_sample": 1.0, "parity": None},
+        **{"parity": None},
     } | given
 
 

@@ -103,8 +103,7 @@ def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
     assert stored.loc[0, "rss_bytes"] == row["rss_bytes"] > 0
 
 
-def test_the_energy_of_a_sample_is_that_of_the_steady_training(card: Card) -> None:
-    """Set-up takes ten times the energy of the training, which needs 2 s for 100 samples."""
+def test_the_energy_is_that_of_the_whole_training(card: Card) -> None:
     card.watts = 500
     with Telemetry("small", CUDA) as telemetry:
         card.pass_time(8.0)
@@ -114,10 +113,7 @@ def test_the_energy_of_a_sample_is_that_of_the_steady_training(card: Card) -> No
         summary = telemetry.summary()
     card.pass_time(9.0)  # after the end
     assert telemetry.summary()["energy_j"] == summary["energy_j"]
-    found = combine([summary], 50.0)
-    assert found["energy_j_per_sample"] == pytest.approx(200 * 2.0 / 100)
-    assert found["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
-    assert combine([summary], None)["energy_j_per_sample"] is None
+    assert combine([summary])["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
 
 
 @pytest.mark.parametrize("lost", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
@@ -145,7 +141,7 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) 
     )  # fmt: skip
     summary = telemetry.summary()
     unknown = {name for name, value in summary.items() if value is None}
-    assert unknown == {"gpu_util_mean", "energy_j", "steady_power_w"}
+    assert unknown == {"gpu_util_mean", "energy_j"}
     assert summary["gpu_memory_used_peak_bytes"] == 12
     assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
 
@@ -257,7 +253,6 @@ def test_a_busy_cpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary["device"] == "cpu"
     assert {name for name, value in summary.items() if value is None} == {
         "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
-        "steady_power_w",
     }  # fmt: skip
 
 
@@ -278,7 +273,7 @@ def test_the_time_of_a_child_that_ended_is_counted(
 def worker(uuid: str | None = None, **values: Any) -> dict[str, Any]:
     unknown = dict.fromkeys([
         "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
-        "cpu_util_mean", "steady_power_w",
+        "cpu_util_mean",
     ])  # fmt: skip
     return {"device": "cpu", "gpu_uuid": uuid, "host_peak_bytes": 5, **unknown, **values}
 
@@ -287,18 +282,18 @@ def test_combine_counts_a_gpu_once() -> None:
     a, b = (partial(worker, uuid) for uuid in ("a", "b"))
     summaries = [
         a(device="H200", gpu_util_mean=90.0, energy_j=100.0, gpu_peak_bytes=3,
-          steady_power_w=300.0, host_peak_bytes=8, cpu_util_mean=100.0),
+          host_peak_bytes=8, cpu_util_mean=100.0),
         a(device="H200", gpu_util_mean=80.0, energy_j=101.0, gpu_peak_bytes=4,
-          steady_power_w=301.0, cpu_util_mean=50.0),
+          cpu_util_mean=50.0),
         b(device="A100", gpu_util_mean=45.0, energy_j=10.0,
-          gpu_memory_used_peak_bytes=6, steady_power_w=99.0),
+          gpu_memory_used_peak_bytes=6),
     ]  # fmt: skip
-    assert combine(summaries, 50.0) == {
+    assert combine(summaries) == {
         "device": "A100, H200", "gpu_util_mean": (85 + 45) / 2, "gpu_memory_used_peak_bytes": 6,
-        "gpu_peak_bytes": 4, "energy_j": 111.0, "energy_j_per_sample": 8.0,
+        "gpu_peak_bytes": 4, "energy_j": 111.0,
         "cpu_util_mean": 75.0, "host_peak_bytes": 8,
     }  # fmt: skip
-    nobody = combine([worker(), worker()], 50.0)
+    nobody = combine([worker(), worker()])
     assert {name: value for name, value in nobody.items() if value is not None} == {
         "device": "cpu", "host_peak_bytes": 5,
     }  # fmt: skip
@@ -328,23 +323,3 @@ def test_what_is_no_training_and_the_warm_up_count_apart(monkeypatch: pytest.Mon
         "step_time_s": pytest.approx(18.5 / 7),
         "loader_wait_share": pytest.approx((6.0 + 12.0) / 4 / 18.5),
     }
-
-
-def test_phases_of_different_cost_are_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typical speed has the median of each phase, without its first interval."""
-    now = 0.0
-    monkeypatch.setattr(history.time, "perf_counter", lambda: now)
-    found = Throughput(torch.device("cpu"))
-    for phase, times in (("burn_in", [9.0, 1.0, 1.0]), ("policy", [70.0, 10.0, 10.0, 400.0])):
-        for seconds in times:
-            found.start()
-            now += seconds
-            found.count(16)
-            found.cut(phase)
-    found.pause()
-    typical = found.summary(typical=True)
-    # 3 steps of 1 s and 4 steps of 10 s: one disturbance and both warm-ups do not count
-    assert typical["samples_per_s"] == pytest.approx(16 * 7 / 43)
-    assert typical["step_time_s"] == pytest.approx(43 / 7)
-    mean = found.summary()
-    assert mean["samples_per_s"] == pytest.approx(16 * 6 / 492)
