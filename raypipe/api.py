@@ -412,13 +412,13 @@ def fit(
         address: As of run.
         stage: A training stage. [default: all]
         card: Predict for this card instead, e.g. "RTX A6000", h100-80; needs no GPU. `all` compares
-            all cards. A file of further cards and prices: RAYPIPE_CARDS=FILE.
+            all cards.
 
     Examples:
         raypipe fit configs/pabbo_lda.yaml
         raypipe fit lm_pretrain --card "RTX A6000"
         raypipe fit summarization model=mt5_1_2b train.scaling.workers=4 --card a100-40
-        RAYPIPE_CARDS=prices.yaml raypipe fit lm_pretrain --card all
+        raypipe fit lm_pretrain --card all
 
     """
     import pandas as pd

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
-import yaml
 
 import raypipe as rp
 from raypipe.hardware import Precision, detect, supported_precisions
@@ -24,11 +23,16 @@ Row = dict[str, Any]
 
 #: the card of a rehearsal: the small language model fills it with some hundred samples
 REHEARSAL_CARD = "Rehearsal card"
-_REHEARSAL_VALUES = {
-    "memory_mib": 680, "bandwidth": 100, "tflops": {"fp32": 1, "bf16": 2}, "power_w": 100,
-    "capability": 8.0,
-}  # fmt: skip
-_MIB = 2**20
+_REHEARSAL = data_sheets.Card(
+    REHEARSAL_CARD,
+    "rehearsal card",
+    680 * 2**20,
+    1e11,
+    {"fp32": 1e12, "bf16": 2e12},
+    16e9,
+    100,
+    8.0,
+)
 
 
 @dataclass(frozen=True)
@@ -315,19 +319,17 @@ class Bench:
         """
         if self.card is None:
             raise rp.ConfigError(f"{self.machine.device}: is not in data_sheets.yaml")
-        file = self.folder / "cards.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        about = _REHEARSAL_VALUES
+        card = _REHEARSAL
         if self.capacity_bytes is not None:
-            about = {"memory_mib": self.capacity_bytes // _MIB}
-        file.write_text(yaml.safe_dump({"cards": {self.card: about}}))
-        os.environ[data_sheets.CARDS] = str(file)
-        found = rp.fit(
-            WORKLOADS[name].config,
-            self.overrides(name, values),
-            stage=WORKLOADS[name].stage,
-            card=self.card,
-        )
+            card = replace(data_sheets.cards()[self.card], memory_bytes=self.capacity_bytes)
+        known = {**data_sheets.cards(), self.card: card}
+        with patch.object(data_sheets, "cards", lambda: known):
+            found = rp.fit(
+                WORKLOADS[name].config,
+                self.overrides(name, values),
+                stage=WORKLOADS[name].stage,
+                card=self.card,
+            )
         rows = plain(found)
         return next(row for row in rows if row["precision"] == self.precision(name))
 

@@ -122,7 +122,7 @@ class Forecasts:
         return columns | self._speed(card, settings, size) | {"note": "predicted"}
 
     def _speed(self, card: Card, settings: TrainStageSettings, size: int) -> dict[str, Any]:
-        """Return the columns of speed, time, energy and price."""
+        """Return the columns of speed, time and energy."""
         times = [self._times(card, settings, number, size) for number in self._numbers]
         timed = list(zip(self._phases, times, strict=True))
         expected, fastest, slowest = (
@@ -139,7 +139,6 @@ class Forecasts:
             for number, phase in enumerate(self._phases)
         )
         peak = self._workers * card.peaks[settings.training.precision]
-        price = card.price_per_hour
         return {
             "step_time_s": expected / steps,
             "samples_per_s": samples / expected,
@@ -148,7 +147,6 @@ class Forecasts:
             "mfu": operations / expected / peak,
             "hours": expected / 3600,
             "energy_kwh": self._workers * joules / 3.6e6,
-            "cost": None if price is None else price * expected / 3600 * self._workers,
         }
 
     def _largest(self, card: Card, settings: TrainStageSettings) -> int | None:

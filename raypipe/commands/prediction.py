@@ -75,7 +75,6 @@ def predict(
 
 def shown(rows: Sequence[Row]) -> list[Row]:
     """Return predictions as they are printed: few columns, numbers as text."""
-    priced = any(row.get("cost") is not None for row in rows)
     found = []
     for row in rows:
         fits = row["micro_batch"] is not None
@@ -92,8 +91,6 @@ def shown(rows: Sequence[Row]) -> list[Row]:
             "time": duration(3600 * row["hours"]) if fits else "-",
             "kWh": _rounded(row["energy_kwh"]) if fits else "-",
         }
-        if priced:
-            line["cost"] = f"{row['cost']:.4g}" if row.get("cost") is not None else "-"
         found.append(line)
     return found
 
@@ -105,11 +102,8 @@ def conclusion(rows: Sequence[Row]) -> str:
         if row["recommended"]:
             words = [_machines(row), f"profile {row['profile']}", row["precision"]]
             words += ["gradient checkpointing"] if row["gradient_checkpointing"] else []
-            why = "takes the least energy (prices: RAYPIPE_CARDS=FILE)"
-            if row["cost"] is not None:
-                why = f"is the cheapest: {row['cost']:.4g}"
             batch = f"micro-batch {row['micro_batch']} x accumulation {row['accumulation']}"
-            lines.append(f"{row['stage']}: {', '.join([*words, batch])} {why}")
+            lines.append(f"{row['stage']}: {', '.join([*words, batch])} takes the least energy")
     return "\n".join([*lines, _TIMES])
 
 
@@ -168,14 +162,12 @@ def _speed(row: Row) -> float:
 
 
 def _recommend(rows: Sequence[Row]) -> None:
-    """Mark the cheapest prediction of each stage; without prices that of the least energy."""
+    """Mark the prediction of each stage that takes the least energy."""
     for row in rows:
         row["recommended"] = False
     for stage in {row["stage"] for row in rows}:
         fitting = [r for r in rows if r["stage"] == stage and r["micro_batch"] is not None]
-        priced = [row for row in fitting if row["cost"] is not None]
-        key = "cost" if priced else "energy_kwh"
-        if best := min(priced or fitting, key=lambda row: row[key], default=None):
+        if best := min(fitting, key=lambda row: row["energy_kwh"], default=None):
             best["recommended"] = True
 
 

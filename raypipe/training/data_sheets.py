@@ -2,88 +2,63 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-)
-
-from raypipe.config.settings import Settings
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision, supported_precisions
 
-#: environment variable with a file of further cards and prices
-CARDS = "RAYPIPE_CARDS"
-_SHIPPED = Path(__file__).with_name("data_sheets.yaml")
+_FILE = Path(__file__).with_name("data_sheets.yaml")
 _BRANDS = frozenset(("nvidia", "tesla", "geforce"))
 #: name parts that do not change the peak: memory size and type, connector, generation
 _NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
 
 
-_Giga = Annotated[PositiveFloat, AfterValidator(lambda value: value * 1e9)]
-_Tera = Annotated[PositiveFloat, AfterValidator(lambda value: value * 1e12)]
+@dataclass(frozen=True)
+class Card:
+    """A card: memory in bytes, bandwidths in bytes/s, peaks in FLOP/s by precision, and watts.
 
-
-class Card(Settings):
-    """A card: bytes, bytes/s, FLOP/s by precision, and watts. A file has other units."""
+    ``reports`` is the start of the name that NVML and torch report, ``link`` the bandwidth to
+    another card of the machine in one direction, ``capability`` the compute capability.
+    """
 
     name: str
-    """Name of the card."""
-    reports: Annotated[str, AfterValidator(str.lower)]
-    """Start of the name that NVML and torch report; by default the name of the card."""
-    memory_bytes: PositiveInt = Field(validation_alias="memory_mib")
-    """Memory, in MiB in a file."""
-    bandwidth: _Giga
-    """Memory bandwidth, in GB/s in a file."""
-    peaks: Mapping[Precision, _Tera] = Field(validation_alias="tflops")
-    """Dense peak by precision, in TFLOP/s in a file."""
-    link: _Giga = 16e9
-    """Bandwidth to another card of the machine in one direction, in GB/s in a file."""
-    power_w: PositiveFloat
-    """Board power, W."""
-    capability: PositiveFloat
-    """Compute capability."""
-    source: str
-    """Where the values are from."""
-    price_per_hour: PositiveFloat | None = None
-    """Price of one card per hour."""
+    reports: str
+    memory_bytes: int
+    bandwidth: float
+    peaks: Mapping[Precision, float]
+    link: float
+    power_w: float
+    capability: float
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """The precisions that the card supports."""
-        supported = supported_precisions(str(self.capability))
-        return tuple(p for p in supported if p in self.peaks)
-
-    @field_validator("memory_bytes")
-    @classmethod
-    def _in_bytes(cls, mebibytes: int) -> int:
-        return mebibytes * 2**20
+        return tuple(p for p in supported_precisions(str(self.capability)) if p in self.peaks)
 
 
-def cards(file: str | os.PathLike[str] | None = None) -> dict[str, Card]:
-    """Return all cards by name: those that come with raypipe, changed and extended by a file.
-
-    Args:
-        file: a YAML file in the form of the shipped one; by default that of RAYPIPE_CARDS, if set.
-
-    Raises:
-        ConfigError: the file cannot be read, has wrong values, or a new card lacks some.
-
-    """
-    own = file or os.environ.get(CARDS)
-    return _cards(None if own is None else Path(own))
+@cache
+def cards() -> Mapping[str, Card]:
+    """Return all cards by name."""
+    found = load_yaml(_FILE.read_text(encoding="utf-8"), str(_FILE))["cards"]
+    return {
+        name: Card(
+            name,
+            each["reports"],
+            each["memory_mib"] * 2**20,
+            each["bandwidth"] * 1e9,
+            {precision: peak * 1e12 for precision, peak in each["tflops"].items()},
+            each["link"] * 1e9,
+            each["power_w"],
+            each["capability"],
+        )
+        for name, each in found.items()
+    }
 
 
 def resolve(name: str, known: Mapping[str, Card]) -> Card:
@@ -108,7 +83,7 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
         names = [each for text in near for each in known if _text(each) == text]
         raise ConfigError(
             f"--card {name}: unknown card; nearest names: {', '.join(names) or 'none'} "
-            "(`--card all` lists all; add others with RAYPIPE_CARDS=FILE)"
+            "(`--card all` lists all)"
         )
     names = [card.name for card in exact or matching]
     raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")
@@ -120,7 +95,7 @@ def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    listed = list(_cards(None).values())
+    listed = list(cards().values())
     words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
     for length in range(len(words), 0, -1):  # the longest name first: A10G before A10
         start = " ".join(words[:length])
@@ -144,44 +119,6 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     """
     card = of_device(device_name)
     return None if card is None else card.peaks.get(precision)
-
-
-class _File(Settings):
-    cards: dict[str, dict[str, Any]]
-    sources: Mapping[str, str] = {}
-
-
-@cache
-def _cards(file: Path | None) -> dict[str, Card]:
-    """Return the shipped cards, changed and extended by a file."""
-    shipped = _document(_SHIPPED)
-    given = _File(cards={}) if file is None else _document(file)
-    values, sources = dict(shipped.cards), {**shipped.sources, **given.sources}
-    names = {_words(name): name for name in values}
-    for name, own in given.cards.items():
-        known = names.get(_words(name), name)
-        values[known] = {**values.get(known, {"source": str(file)}), **own}
-    cards = {}
-    for name, each in values.items():
-        source = sources.get(each["source"], each["source"])
-        try:
-            cards[name] = Card.model_validate(
-                {"name": name, "reports": name, **each, "source": source}
-            )
-        except ValidationError as error:
-            mistakes = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            text = f"; cards.{name}.".join(mistakes)
-            raise ConfigError(f"{file}: cards.{name}.{text}") from error
-    return cards
-
-
-def _document(file: Path) -> _File:
-    try:
-        return _File.model_validate(load_yaml(file.read_text(encoding="utf-8"), str(file)))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{file}: has no `cards:` with values by name") from error
 
 
 def _text(name: str) -> str:

@@ -26,16 +26,21 @@ SMALL = (
     "model.layers=1", "model.feed_forward=64", "model.context=32", "train.training.steps=10",
     "train.training.warmup_steps=0", "train.training.effective_batch=8",
 )  # fmt: skip
-CARD = "{{memory_mib: {}, bandwidth: 100, tflops: {{fp32: 1}}, power_w: 50, capability: 6.1}}"
+
+
+def plain(name: str, mebibytes: int) -> data_sheets.Card:
+    """A card of a single precision, so that little is recorded."""
+    return data_sheets.Card(
+        name, name.lower(), mebibytes * 2**20, 1e11, {"fp32": 1e12}, 16e9, 50, 6.1
+    )
 
 
 @pytest.fixture(autouse=True)
-def own_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a card of a single precision, so that little is recorded."""
-    file = tmp_path / "own.yaml"
-    file.write_text(f"cards: {{Plain: {CARD.format(16384)}}}")
-    monkeypatch.setenv("RAYPIPE_CARDS", str(file))
-    return file
+def own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further cards: two are small."""
+    sizes = {"Plain": 16384, "Full": 540, "Small": 580}
+    known = {**data_sheets.cards(), **{name: plain(name, size) for name, size in sizes.items()}}
+    monkeypatch.setattr(data_sheets, "cards", lambda: known)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,10 +91,7 @@ def test_a_row_per_precision_that_the_card_supports() -> None:
     assert columns(predicted("t4"), "precision") == ["fp16", "fp32"]
 
 
-def test_what_does_not_fit_is_tried_with_less_memory(own_cards: Path) -> None:
-    cards = {"Full": 540, "Small": 580}
-    text = "".join(f"  {name}: {CARD.format(size)}\n" for name, size in cards.items())
-    own_cards.write_text(f"cards:\n{text}")
+def test_what_does_not_fit_is_tried_with_less_memory() -> None:
     large = ("model.context=512", "train.training.effective_batch=64")
     none = predicted("Full", *large)
     assert columns(none, "micro_batch") == [None, None]
@@ -119,16 +121,14 @@ def test_cards_share_the_gradients_or_the_model() -> None:
         predicted("plain", "train.scaling.workers=9")
 
 
-def test_the_cheapest_of_all_cards_is_named(own_cards: Path) -> None:
-    own_cards.write_text("cards: {A10: {price_per_hour: 1}, L4: {price_per_hour: 0.5}}")
+def test_of_all_cards_the_one_of_the_least_energy_is_named() -> None:
     rows = predicted("all")
     assert len(set(columns(rows, "card"))) == len(rows) > 50
-    priced = {row["card"]: row["cost"] for row in rows if row["cost"] is not None}
-    assert set(priced) == {"A10", "L4"}
-    best = min(priced, key=lambda name: priced[name])
-    assert [row["card"] for row in rows if row["recommended"]] == [best]
-    words = f"{best}, profile gpu_40gb, bf16, micro-batch 8 x accumulation 1 is the cheapest"
+    best = min((row for row in rows if row["micro_batch"]), key=lambda row: row["energy_kwh"])
+    assert [row["card"] for row in rows if row["recommended"]] == [best["card"]]
+    words = f"{best['card']}, profile {best['profile']}, {best['precision']}, micro-batch 8"
     assert words in conclusion(rows)
+    assert "takes the least energy" in conclusion(rows)
 
 
 @pytest.mark.usefixtures("few_cards")

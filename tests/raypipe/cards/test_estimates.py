@@ -12,13 +12,8 @@ from raypipe.cards.speed import Factors, StepTime, step_time, watts
 from raypipe.hardware import Precision
 from raypipe.training.data_sheets import Card
 
-CARD = Card.model_validate(
-    {
-        **{"name": "Card", "reports": "card", "memory_mib": 2**14, "bandwidth": 1000, "link": 100},
-        **{"tflops": {"fp32": 10, "tf32": 20, "bf16": 40, "fp16": 40}},
-        **{"power_w": 200.0, "capability": 8.0, "source": ""},
-    }
-)
+PEAKS: dict[Precision, float] = {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13}
+CARD = Card("Card", "card", 2**34, 1e12, PEAKS, 1e11, 200.0, 8.0)
 WHOLE = Factors(1.0, 0.5, 1.0, 1.0, 1e-6)
 PRODUCT = Kernel("mm", flops=4e10, bytes=16, dtype="bfloat16")
 SUM = Kernel("add", bytes=3 * 10**9)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from raypipe.errors import ConfigError
@@ -27,7 +25,6 @@ def test_a_name_of_no_card_or_several_is_refused_with_the_nearest(given: str, me
 def test_every_card_is_whole_and_plausible() -> None:
     assert len(KNOWN) > 50
     for card in KNOWN.values():
-        assert card.source, card.name
         assert 8 * 2**30 - 2**25 < card.memory_bytes < 200 * 2**30, card.name
         assert 2.5e11 < card.bandwidth < 9e12, card.name
         assert 60 < card.power_w <= 1200, card.name
@@ -43,31 +40,6 @@ def test_a_device_is_a_card(reported: str, mebibytes: int, meant: str) -> None:
     by_name = of_device(reported)
     assert by_name is not None
     assert by_name.peaks == found.peaks
-
-
-def test_a_file_adds_cards_and_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "cards.yaml"
-    file.write_text(
-        "cards:\n"
-        "  rtx a6000: {price_per_hour: 0.8}\n"
-        "  Mine: {memory_mib: 1024, bandwidth: 100, tflops: {fp32: 1}, power_w: 50,"
-        " capability: 8.6}\n"
-    )
-    monkeypatch.setenv("RAYPIPE_CARDS", str(file))
-    for found in (cards(), cards(file)):
-        assert found["RTX A6000"].price_per_hour == 0.8
-        assert found["RTX A6000"].bandwidth == KNOWN["RTX A6000"].bandwidth
-        assert found["Mine"].memory_bytes == 2**30
-        assert found["Mine"].precisions == ("fp32",)
-
-
-@pytest.mark.parametrize(("text", "message"), CASES["files"])
-def test_a_wrong_or_missing_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
-    file = tmp_path / "cards.yaml"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        cards(file)
 
 
 @pytest.mark.parametrize(("name", "precision", "tflops"), CASES["peaks"])
