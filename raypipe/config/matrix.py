@@ -28,13 +28,15 @@ Mode = Literal["min", "max"]
 Sampler = Literal["tpe", "gp", "random"]
 
 
-class ColumnSettings(Settings):
-    """A number of every point: the mean of a column over the point's rows and seeds."""
+class MetricSettings(Settings):
+    """A metric of every point: the mean of a column over the point's rows and seeds."""
 
     metric: str
     """Column of a table, such as `measures.macro_f1`."""
     where: dict[str, Any] = Field(default_factory=dict)
     """Values of other columns that the metric's rows have; a list allows several values."""
+    mode: Mode | None = None
+    """Whether the metric is minimized or maximized; by default what the table declares."""
 
     @field_validator("metric")
     @classmethod
@@ -45,35 +47,11 @@ class ColumnSettings(Settings):
         return name
 
 
-class MetricSettings(ColumnSettings):
-    """A metric to optimize."""
-
-    mode: Mode | None = None
-    """Whether the metric is minimized or maximized; by default what the table declares."""
-
-
-class BoundSettings(ColumnSettings):
-    """A condition on a metric that a point has to meet to be among the best."""
-
-    at_most: float | None = None
-    """Largest value that meets the condition."""
-    at_least: float | None = None
-    """Smallest value that meets the condition."""
-
-    @model_validator(mode="after")
-    def _bounded(self) -> BoundSettings:
-        if self.at_most is None and self.at_least is None:
-            raise ValueError(f"{self.metric}: has no bound; give at_most, at_least or both")
-        return self
-
-
 class SearchSettings(AxesSettings):
     """Points proposed by Optuna, each from the metrics of those before it."""
 
     metrics: tuple[MetricSettings, ...]
     """The metric to optimize; several ask for a Pareto front."""
-    constraints: tuple[BoundSettings, ...] = ()
-    """Conditions that the best points meet."""
     trials: PositiveInt
     """Number of proposed points."""
     sampler: Sampler = "tpe"

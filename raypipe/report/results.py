@@ -168,21 +168,20 @@ class Searched:
 
     @property
     def front(self) -> pd.DataFrame:
-        """The points that meet all conditions and that no other one is better than."""
+        """The points that no other one is better than."""
         on_front = self.points[self.points["on_front"].astype(bool)]
         return on_front.sort_values(self.metrics[0].name, kind="stable")
 
     @property
     def results(self) -> Results:
-        """The points that meet all conditions as rows of a table with the metrics."""
+        """The points as rows of a table with the metrics."""
         table = Table("search", "a point", tuple(self.metrics), axes=tuple(self.keys))
-        feasible = self.measured[self.measured["feasible"].astype(bool)]
         order = ["number", "best", "ended"]  # numbers about the proposals
-        return Results(table, plain(feasible.drop(columns=order, errors="ignore")))
+        return Results(table, plain(self.measured.drop(columns=order, errors="ignore")))
 
     @property
     def headlines(self) -> list[Headline]:
-        """The best point by each metric, which meets all conditions."""
+        """The best point by each metric."""
         results, found = self.results, []
         several = [key for key in self.keys if self.points[key].map(repr).nunique() > 1]
         # also where all points with a number are equal: a point is named, and counts once

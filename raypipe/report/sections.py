@@ -343,12 +343,9 @@ def search_section(search: Searched | None) -> Section:
     if search is None:
         return Section("Search", [])
     states = search.points["status"].where(search.points["status"] != "succeeded")
-    broken = (search.points["status"] == "succeeded") & ~search.points["feasible"].astype(bool)
-    counts = states.mask(broken, "break a condition").value_counts()
+    counts = states.value_counts()
     text = ", ".join(f"{count} {state}" for state, count in counts.items())
     text = f"{counted(len(search.points), 'point')} proposed{f' ({text})' if text else ''}."
-    if broken.any() and search.front.empty:
-        text += " No point meets the conditions."
     parts: list[Part] = [text]
     if len(search.measured) > 1 and len(search.front):
         parts += [*_progress(search), *_slices(search), *_importance(search)]
@@ -361,17 +358,13 @@ def search_section(search: Searched | None) -> Section:
 
 
 def _progress(search: Searched) -> list[Plot]:
-    """Draw the front by two metrics; by one the points as they ended, with the best so far.
-
-    The best and the front are of points that meet all conditions.
-    """
+    """Draw the front by two metrics; by one the points as they ended, with the best so far."""
     points = search.measured.sort_values("ended", kind="stable")
     metric, *others = search.metrics
     if others:
         return _scatter("search-front", search.results.rows, search.keys, (metric, others[0]))
     values = as_numbers(points[metric.name])
-    allowed = values.where(points["feasible"].astype(bool))
-    best = (allowed.cummin() if metric.better == "lower" else allowed.cummax()).ffill()
+    best = values.cummin() if metric.better == "lower" else values.cummax()
     x, y, raw = (part.to_numpy(float) for part in (points["ended"] + 1, best, values))
     line, xlabel = Line("", x, y, raw=raw), "points that ended"
     figure = plots.lines([line], xlabel, metric.name, better=metric.better, from_0=False)
@@ -380,7 +373,7 @@ def _progress(search: Searched) -> list[Plot]:
     if (ties := search.front["point"].nunique()) > 1:
         title = f"{ties} points are equally good: {value}"
     caption = f"{len(points)} measurements of {counted(len(search.points), 'point')} (thin), and "
-    caption += f"the best so far that meets all conditions; {metric.better} is better."
+    caption += f"the best so far; {metric.better} is better."
     return [Plot("search-progress", title, caption, figure)]
 
 

@@ -325,7 +325,7 @@ class StudyGraph:
         if not rows:
             entries.pop(_ENTRY, None)
         elif _ENTRY in entries and all(row["ended"] is None for row in rows):
-            del entries[_ENTRY]["metrics"], entries[_ENTRY]["constraints"]
+            del entries[_ENTRY]["metrics"]
         return entries
 
     def record(self, ledger: Ledger) -> None:

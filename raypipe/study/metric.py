@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from raypipe.config.levels import did_you_mean, near_and_all
-from raypipe.config.matrix import BoundSettings, MetricSettings, Mode
+from raypipe.config.matrix import MetricSettings, Mode
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training
@@ -43,7 +43,7 @@ class Measured:
 class Metric:
     """A column of a table, restricted to the rows with certain values of other columns.
 
-    ``mode`` says whether it is minimized or maximized; a condition on it does not need one.
+    ``mode`` says whether it is minimized or maximized.
     """
 
     table: str
@@ -95,7 +95,7 @@ class Metric:
 
 
 def metric_of(
-    settings: MetricSettings | BoundSettings,
+    settings: MetricSettings,
     tables: Mapping[str, Table],
     where: str,
     monitors: Mapping[str, str] = MappingProxyType({}),
@@ -147,8 +147,7 @@ def metric_of(
         if name not in columns and not declared.open:
             known = near_and_all(name, list(columns), "columns")
             raise ConfigError(f"{where}: where = {name}: is not a column of {table}{known}")
-    mode = settings.mode if isinstance(settings, MetricSettings) else "min"
-    mode = mode or direction(column, declared.columns, monitors)
+    mode = settings.mode or direction(column, declared.columns, monitors)
     if mode is None:
         raise ConfigError(
             f"{where}: mode = null: the table {table} does not say which {column} is better; give "

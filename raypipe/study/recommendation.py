@@ -14,7 +14,6 @@ from typing import Any
 from raypipe.config.levels import nested
 from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
-from raypipe.hardware import bytes_text
 from raypipe.report.formatting import percent
 from raypipe.report.results import REPEATED
 from raypipe.stats import finite_or_none
@@ -44,7 +43,6 @@ class Recommendation:
     low: float
     high: float
     of: str
-    peak: float
     parity: float
     reason: str = ""
 
@@ -57,9 +55,7 @@ class Recommendation:
         return place, extras
 
 
-def recommend(
-    rows: Iterable[Row], metric: str, mode: Mode, capacity_bytes: int | None = None
-) -> Recommendation | str:
+def recommend(rows: Iterable[Row], metric: str, mode: Mode) -> Recommendation | str:
     """Return the best point, or why none is recommended.
 
     Points whose ranges overlap the best one's are tied with it: the most exact precision wins, then
@@ -70,7 +66,6 @@ def recommend(
         rows: the trials of one sweep.
         metric: the column to compare; rows without a finite value are ignored.
         mode: whether more or less of it is better.
-        capacity_bytes: the device's memory, for the reason.
 
     """
     sign, swept = -1 if mode == "max" else 1, list(rows)
@@ -97,48 +92,23 @@ def recommend(
     if winner.of:
         first += f" ({winner.of}, {_number(winner.low)} to {_number(winner.high)})"
     rejected = sum(point.parity > _PARITY for point in points[: points.index(winner)])
+    of_trial = Counter(row["status"] for row in medians(swept))
+    lost = [f"{n} {status}" for status, n in sorted(of_trial.items()) if status != "succeeded"]
+    sizes = {point.trial.get("effective_batch") for point in accepted}
+    is_asked = any(key.endswith(".effective_batch") for key in winner.settings)
     remarks = {
-        **_remarks(swept, winner, capacity_bytes),
+        f"of {of_trial.total()} trials {', '.join(lost).replace('_', ' ')}": bool(lost),
         f"{rejected} better rejected, as {tolerance}": rejected > 0,
-        **_doubts(winner, accepted, metric),
-    }
-    text = "; ".join(remark for remark, holds in remarks.items() if holds)
-    reason = f"{first}." + (f"\n{text[:1].upper()}{text[1:]}." if text else "")
-    return replace(winner, reason=reason)
-
-
-def _remarks(swept: Sequence[Row], winner: Recommendation, capacity: int | None) -> dict[str, bool]:
-    """Return what to say of a point, and of the trials that have no result, if it holds."""
-    count = Counter(row["status"] for row in medians(swept))
-    lost = [f"{n} {status}" for status, n in sorted(count.items()) if status != "succeeded"]
-    is_known = math.isfinite(winner.peak)
-    peak, of = winner.peak if is_known else 0, f" of {bytes_text(capacity)}" if capacity else ""
-    return {
-        f"peak memory {bytes_text(peak)}{of}": is_known,
-        f"of {count.total()} trials {', '.join(lost).replace('_', ' ')}": bool(lost),
         "its settings changed during the training (trials.settings_history), so that no single "
         f"value has led to its model, {winner.trial['trial_id']}": bool(
             winner.trial.get("settings_history")
         ),
-    }
-
-
-def _doubts(
-    winner: Recommendation, points: Sequence[Recommendation], metric: str
-) -> dict[str, bool]:
-    """Return reasons to doubt a comparison of points, if they hold."""
-    is_single, kind = not winner.of and len(points) > 1, winner.trial.get("kind")
-    sizes = {point.trial.get("effective_batch") for point in points}
-    is_asked = any(key.endswith(".effective_batch") for key in winner.settings)
-    return {
-        "each point was trained with one seed, so chance may decide "
-        "(sweep.axes.training.seed=[0,1,2] averages over seeds)": is_single and kind == "quality",
-        "each point was measured once, so chance may decide (sweep.repeats)": (
-            is_single and kind != "quality" and metric in REPEATED
-        ),
         "the points differ in the effective batch, which changes the training "
         "(sweep.constraints.effective_batch keeps it)": len(sizes) > 1 and not is_asked,
     }
+    text = "; ".join(remark for remark, holds in remarks.items() if holds)
+    reason = f"{first}." + (f"\n{text[:1].upper()}{text[1:]}." if text else "")
+    return replace(winner, reason=reason)
 
 
 def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
@@ -204,7 +174,6 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
                 low=min(measured),
                 high=max(measured),
                 of=of,
-                peak=max(peak_bytes(row) or math.inf for row in trials),
                 parity=max((math.inf if math.isnan(p) else p for p in parities), default=0.0),
             )
         )

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
 
 from raypipe.config.levels import dig
-from raypipe.config.matrix import BoundSettings, MatrixSettings, Point, SearchSettings, point_text
+from raypipe.config.matrix import MatrixSettings, Point, SearchSettings, point_text
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware
@@ -38,8 +38,7 @@ class Search(Source):
 
     Args:
         settings: the section of the configuration.
-        objectives: its metrics.
-        bounds: its constraints.
+        metrics: its metrics.
         concurrent: the number of proposals in flight.
         rows: the table ``search`` of earlier commands by key.
         combine: returns the points of the matrix at which a proposal runs.
@@ -51,8 +50,7 @@ class Search(Source):
     def __init__(
         self,
         settings: SearchSettings,
-        objectives: Sequence[Metric],
-        bounds: Sequence[tuple[Metric, BoundSettings]],
+        metrics: Sequence[Metric],
         concurrent: int,
         rows: Mapping[str, Row],
         combine: Callable[[Point], Iterable[Point]] = lambda point: [point],
@@ -62,15 +60,13 @@ class Search(Source):
         text += f", each at {len(fixed)} points of the matrix" if len(fixed) > 1 else ""
         super().__init__(fixed, text, is_compared=False)
         self._settings, self._concurrent, self._combine = settings, concurrent, combine
-        self._objectives, self._bounds = objectives, bounds
-        self.varied = list(settings.axes)
-        self.metrics = [*objectives, *(metric for metric, _ in bounds)]
+        self.varied, self.metrics = list(settings.axes), metrics
         self._distributions = {key: distribution(settings.axes[key]) for key in sorted(self.varied)}
         self._rows = {key: dict(row) for key, row in rows.items()}
         #: of earlier commands; those that failed are tried again
         self._left = [key for key, row in rows.items() if row["status"] != "excluded"]
         plain = settings.model_dump(mode="json", exclude={"trials", "concurrent"})
-        modes = [metric.mode for metric in objectives]
+        modes = [metric.mode for metric in metrics]
         self.decisive = {**plain, "points": fixed, "modes": modes}
 
     @property
@@ -87,7 +83,7 @@ class Search(Source):
             found.append(key)
             self._rows[key] = {
                 **{"number": number, "point": json.dumps(self._sampled(number))},
-                **{"status": "running", "feasible": None, "on_front": False, "best": None},
+                **{"status": "running", "on_front": False, "best": None},
                 **{"ended": None, "message": None, "metrics": {}},
             }
         return found
@@ -111,23 +107,20 @@ class Search(Source):
         row |= {"status": "excluded" if outcome.excluded else "failed", "message": message}
         if message is None:
             row |= {**values, "status": "succeeded", "metrics": values}
-            row["feasible"] = all(v <= 0 for v in self._violations(row).values())
         self._rank()
         line = f"search: point {row['number'] + 1} of {self._settings.trials} "
         line += f"({point_text(json.loads(row['point']))}): "
         if message is not None:
             return f"{line}{row['status']} ({message})"
         line += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
-        if broken := [name for name, value in self._violations(row).items() if value > 0]:
-            return f"{line}; breaks {', '.join(broken)}"
-        if not row["on_front"] or len(self._objectives) > 1:
+        if not row["on_front"] or len(self.metrics) > 1:
             return line
         is_shared = sum(each["on_front"] for each in self._rows.values()) > 1
         return line + ("; as good as the best so far" if is_shared else "; the best so far")
 
     def rows(self) -> Mapping[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
-        objectives = json.dumps({metric.name: metric.mode for metric in self._objectives})
+        objectives = json.dumps({metric.name: metric.mode for metric in self.metrics})
         return {key: {**row, "objectives": objectives} for key, row in self._rows.items()}
 
     def expected(self) -> Iterator[Point]:
@@ -142,23 +135,12 @@ class Search(Source):
     def _running(self) -> int:
         return sum(row["status"] == "running" for row in self._rows.values())
 
-    def _violations(self, row: Row) -> dict[str, float]:
-        """Return by how much a point breaks each bound; it meets a bound if that is 0 or less."""
-        found: dict[str, float] = {}
-        for metric, bound in self._bounds:
-            name, value = metric.name, row["metrics"][metric.name]
-            if bound.at_most is not None:
-                found[f"{name} <= {bound.at_most:g}"] = value - bound.at_most
-            if bound.at_least is not None:
-                found[f"{name} >= {bound.at_least:g}"] = bound.at_least - value
-        return found
-
     def _sampled(self, number: int) -> Point:
         """Return the values of a new point."""
         settings = self._settings
         sampler = sampler_for(settings.sampler, settings.seed, number)
         study = optuna_study(
-            ["maximize" if each.mode == "max" else "minimize" for each in self._objectives], sampler
+            ["maximize" if each.mode == "max" else "minimize" for each in self.metrics], sampler
         )
         study.add_trials([self._trial(row) for _, row in sorted(self._rows.items())])
         params = study.ask(self._distributions).params
@@ -171,29 +153,29 @@ class Search(Source):
         if row["status"] == "running":
             given = {"state": TrialState.RUNNING}
         elif row["status"] == "succeeded":
-            metrics = [row["metrics"][metric.name] for metric in self._objectives]
-            given = {"values": metrics, "constraints": self._violations(row) or None}
+            metrics = [row["metrics"][metric.name] for metric in self.metrics]
+            given = {"values": metrics}
         params = {name: values[name] for name in self._distributions}
         return create_trial(params=params, distributions=self._distributions, **given)
 
     def _rank(self) -> None:
         """Mark the measured points that no other dominates, and the best value so far of each."""
         ended = [row for row in self._rows.values() if row["ended"] is not None]
-        known = [row for row in ended if row["feasible"]]
+        known = [row for row in ended if row["status"] == "succeeded"]
         costs = [
-            [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self._objectives]
+            [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self.metrics]
             for row in known
         ]
         for row, is_kept in zip(known, on_pareto_front(costs) if known else (), strict=True):
             row["on_front"] = bool(is_kept)
-        if len(self._objectives) > 1:
+        if len(self.metrics) > 1:
             return
         order, ties = ranked([c for (c,) in costs], range(len(known)), [0] * len(known), "lower")
         for place in order[:ties]:  # as good up to rounding
             known[place]["on_front"] = True
-        (metric,), values = self._objectives, list[float]()
+        (metric,), values = self.metrics, list[float]()
         for row in sorted(ended, key=lambda row: row["ended"]):
-            values += [row["metrics"][metric.name]] if row["feasible"] else []
+            values += [row["metrics"][metric.name]] if row["status"] == "succeeded" else []
             best = max if metric.mode == "max" else min
             row["best"] = best(values) if values else None
 
@@ -217,10 +199,7 @@ def search_of(
     if settings is None:
         raise ValueError("the matrix has no search")
     at, monitors = f"{where}.metrics", monitors_of(configuration.settings.model_dump())
-    objectives = [metric_of(each, tables, at, monitors) for each in settings.metrics]
-    bounds = [
-        (metric_of(each, tables, f"{where}.constraints"), each) for each in settings.constraints
-    ]
+    metrics = [metric_of(each, tables, at, monitors) for each in settings.metrics]
     plain, axes = values.model_dump(), dict(settings.axes)
     for key, axis in axes.items():  # `low: 1` of a key of real numbers
         if axis.values is None and isinstance(dig(plain, *key.split(".")), float):
@@ -230,7 +209,7 @@ def search_of(
     devices = sum(len(node.gpus) for node in nodes) or sum(node.cpus for node in nodes)
     at_once = -(-devices // len(list(matrix.all_points())))
     concurrent = settings.concurrent or max(1, min(at_once, settings.trials // 4))
-    return lambda rows: Search(typed, objectives, bounds, concurrent, rows, matrix.all_points)
+    return lambda rows: Search(typed, metrics, concurrent, rows, matrix.all_points)
 
 
 def probes(settings: SearchSettings, fixed: Point, placement: Placement) -> Iterator[BuiltPoint]:

@@ -283,7 +283,7 @@ class Sweep:
         metric, mode = settings.metric or "", settings.mode or "min"
         rows = self._compared_with_fp32()
         context.ledger.put("trials", rows)
-        best = recommend(rows.values(), metric, mode, self._maker.device[1])
+        best = recommend(rows.values(), metric, mode)
         if isinstance(best, str):
             context.ledger.remove("recommendations", [settings.stage])
             context.say(f"nothing is recommended: {best}")

@@ -11,7 +11,6 @@ SEARCH = Table(
         Column("number", "integer", "Number of the point, from 0, in the order of the proposals."),
         Column("point", "text", "Values of the searched keys, as JSON."),
         Column("status", "text", "running, succeeded, failed, or excluded (cannot be)."),
-        Column("feasible", "boolean", "Whether it meets every condition of the search."),
         Column("on_front", "boolean", "Whether no other one is better."),
         Column("best", "real", "Best value when it ended; missing with two metrics."),
         Column("ended", "integer", "Number of the points that ended before it."),

@@ -197,7 +197,7 @@ def test_a_quality_sweep_trains_in_full_and_keeps_the_models(tmp_path):
     best = row_of(tmp_path, "recommendations")
     assert best["value"] == found["eval_loss"].min()
     assert best["settings"].keys() == {"train.training.learning_rate", "width"}
-    assert "one seed" in best["reason"]
+    assert best["reason"].startswith("The best of 4 points: eval_loss 0.")
     assert all(where.exists(where.model(trial)) for trial in found["trial_id"])
 
 
