@@ -153,21 +153,20 @@ def _study_of(configuration: Configuration, nodes: Sequence[Hardware]) -> StudyG
 
         source = race_of(configuration, matrix.race, tables, points)
         points = [point for point in source({}).expected() if point[SEED] < 2]
-    built = [each for each in map(placement.build, points) if each is not None]
-    if not points or (not built and matrix.search is None):
+    if not points:
         raise ConfigError(f"{configuration.origin}: matrix: every point is excluded")
+    built = list(map(placement.build, points))
     if matrix.search is not None:
         from raypipe.study.search import probes, search_of
 
         built += probes(matrix.search, points[0], placement)
         source = search_of(configuration, matrix, tables, nodes, built[-1].settings)
-    allowed = [point for point in points if placement.build(point) is not None]
-    text = f"matrix: {len(allowed)} points" if matrix.keys else ""
+    text = f"matrix: {len(points)} points" if matrix.keys else ""
     placement.learn(built)
     return StudyGraph(
         placement,
         built,
-        source or (lambda _: Source(allowed, text, is_compared=len(allowed) > 1)),
+        source or (lambda _: Source(points, text, is_compared=len(points) > 1)),
     )
 
 

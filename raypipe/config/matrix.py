@@ -95,15 +95,6 @@ class RaceSettings(MetricSettings):
         return self
 
 
-class ConstraintSettings(Settings):
-    """Conditions on every point of a matrix or a sweep."""
-
-    effective_batch: PositiveInt | None = None
-    """Samples per optimizer step of each training whose batch sizes are varied; the accumulation
-    follows from the micro-batch, and points that cannot have it are left out.
-    """
-
-
 def _listed(axis: Any) -> list[Any]:
     if (values := values_of(axis)) is None:
         raise ValueError(
@@ -128,8 +119,6 @@ class MatrixSettings(Settings):
     """Points given one by one; each is combined with the axes."""
     exclude: tuple[dict[str, Any], ...] = ()
     """Combinations that do not run: points with all of these values."""
-    constraints: ConstraintSettings = ConstraintSettings()
-    """Conditions that every point meets."""
     search: SearchSettings | None = None
     """Points proposed one after the other; each runs at all other points."""
     race: RaceSettings | None = None

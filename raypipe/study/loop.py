@@ -223,13 +223,12 @@ class PointLoop:
             try:
                 for point in self._source.points(each):
                     built = self._placement.build(point, f"matrix.{self._source.table}".rstrip("."))
-                    if built is not None:
-                        placed.append(self._placement.place(built))
-                        found += placed[-1].added
+                    placed.append(self._placement.place(built))
+                    found += placed[-1].added
             except ConfigError as error:
                 failure, placed = str(error), []
             if not placed and failure is None:
-                failure = "the constraints or exclusions of the matrix rule it out"
+                failure = "the exclusions of the matrix rule it out"
             if self._source.metrics:
                 self._flights.append(_Flight(each, placed, failure))
         return found
@@ -304,8 +303,7 @@ class StudyGraph:
                 built = placement.build(point)
             except ConfigError:  # values that exclude each other
                 continue
-            if built is not None:
-                placement.place(built)
+            placement.place(built)
         return list(placement.stages.values())
 
     def known(self, ledger: Ledger) -> tuple[Sequence[Stage], bool]:

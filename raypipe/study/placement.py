@@ -31,8 +31,6 @@ from raypipe.graph.experiment import Stage, in_order, with_needs
 from raypipe.graph.identity import fingerprint
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
-from raypipe.training.batching import KEYS as BATCH_KEYS
-from raypipe.training.batching import BatchConflict
 
 #: sections that say what runs, not how
 _NOT_VARIED = ("matrix", "sweep", "tracking")
@@ -76,7 +74,7 @@ class Placement:
     def __init__(
         self, configuration: Configuration, matrix: MatrixSettings, stages: Stages
     ) -> None:
-        self._configuration, self._matrix, self._stages_of = configuration, matrix, stages
+        self._configuration, self._stages_of = configuration, stages
         given = configuration.settings.model_dump(mode="json")
         self._values = dict(dotted(given, lambda _: False))
         self.axes = {key: self._keys_of(key) for key in matrix.keys}
@@ -88,7 +86,7 @@ class Placement:
                 )
         sections = {SEED: 0, **given}
         self._base = {k: self._values.get(k, dig(sections, *k.split("."))) for k in self.axes}
-        self._built: dict[str, BuiltPoint | None] = {}
+        self._built: dict[str, BuiltPoint] = {}
         self._decisive: dict[str, Sequence[str]] = {}
         self.only: Sequence[str] = ()
         self.stages: dict[str, Stage] = {}
@@ -105,8 +103,8 @@ class Placement:
         found.only, found.stages, found.variants = only, {}, {}
         return found
 
-    def build(self, point: Point, where: str = "matrix") -> BuiltPoint | None:
-        """Return a point's stages; None if the constraints rule it out.
+    def build(self, point: Point, where: str = "matrix") -> BuiltPoint:
+        """Return a point's stages.
 
         Raises:
             ConfigError: a key that does not exist, or a value that is not valid.
@@ -190,22 +188,14 @@ class Placement:
                     rows[f"{variant}/{key}"] = {**row, "number": float(value) if numeric else None}
         return rows
 
-    def _build(self, point: Point, where: str) -> BuiltPoint | None:
+    def _build(self, point: Point, where: str) -> BuiltPoint:
         configuration = self._configuration
-        effective = self._matrix.constraints.effective_batch
         values = dict(point)
         if SEED in point and self.axes[SEED] != [SEED]:
             shift = SEED_STRIDE * _run(values.pop(SEED), configuration)
             values |= {key: self._values[key] + shift for key in self.axes[SEED]}
-        if effective is not None:
-            values |= {f"{section}.effective_batch": effective for section in _batched(point)}
         origin = f"{configuration.origin}: {where} ({point_text(point)})"
-        try:
-            varied = configuration.with_values(values, origin) if values else configuration
-        except BatchConflict:
-            if effective is None:
-                raise
-            return None
+        varied = configuration.with_values(values, origin) if values else configuration
         stages = {stage.name: stage for stage in in_order(self._stages_of(varied))}
         return BuiltPoint({**self._base, **point}, varied.settings, stages)
 
@@ -258,15 +248,3 @@ def _run(value: Any, configuration: Configuration) -> int:
             "0 or more (run r adds 1000 x r to every key named seed)"
         )
     return value
-
-
-def _batched(point: Point) -> set[str]:
-    """Return the ``training`` sections of which a point gives batch sizes, or the workers."""
-    sections = set()
-    for key in point:
-        section, _, last = key.rpartition(".")
-        if last in BATCH_KEYS:
-            sections.add(section)
-        elif key.endswith(".scaling.workers"):
-            sections.add(f"{section.rpartition('.')[0]}.training")
-    return sections

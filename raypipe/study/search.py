@@ -233,8 +233,7 @@ def probes(settings: SearchSettings, fixed: Point, placement: Placement) -> Iter
                 except ConfigError as error:
                     errors.append(error)
                     continue
-                if built is not None:
-                    yield built
-                    break
+                yield built
+                break
             else:
-                raise errors[0] if errors else ConfigError(f"matrix.search: no point has {key}")
+                raise errors[0]

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.config.axes import AxesSettings
-from raypipe.config.matrix import ConstraintSettings
 from raypipe.config.settings import Settings
 from raypipe.report.results import REPEATED
 
@@ -70,6 +69,15 @@ class SchedulerSettings(Settings):
                 allowed = ", ".join(_OPTIONS[self.name])
                 raise ValueError(f"{key}: is not an option of {self.name} (options: {allowed})")
         return self
+
+
+class ConstraintSettings(Settings):
+    """Conditions on every point of a sweep."""
+
+    effective_batch: PositiveInt | None = None
+    """Samples per optimizer step; the accumulation
+    follows from the micro-batch, and points that cannot have it are left out.
+    """
 
 
 class SweepSettings(AxesSettings):
