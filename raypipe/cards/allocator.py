@@ -3,7 +3,7 @@
 The rules and constants are those of ``c10/cuda/CUDACachingAllocator.cpp``: sizes are rounded up to
 512 bytes, a request takes the smallest free block that holds it, a large block is split, and freed
 neighbors merge. There is a segment for small requests and one for all others. It grows at its end,
-so that memory is hardly fragmented, and its unused pages go back to the card when that is full.
+so that memory is hardly fragmented.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ _ROUND = 512
 _MIB = 2**20
 #: requests up to this size are small
 _SMALL = _MIB
-#: steps in which the two segments grow, and in which unused memory is unmapped
-_SMALL_PAGE, _LARGE_PAGE, _UNMAPPED = 2 * _MIB, 20 * _MIB, 2 * _MIB
+#: steps in which the two segments grow
+_SMALL_PAGE, _LARGE_PAGE = 2 * _MIB, 20 * _MIB
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak memory: bytes in use by tensors, bytes reserved, and the event of the first peak.
-
-    ``fits`` is whether every request was met within the capacity.
-    """
+    """Peak memory: bytes in use by tensors, bytes reserved, and the event of the first peak."""
 
     allocated: int
     reserved: int
     event: int
-    fits: bool
 
 
 class _Segment:
@@ -68,12 +64,6 @@ class _Segment:
         self.put(address + size, whole - size)
         return address, size
 
-    def unmap(self, *, but_tail: bool) -> int:
-        """Remove free blocks, whose pages go back to the card; return the bytes of the pages."""
-        kept = self._starts.get(self.end) if but_tail else None
-        gone = [address for address in self._sizes if address != kept]
-        return sum(self._remove(address) // _UNMAPPED * _UNMAPPED for address in gone)
-
     def _remove(self, address: int) -> int:
         size = self._sizes.pop(address)
         del self._starts[address + size]
@@ -81,17 +71,14 @@ class _Segment:
         return size
 
 
-def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> Peak:
-    """Return the peak of storages that begin (number, bytes) and end (number, 0).
+def replay(events: Iterable[tuple[int, int]]) -> Peak:
+    """Return the peak of storages that begin (number, bytes) and end (number, 0), in their order.
 
-    Args:
-        events: the storages in their order.
-        capacity: bytes that may be reserved; if there are no more, unused pages are unmapped.
-
+    A full card would get the pages of unused blocks back, which is not counted on.
     """
     small, large = _Segment(_SMALL_PAGE, _ROUND), _Segment(_LARGE_PAGE, _SMALL + 1)
     blocks: dict[int, tuple[_Segment, int, int]] = {}
-    allocated = reserved = most_reserved = in_use = at = 0
+    allocated = reserved = in_use = at = 0
     for index, (number, size) in enumerate(events):
         if not size:
             segment, address, size = blocks.pop(number)
@@ -103,15 +90,9 @@ def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> 
         block = segment.take(size)
         if block is None:
             pages = -(-(size - segment.tail) // segment.page) * segment.page
-            if capacity is not None and reserved + pages > capacity:
-                reserved -= sum(each.unmap(but_tail=each is segment) for each in (small, large))
-                if reserved + pages > capacity:
-                    requested = max(allocated, in_use + size)
-                    return Peak(requested, most_reserved, index, fits=False)
             segment.put(segment.end, pages)
             segment.end += pages
             reserved += pages
-            most_reserved = max(most_reserved, reserved)
             block = segment.take(size)
             assert block is not None
         address, size = block
@@ -119,4 +100,4 @@ def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> 
         in_use += size
         if in_use > allocated:
             allocated, at = in_use, index
-    return Peak(allocated, most_reserved, at, fits=True)
+    return Peak(allocated, reserved, at)

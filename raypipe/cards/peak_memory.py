@@ -60,15 +60,12 @@ def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) ->
         recording.peaks[key] = replay(events)
     # what torch may reserve with the margin free
     peak, limit = recording.peaks[key], (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
-    fits = peak.reserved <= limit
-    if not fits and peak.allocated <= limit:  # it may do with fewer segments
-        within = replay(events, limit)
-        peak, fits = (within, True) if within.fits else (peak, False)
     sizes = dict(events[: peak.event + 1])
     parts: Counter[str] = Counter()
     for number, size in sizes.items():
         parts[names.get(number) or recording.parts[number]] += size
     used = sum(parts.values())
+    fits = peak.reserved <= limit
     return Memory(peak.reserved, {**parts, "allocator": peak.reserved - used}, fits)
 
 

@@ -92,7 +92,6 @@ MIB = 2**20
 #: four blocks, of which two that are not neighbors end before a larger one begins
 FRAGMENTS = [(1, 20), (2, 20), (3, 20), (4, 20), (1, 0), (3, 0), (5, 40)]
 #: a larger block fits once the pages of the first two are given back
-REUSED = [(1, 40), (2, 20), (1, 0), (3, 60), (3, 0), (4, 70)]
 
 
 def in_bytes(events: list[tuple[int, float]]) -> list[tuple[int, int]]:
@@ -129,12 +128,3 @@ def test_the_most_that_is_allocated_and_reserved(
 
 def test_the_event_of_a_peak_is_its_first() -> None:
     assert replay(in_bytes([(1, 40), (1, 0), (2, 40)])).event == 0
-
-
-def test_a_full_card_gets_unused_pages_back_before_it_fails() -> None:
-    assert replay(in_bytes(FRAGMENTS), 80 * MIB).fits
-    full = replay(in_bytes([*FRAGMENTS, (6, 20)]), 80 * MIB)
-    assert not full.fits
-    assert full.event == 7
-    assert replay(in_bytes(REUSED), 100 * MIB).fits
-    assert not replay(in_bytes([*REUSED, (5, 20)]), 100 * MIB).fits
