@@ -436,13 +436,6 @@ def scheduler_of(trials: Sweep) -> TrialScheduler | None:
         **{"time_attr": "step", "metric": metric, "mode": settings.mode},
         **settings.scheduler.options,
     }
-    population = {
-        "perturbation_interval": every,
-        # pb2 finds its own values by equality
-        "custom_explore_fn": lambda config: config | within(axes, config, digits=name == "pbt"),
-        "require_attrs": False,
-        "log_config": False,
-    }
     match name:
         case "asha":
             options |= {"grace_period": every, "max_t": _ENDLESS}
@@ -452,10 +445,13 @@ def scheduler_of(trials: Sweep) -> TrialScheduler | None:
             options |= {"max_t": trials.steps, "stop_last_trials": False}
         case "pbt":
             draws = {k: list(axis.listed or ()) or _domain(axis) for k, axis in axes.items()}
-            options |= {**population, "hyperparam_mutations": draws}
-        case "pb2":
-            ends = {key: list(axis.ends) for key, axis in axes.items()}
-            options |= {**population, "hyperparam_bounds": ends}
+            options |= {
+                "perturbation_interval": every,
+                "hyperparam_mutations": draws,
+                "custom_explore_fn": lambda config: config | within(axes, config),
+                "require_attrs": False,
+                "log_config": False,
+            }
     full = {"asha": "async_hyperband", "median": "median_stopping_rule"}.get(name, name)
     scheduler = tune.create_scheduler(full, **options)
     if settings.scheduler.is_population:

@@ -109,16 +109,13 @@ def changeable(axes: Mapping[str, AxisSettings]) -> dict[str, AxisSettings]:
     return {key.rpartition(".")[2]: axis for key, axis in axes.items()}
 
 
-def within(
-    axes: Mapping[str, AxisSettings], values: Mapping[str, Any], *, digits: bool
-) -> dict[str, Any]:
-    """Return values of the axes by name, inside their ranges and, if asked, with few digits."""
+def within(axes: Mapping[str, AxisSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of the axes by name, inside their ranges and with few digits."""
     found = {name: values[name] for name in axes}
     for name, axis in axes.items():
         if axis.listed is None:
             low, high = axis.ends
-            inside = float(min(max(found[name], low), high))
-            found[name] = rounded(axis, inside) if digits else inside
+            found[name] = rounded(axis, float(min(max(found[name], low), high)))
     return found
 
 
@@ -157,15 +154,10 @@ def check_pauses(
             "had several settings; take its model (init_from), or another scheduler"
         )
     allowed = [f"{stage}.training.{key}" for key in CHANGEABLE]
-    for key, axis in axes.items():
+    for key in axes:
         if key not in allowed:
             raise ConfigError(
                 f"{where}: sweep.axes.{key}: cannot change during a training, which "
                 f"{name} does with every axis: a checkpoint with one value does not continue with "
                 f"another (allowed: {', '.join(allowed)}; asha and hyperband take any axis)"
-            )
-        if name == "pb2" and axis.listed is not None:
-            raise ConfigError(
-                f"{where}: sweep.axes.{key}: pb2 chooses values between two ends; give a range, "
-                "such as {low: 1e-5, high: 1e-2, log: true}"
             )

@@ -23,34 +23,33 @@ _OPTIONS: Mapping[str, Collection[str]] = {
     "median": ("grace_period",),
     "hyperband": ("reduction_factor",),
     "pbt": ("perturbation_interval", "quantile_fraction", "resample_probability", "synch"),
-    "pb2": ("perturbation_interval", "quantile_fraction", "synch"),
 }
 
 
 class SchedulerSettings(Settings):
     """A scheduler of Ray Tune, with its own options; those left out have Tune's defaults."""
 
-    name: Literal["asha", "median", "hyperband", "pbt", "pb2"]
-    """Scheduler. asha, median and hyperband stop bad trials; pbt and pb2 have bad trials go on from
-    the weights of good ones with other settings.
+    name: Literal["asha", "median", "hyperband", "pbt"]
+    """Scheduler. asha, median and hyperband stop bad trials; pbt has bad trials go on from the
+    weights of good ones with other settings.
     """
     grace_period: PositiveInt | None = None
     """Steps before asha or median may stop a trial; by default a tenth of them."""
     reduction_factor: float | None = Field(None, gt=1)
     """asha and hyperband continue one of this number of trials."""
     perturbation_interval: PositiveInt | None = None
-    """Steps after which pbt or pb2 compares the trials; by default a tenth of them."""
+    """Steps after which pbt compares the trials; by default a tenth of them."""
     quantile_fraction: float | None = Field(None, ge=0, le=0.5)
-    """Share of the trials of pbt or pb2 that go on from the weights of as many good ones."""
+    """Share of the trials of pbt that go on from the weights of as many good ones."""
     resample_probability: float | None = Field(None, ge=0, le=1)
     """Probability that pbt draws a new value of a setting, instead of changing it a little."""
     synch: bool | None = None
-    """Whether pbt or pb2 compares trials at the same step only, and waits for the slowest."""
+    """Whether pbt compares trials at the same step only, and waits for the slowest."""
 
     @property
     def is_population(self) -> bool:
         """Whether settings change while a trial runs."""
-        return self.name in ("pbt", "pb2")
+        return self.name == "pbt"
 
     @property
     def pauses(self) -> bool:

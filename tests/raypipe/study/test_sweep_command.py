@@ -114,22 +114,6 @@ def test_a_population_that_was_killed_trains_no_stored_trial_again(launcher, tmp
     assert "nothing to do" in sweep(launcher, tmp_path, *POPULATION).output
 
 
-def test_pb2_proposes_settings_within_their_range(launcher, tmp_path):
-    """It needs two comparisons of a trial with the same settings before it proposes any."""
-    low, high, lr = 1e-4, 0.05, "learning_rate"
-    rates = f"sweep.axes.training.learning_rate={{low: {low}, high: {high}, log: true}}"
-    pb2 = "sweep.scheduler={name: pb2, perturbation_interval: 2, synch: true}"
-    asked = (rates, "sweep.samples=4", pb2, "train.training.steps=12")
-    ended = sweep(launcher, tmp_path, *asked)
-    assert ended.status == 0, ended.output
-    rows = table(tmp_path, "trials")
-    histories = [json.loads(text) for text in rows["settings_history"].dropna()]
-    begun = {history[0][lr] for history in histories} | set(rows[lr].dropna())
-    used = {each[lr] for history in histories for each in history}
-    assert all(low <= rate <= high for rate in used)
-    assert used - begun
-
-
 def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     """Two trials are in a bracket without halving; of the next three, one goes on."""
     rates = "sweep.axes.training.learning_rate=[0.05, 0.02, 1e-8, 0.01, 1e-7]"
