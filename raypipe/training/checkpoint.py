@@ -1,4 +1,4 @@
-"""Checkpoints: gathered, written while the training goes on, verified on reading.
+"""Checkpoints: gathered on rank 0, verified on reading.
 
 ``step_00000120/state.pt`` holds the weights and the states of the optimizer and the gradient scaler
 by the names of the parameters, the same for every strategy and number of workers.
@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,67 +216,19 @@ class CheckpointStore:
         return manifest
 
 
-class Saver:
-    """Thread that writes checkpoints, one at a time.
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return the full model state on rank 0, empty elsewhere; every worker must call this.
 
-    An error of the thread is raised by the next call. ``longest_s`` is how long one took, at first
-    an estimate.
+    On a CPU the tensors are those of the model.
     """
-
-    def __init__(self, longest_s: float = 0.0) -> None:
-        self.longest_s = longest_s
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
-
-    def start(self, write: Callable[..., None], *contents: Any) -> None:
-        """Wait for the last one, and call ``write(*contents)``; the contents must not change."""
-        self.wait()
-        self._writing = self._threads.submit(self._write, write, *contents)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is complete. Raises its error."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
-
-    def close(self) -> None:
-        """End the thread after the last checkpoint; its error is only logged."""
-        try:
-            self.wait()
-        except Exception:  # the training ends by another error
-            log.exception("a checkpoint could not be written")
-        self._threads.shutdown()
-
-    def _write(self, write: Callable[..., None], *contents: Any) -> None:
-        begun = time.monotonic()
-        write(*contents)
-        self.longest_s = max(self.longest_s, time.monotonic() - begun)
-
-
-def model_state(model: nn.Module, worker: Worker) -> dict[str, Any]:
-    """Return a copy of the full model state on rank 0, empty elsewhere; every worker must call."""
-    return _copied(get_model_state_dict(model, options=_WHOLE), worker)
+    return dict(get_model_state_dict(model, options=_WHOLE))
 
 
 def gathered(
-    model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
+    model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return ``model_state``, and the same of the optimizer."""
-    state = dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
-    return model_state(model, worker), _copied(state, worker)
-
-
-def _copied(state: dict[str, Any], worker: Worker) -> dict[str, Any]:
-    """Return a state that the training does not change.
-
-    torch copies what is on a GPU, but not numbers of steps, which optimizers keep on the CPU.
-    """
-
-    def copy(leaf: Any) -> Any:
-        is_own = isinstance(leaf, Tensor) and (worker.device.type == "cpu" or leaf.dim() == 0)
-        return leaf.clone() if is_own else leaf
-
-    return state if worker.rank else dict(over_leaves(state, copy))
+    return model_state(model), dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
 
 
 def load_state(

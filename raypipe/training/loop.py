@@ -33,7 +33,6 @@ from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
-    Saver,
     gathered,
     load_state,
     model_state,
@@ -109,7 +108,6 @@ def train(
         try:
             outcome = loop.run()
         finally:
-            loop.saver.close()
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     return outcome | loop.speed() | telemetry.combine(summaries)
@@ -142,12 +140,12 @@ class _Loop:
         keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
         self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        self.saver = Saver(3 * size / _SAVED_PER_S)  # weights and two moments
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
         self.saved_at = self.since = time.monotonic()
         self.step_s = self.evaluation_s = 0.0
+        self.save_s = 3 * size / _SAVED_PER_S  # weights and two moments
 
     def run(self) -> dict[str, Any]:
         total = self.job.steps
@@ -259,7 +257,7 @@ class _Loop:
         now = time.monotonic()
         self.step_s, self.since = max(now - self.since, _DECAY * self.step_s), now
         steps_s = (1 + LAG) * self.step_s
-        self.ending.seconds = steps_s + self.evaluation_s + self.saver.longest_s
+        self.ending.seconds = steps_s + self.evaluation_s + self.save_s
 
     def _evaluate(self, step: int, phase: Phase) -> bool:
         """Evaluate on held-out data and keep the best model. Return whether the run should end."""
@@ -272,22 +270,19 @@ class _Loop:
                 self.task, self.settings, self.worker, call, self.held_out, size, context
             )
         self.history.settle(measures)
-        self.since = time.monotonic()
-        self.evaluation_s = self.since - begun
         rows = self.history.rows
         best = parallel.from_rank_0(self.monitor.best(rows), self.worker)
-        if best is None:
-            return False
-        if best.step == step:
-            weights = model_state(self.model, self.worker)
+        if best is not None and best.step == step:
+            weights = model_state(self.model)
             if self.worker.rank == 0:
-                self.saver.wait()  # the list of checkpoints is complete
                 kept = [self.monitor.best(rows, until) for until in (*self.store.steps, step)]
-                keep = [each.step for each in kept if each is not None]
-                self.saver.start(self.store.save_best, weights, step, keep)
-        if over := self._is_over():
-            self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
-        return over
+                self.store.save_best(weights, step, [each.step for each in kept if each])
+        self.since = time.monotonic()
+        self.evaluation_s = self.since - begun
+        if best is None or not self._is_over():
+            return False
+        self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
+        return True
 
     def _is_over(self) -> bool:
         """Whether the training stops early, or a resumed one had already stopped."""
@@ -303,13 +298,13 @@ class _Loop:
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
         self.store_rows()  # before the checkpoint, so that a resumed run has them
-        self.saver.wait()
-        contents = gathered(self.model, self.update.optimizer, self.worker)
+        begun = time.monotonic()
+        contents = gathered(self.model, self.update.optimizer)
         if self.worker.rank == 0:
             scaler = self.update.scaler_state()
-            checkpoint = Checkpoint(step, *contents, scaler, self.trace.after(step))
-            self.saver.start(self.store.save, checkpoint)
+            self.store.save(Checkpoint(step, *contents, scaler, self.trace.after(step)))
         self.saved_at = self.since = time.monotonic()
+        self.save_s = max(self.save_s, self.saved_at - begun)
 
     def _resume(self) -> int:
         if self.job.measured:
@@ -333,7 +328,6 @@ class _Loop:
         return int(step)
 
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
-        self.saver.wait()
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the model is written
         if self.job.steps == self.job.whole and not early and not self.job.measured:
@@ -358,7 +352,7 @@ class _Loop:
         }
 
     def _store_model(self) -> None:
-        weights = model_state(self.model, self.worker)
+        weights = model_state(self.model)
         if self.worker.rank == 0:
             best = self.monitor.best(self.history.rows)
             if best is not None and best.step != self.history.rows[-1]["step"]:

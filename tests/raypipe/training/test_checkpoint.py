@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,14 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from example_tasks import Regression, assert_equal, job, weights
+from example_tasks import Regression, job
 from torch import nn
 
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore, _Hashing, gathered
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, _Hashing
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
-from raypipe.training.task import Loss, StepContext
 
 WORKER = Worker(0, torch.device("cpu"))
 LONG_S = 300
@@ -133,40 +131,6 @@ def test_a_kill_anywhere_in_saving_leaves_a_whole_one(
     assert same(local.newest(), checkpoint(3))
 
 
-class Stepping(Regression):
-    """Says when it is in a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step, self.reached = step, threading.Event()
-
-    def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
-        if context.step == self.step:
-            self.reached.set()
-        return super().loss(model, batch, context)
-
-
-def test_the_training_goes_on_while_a_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first one waits for step 4, and still holds the weights after step 2."""
-    task, real, reached = Stepping(3), CheckpointStore.save, []
-
-    def save(store: CheckpointStore, checkpoint: Checkpoint) -> None:
-        reached.append(task.reached.wait(LONG_S))
-        real(store, checkpoint)
-
-    monkeypatch.setattr(CheckpointStore, "save", save)
-    given: dict[str, Any] = {"checkpoint_every": 2, "keep_checkpoints": 9, "schedule": "constant"}
-    asked = job(task, tmp_path / "whole", **given)
-    train(asked, WORKER)
-    assert all(reached)
-    store = CheckpointStore(asked.run_dir, "fit")
-    short = job(Regression(), tmp_path / "short", steps=2, **given)
-    train(short, WORKER)
-    assert_equal(store.read("step_00000002").model, weights(short))
-
-
 def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,16 +139,3 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     with pytest.raises(OSError, match="No space left"):
         train(asked, WORKER)
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))
-
-
-def test_a_state_that_is_written_does_not_follow_the_training() -> None:
-    """Optimizers keep numbers of steps on the CPU, also those of a model on a GPU."""
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for steps in (1, 2):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        if steps == 1:
-            _, kept = gathered(model, optimizer, Worker(0, torch.device("cuda", 0)))
-    assert optimizer.state[model.weight]["step"] == 2
-    assert kept["state"]["weight"]["step"] == 1

@@ -281,7 +281,7 @@ def resumed_memory(rank: int, run: RunDirectory, strategy: str) -> int:
     model, optimizer = build()
     model(torch.randn(2, 1024)).sum().backward()
     optimizer.step()
-    contents = gathered(model, optimizer, worker)
+    contents = gathered(model, optimizer)
     if rank == 0:
         store.save(Checkpoint(1, *contents, {}))
     dist.barrier()
