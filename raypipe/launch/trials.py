@@ -426,7 +426,7 @@ def _domain(axis: AxisSettings) -> Any:
 
 
 def scheduler_of(trials: Sweep) -> TrialScheduler | None:
-    """Return the scheduler; those that stop trials receive what earlier commands' trials logged."""
+    """Return the scheduler."""
     settings = trials.settings
     if settings.scheduler is None:
         return None
@@ -467,12 +467,6 @@ def scheduler_of(trials: Sweep) -> TrialScheduler | None:
                 return decide(controller, trial, result)
 
         vars(scheduler)["on_trial_result"] = seeded
-    earlier: dict[str, Any] = {}
-    for trial_id, row in () if settings.pauses else trials.history():
-        if trial_id not in earlier:
-            earlier[trial_id] = _Earlier(trial_id)
-            scheduler.on_trial_add(cast("Any", None), earlier[trial_id])
-        scheduler.on_trial_result(cast("Any", None), earlier[trial_id], row)
     return scheduler
 
 
@@ -488,13 +482,6 @@ def _drawing_from(seed: int, step: int, trial_id: str) -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
-
-
-class _Earlier:
-    """A trial of an earlier command, with the attributes that schedulers read."""
-
-    def __init__(self, trial_id: str) -> None:
-        self.trial_id = trial_id
 
 
 def _decisions(trials: Sweep) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,21 +209,6 @@ class Sweep:
                 self._record(trial, self._job(trial, 0), "skipped", {"reason": reason})
                 self._say(trial, f"skipped: {reason}")
         return None
-
-    def history(self) -> Iterator[tuple[str, Row]]:
-        """Yield the results that a scheduler received in earlier commands, in their order.
-
-        The last step of a trial that finished is not among them, as in Ray Tune.
-        """
-        ledger = self._context.ledger
-        done = [key for key, trial in self._all.items() if is_done(ledger, trial.unit)]
-        for key in sorted(done, key=lambda key: (ledger.get("units", key) or {})["finished_at"]):
-            row = ledger.get("trials", key)
-            if row is None or row["status"] not in ("succeeded", "interrupted"):
-                continue
-            for step in results.read_rows(self._context.run_dir, "steps", key):
-                if step["step"] < row["steps"] + (row["status"] == "interrupted"):
-                    yield key, step
 
     def report(self, trial_id: str, row: Row) -> None:
         """Record a logged step of a trial."""

@@ -157,26 +157,6 @@ def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp
         assert kinds.to_dict() == {"error": failures, "out_of_memory": 1}
 
 
-def test_a_scheduler_is_told_what_earlier_trials_logged(tmp_path, monkeypatch):
-    asha = (*ONLY, "sweep.kind=quality", "sweep.scheduler=asha", "train.training.steps=12",
-            "train.training.monitor=null")  # fmt: skip
-    told: list[Any] = []
-    trials_of = InlineLauncher.trials
-
-    def listen(self, trials, run):
-        told.append(list(trials.history()))
-        trials_of(self, trials, run)
-
-    monkeypatch.setattr(InlineLauncher, "trials", listen)
-    run(tmp_path, *asha)
-    run(tmp_path, *asha, "sweep.axes.training.micro_batch=[2,4,8,16]")
-    losses = table(tmp_path, "steps").set_index(["trial_id", "step"])["loss"]
-    before, after = told
-    assert not before
-    assert [row["step"] for _, row in after] == [5, 10] * 3  # not the last, 12
-    assert all(losses[trial_id, row["step"]] == row["loss"] for trial_id, row in after)
-
-
 def test_a_constraint_keeps_the_effective_batch(tmp_path):
     kept = "sweep.constraints.effective_batch=8"
     run(tmp_path, *ONLY, "sweep.axes.training.micro_batch=[2,4,8,16]", kept)
