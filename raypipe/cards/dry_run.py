@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.data import default_collate
 
 from raypipe.cards.cuda_rules import CudaRules
-from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, tensors_in
+from raypipe.cards.recorder import Recorder, Recording, recorded_resizes
 from raypipe.errors import ConfigError, message_of
 from raypipe.training import evaluation, optimizer, parallel, precision
 from raypipe.training import model as training_model
@@ -86,7 +86,6 @@ def record(task: TrainTask, case: StepCase) -> Recording:
         update = Update(model, task.optimizer(model, uncompiled), uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
-        model.register_forward_hook(partial(_after_model, recorder))
         context = StepContext(case.step, case.phase, settings.training.seed)
         with recorded_resizes(recorder), recorder:
             given = recorder, task, module, update, settings, context, fake
@@ -121,14 +120,6 @@ def _without_values(task: TrainTask) -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any) -> None:
-    """Count the output of the model, and what follows it, as logits and loss."""
-    del module, inputs
-    if recorder.part == "activations":  # not in a recomputation
-        recorder.name(tensors_in(output), "logits and loss")
-        recorder.part = "logits and loss"
-
-
 def _step(
     recorder: Recorder,
     task: TrainTask,
@@ -144,14 +135,12 @@ def _step(
     for number in range(micro_batches):
         recorder.section = "further" if number else "first"
         begun = len(recorder.recording.events)
-        recorder.part = "batch"
         own = over_leaves(batch, lambda leaf: torch.empty_like(leaf) if _is(leaf) else leaf)
-        recorder.part = "activations"
         recompute = training.gradient_checkpointing
         with parallel.gradient_sync(module, number + 1 == micro_batches):
             with precision.autocast(training.precision, _DEVICE, recompute=recompute):
                 loss: Loss = module(task.loss, own, context)
-            recorder.part, recorder.backward = "temporaries", True
+            recorder.backward = True
             update.backward(loss.total * (1 / context.phase.samples))
             recorder.backward = False
         del own
@@ -164,7 +153,7 @@ def _step(
     update.step(1e-4, context.phase.samples / sums["weight"], norm=False)
     states = update.optimizer.state.values()
     kept = (each for values in states for each in values.values() if _is(each))
-    recorder.name(kept, "optimizer state")
+    recorder.name(kept, "optimizer")
 
 
 def _batch(task: TrainTask, size: int) -> Any:

@@ -16,16 +16,8 @@ from raypipe.training.data_sheets import Card
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 
-#: parts of the peak by the columns of the table; all others are temporaries
-_COLUMNS = {
-    "parameters": "parameters_bytes",
-    "gradients": "gradients_bytes",
-    "exchange buckets": "gradients_bytes",
-    "optimizer state": "optimizer_bytes",
-    "activations": "activations_bytes",
-    "logits and loss": "logits_bytes",
-    "allocator": "allocator_bytes",
-}
+#: parts of the peak that have a column
+_PARTS = ("parameters", "gradients", "optimizer", "others")
 #: the compute capability from which on torch has flash attention, and one before it
 _FLASH, _OLDER = 8.0, 7.0
 #: micro-batches of the recordings: these parts of the largest one, or of the limit
@@ -97,9 +89,6 @@ class Forecasts:
             key=lambda each: each.reserved,
         )
         training = settings.training
-        parts = dict.fromkeys((*_COLUMNS.values(), "temporaries_bytes"), 0)
-        for part, held in peak.parts.items():
-            parts[_COLUMNS.get(part, "temporaries_bytes")] += held
         columns = {
             "card": card.name,
             "precision": training.precision,
@@ -111,7 +100,7 @@ class Forecasts:
             "micro_batch": size,
             "effective_batch": self._effective_batch,
             "peak_bytes": peak.reserved,
-            **parts,
+            **{f"{part}_bytes": peak.parts.get(part, 0) for part in _PARTS},
             "context_bytes": peak_memory.outside(self._workers),
             "capacity_bytes": card.memory_bytes,
         }

@@ -23,8 +23,8 @@ _FIRST_HOPPER = 9.0
 class Memory:
     """Predicted memory in bytes: the peak that torch reserves, and its parts.
 
-    ``parts`` are those of the peak of tensors, with ``allocator``, which is reserved beyond it.
-    ``fits`` is whether it fits on the card with the margin.
+    ``parts`` are the ``parameters``, ``gradients`` and ``optimizer`` states at the peak of tensors,
+    and ``others``. ``fits`` is whether it fits on the card with the margin.
     """
 
     reserved: int
@@ -48,25 +48,22 @@ def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) ->
 
     """
     hopper = card.capability >= _FIRST_HOPPER
-    fixed = {"workspaces": _WORKSPACE_HOPPER if hopper else _WORKSPACE}
-    held = recording
-    if bucketed:
-        fixed["exchange buckets"] = recording.gradient_bytes
-        held = recording.in_buckets()
-    names = {-number: name for number, name in enumerate(fixed, start=1)}
-    events = [*((n, fixed[name]) for n, name in names.items() if fixed[name]), *held.events]
+    events = [(-1, _WORKSPACE_HOPPER if hopper else _WORKSPACE), *recording.events]
+    if bucketed and recording.gradient_bytes:
+        buckets = (-2, recording.gradient_bytes)
+        events = [events[0], buckets, *recording.in_buckets().events]
     key = (hopper, bucketed)
     if key not in recording.peaks:
         recording.peaks[key] = replay(events)
     # what torch may reserve with the margin free
     peak, limit = recording.peaks[key], (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
-    sizes = dict(events[: peak.event + 1])
+    names = {**recording.parts, -2: "gradients"}
     parts: Counter[str] = Counter()
-    for number, size in sizes.items():
-        parts[names.get(number) or recording.parts[number]] += size
-    used = sum(parts.values())
+    for number, size in dict(events[: peak.event + 1]).items():
+        parts[names.get(number, "others")] += size
+    parts["others"] += peak.reserved - parts.total()
     fits = peak.reserved <= limit
-    return Memory(peak.reserved, {**parts, "allocator": peak.reserved - used}, fits)
+    return Memory(peak.reserved, parts, fits)
 
 
 def between(one: Recording, two: Recording, share: float) -> Recording | None:

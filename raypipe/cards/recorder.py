@@ -57,9 +57,9 @@ class Recording:
     """Storages and kernels of a step, in their order.
 
     ``events`` has (storage, bytes): a storage that begins, or ends with 0 bytes. ``parts`` names
-    the use of a storage. ``kernels`` are by section: the ``first`` micro-batch of the step, a
-    ``further`` one that accumulates gradients, and the ``update``. ``span`` are the events of the
-    last micro-batch.
+    the use of a storage, if it is known. ``kernels`` are by section: the ``first`` micro-batch of
+    the step, a ``further`` one that accumulates gradients, and the ``update``. ``span`` are the
+    events of the last micro-batch.
     """
 
     events: list[tuple[int, int]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Recording:
     def gradient_bytes(self) -> int:
         """The bytes of all gradients before the update."""
         held = living(self.events[: self.span[1]]).items()
-        return sum(size for number, size in held if self.parts[number] == "gradients")
+        return sum(size for number, size in held if self.parts.get(number) == "gradients")
 
     def in_buckets(self) -> Recording:
         """Return the recording with gradients in DDP's buckets, which are not part of it.
@@ -99,7 +99,7 @@ class Recording:
         """
         events: list[tuple[int, int]] = []
         for number, size in self.events:
-            if self.parts[number] != "gradients":
+            if self.parts.get(number) != "gradients":
                 events.append((number, size))
             elif size:
                 events += [(number, size), (number, 0)]
@@ -109,29 +109,25 @@ class Recording:
 class Recorder(TorchDispatchMode):
     """Mode that records storages and kernels; inside of ``FakeTensorMode``.
 
-    ``part`` and ``section`` are those of what comes next; ``backward`` is whether it belongs to a
-    backward pass.
+    ``section`` is that of what comes next; ``backward`` is whether it belongs to a backward pass.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
-        self.part, self.section = "temporaries", "first"
-        self.backward = False
+        self.section, self.backward = "first", False
         self._live: dict[int, tuple[int, Any]] = {}  # by the identity of a storage
         self._sizes: dict[int, int] = {}
         self._number = 0
 
-    def adopt(self, tensors: Iterable[Any], part: str) -> None:
-        """Record tensors that exist already, such as weights and batches."""
-        before, self.part = self.part, part
+    def adopt(self, tensors: Iterable[Tensor], part: str) -> None:
+        """Record tensors that exist already, such as weights."""
         for tensor in tensors:
-            if isinstance(tensor, Tensor):
-                self._see(local(tensor.detach()))
-        self.part = before
+            self._see(local(tensor.detach()))
+            self.name([tensor], part)
 
-    def name(self, tensors: Iterable[Any], part: str) -> None:
-        """Change the use of the storages of tensors."""
+    def name(self, tensors: Iterable[Tensor], part: str) -> None:
+        """Name the use of the storages of tensors."""
         for tensor in tensors:
             found = self._live.get(id(local(tensor).untyped_storage()))
             if found is not None:
@@ -183,7 +179,7 @@ class Recorder(TorchDispatchMode):
                 flops *= 4 / 5
             kind = str(inputs[0].dtype).removeprefix("torch.")
         if scratch := _scratch(name, inputs):
-            self._begin(scratch, "temporaries")
+            self._begin(scratch)
             self._end(self._number)
         # autograd's own kernels run without gradients
         repeats = self.backward and torch.is_grad_enabled()
@@ -198,7 +194,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         identity = id(storage)  # torch keeps one object per storage, as long as that lives
         if identity not in self._live:
-            self._begin(storage.nbytes(), self.part)
+            self._begin(storage.nbytes())
             number = self._number
 
             def gone(_: Any, number: int = number, identity: int = identity) -> None:
@@ -217,9 +213,8 @@ class Recorder(TorchDispatchMode):
                 self._sizes[found[0]] = size
                 self.recording.events.append((found[0], size))
 
-    def _begin(self, size: int, part: str) -> None:
+    def _begin(self, size: int) -> None:
         self._number += 1
-        self.recording.parts[self._number] = part
         self._sizes[self._number] = size
         if size:
             self.recording.events.append((self._number, size))
