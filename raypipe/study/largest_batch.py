@@ -10,13 +10,13 @@ from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Session, StageContext
-from raypipe.graph.experiment import Stage, Training
+from raypipe.graph.experiment import Stage
 from raypipe.graph.training_stage import job_of, with_cpus
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import MEMORY_MARGIN, Hardware, Precision, bytes_text
 from raypipe.store.ledger import Row
 from raypipe.study.recommendation import peak_bytes
-from raypipe.study.sweep import TrialMaker, check_counts_steps, training_stage, trainings
+from raypipe.study.sweep import TrialMaker, check_counts_steps, trainings
 from raypipe.study.sweep_settings import SweepSettings
 
 #: relative difference between the largest fit and the smallest misfit that ends a search
@@ -43,22 +43,21 @@ def fitting(
             )
         axes = {f"{name}.training.precision": AxisSettings(values=get_args(Precision))}
         sweep = SweepSettings(stage=name, axes=axes, warmup_steps=_WARMUP_STEPS, steps=_STEPS)
-        makers.append(TrialMaker(configuration, sweep, nodes))
+        makers.append(TrialMaker(configuration, sweep, nodes, training))
     return makers
 
 
 def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     """Return one row per precision: its largest micro-batch within the margin, and speed."""
-    name = maker.sweep.stage
-    _, training = training_stage(maker.configuration.stages(), name, "--stage")
-    context = StageContext(Stage(name, lambda _: None, []), session)
-    return [_largest(context, maker, training, precision) for precision in get_args(Precision)]
+    context = StageContext(Stage(maker.sweep.stage, lambda _: None, []), session)
+    return [_largest(context, maker, precision) for precision in get_args(Precision)]
 
 
-def _largest(context: StageContext, maker: TrialMaker, training: Training, precision: str) -> Row:
+def _largest(context: StageContext, maker: TrialMaker, precision: str) -> Row:
     """Find the largest micro-batch of a precision with trainings of a few steps."""
-    own, effective = f"{context.stage.name}.training", training.settings.training.effective_batch
-    most = -(-(effective or 1) // training.settings.scaling.worker_count)
+    own, settings = f"{context.stage.name}.training", maker.swept.settings
+    effective = settings.training.effective_batch
+    most = -(-(effective or 1) // settings.scaling.worker_count)
     fits, note, failed = 0, "", False
     too_large: int | None = None
     outcome: Row | None = None

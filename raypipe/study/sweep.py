@@ -64,10 +64,10 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     if sweep.kind == "systems":
         where = f"{configuration.origin}: {sweep.stage}.command"
         check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
-    maker = TrialMaker(configuration, sweep, nodes)
+    maker = TrialMaker(configuration, sweep, nodes, swept)
     check_pauses(sweep, maker.axes, swept, configuration.origin)
     given = [] if sweep.is_searched else maker.trials()
-    last = _last_unit(maker, given)
+    last = _last_unit(sweep, maker.identity(tried, swept), given)
 
     def run(context: StageContext) -> None:
         under_way = Sweep(context, maker, given, last)
@@ -90,10 +90,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     return [_taking(s, maker) if s.name in takers else s for s in together]
 
 
-def _last_unit(maker: TrialMaker, given: Sequence[Trial]) -> Unit:
+def _last_unit(sweep: SweepSettings, of_trial: Identity, given: Sequence[Trial]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
-    sweep, stages = maker.sweep, maker.configuration.stages()
-    of_trial = maker.identity(*training_stage(stages, sweep.stage, "sweep.stage"))
     literals = {**of_trial.literals, **sweep.model_dump(mode="json", exclude={"concurrent"})}
     searched, kind = sweep.is_searched, "search" if sweep.is_searched else "verdict"
     budget = literals.pop("samples") if searched else 1
@@ -183,9 +181,8 @@ class Sweep:
     @property
     def steps(self) -> int:
         """The optimizer steps of the swept training."""
-        stages, name = self._maker.configuration.stages(), self.settings.stage
-        _, training = training_stage(stages, name, "sweep.stage")
-        return job_of(self._context, self._last, training, self._context.run_dir).steps
+        run_dir = self._context.run_dir
+        return job_of(self._context, self._last, self._maker.swept, run_dir).steps
 
     @property
     def is_over(self) -> bool:
@@ -464,11 +461,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialMaker:
-    """Makes trials from points, for one stage of a configuration."""
+    """Makes trials from points, for one stage of a configuration, whose training is ``swept``."""
 
     configuration: Configuration
     sweep: SweepSettings
     nodes: Sequence[Hardware]
+    swept: Training
 
     def trials(self) -> list[Trial]:
         """Return the trials of all points that the constraints allow, small micro-batches first.

@@ -288,7 +288,7 @@ def test_the_searchers_are_those_of_tune():
 def test_a_larger_micro_batch_needs_more_unless_it_saves_the_gradients():
     given = (*ONLY, "sweep.constraints.effective_batch=8")
     found = config.resolve(config.parse(YAML, "c.yaml"), given, "auto", [HERE])
-    two, four, eight = TrialMaker(found, found.settings.sweep, [HERE]).trials()
+    two, four, eight = TrialMaker(found, found.settings.sweep, [HERE], None).trials()
     assert four.needs_more_than(two)
     assert not two.needs_more_than(four)
     assert not eight.needs_more_than(four)  # no accumulation
