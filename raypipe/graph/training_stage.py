@@ -173,7 +173,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
         context.say(f"waiting for data: {100 * waited:.0f} % of the step")
     context.finish(unit)
     if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
-        CheckpointStore(context.run_dir, unit.key, pinned=job.stable_end).prune(int(keep))
+        CheckpointStore(context.run_dir, unit.key).prune(int(keep))
 
 
 def job_of(

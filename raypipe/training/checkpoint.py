@@ -61,12 +61,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """Checkpoints of one training run in its run directory; that of step ``pinned`` stays."""
+    """Checkpoints of one training run in its run directory."""
 
     run: RunDirectory
     trial_id: str
     keep: int = 2
-    pinned: int | None = None
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and delete the oldest beyond ``keep``; only rank 0 calls this.
@@ -191,8 +190,7 @@ class CheckpointStore:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
     def _delete_except(self, kept: Sequence[str]) -> None:
-        pinned = [_name(self.pinned)] if self.pinned else []
-        for name in {*self._names()} - {*kept, *pinned}:
+        for name in {*self._names()} - {*kept}:
             self.run.delete(f"{self._folder}/{name}")
 
     def _describe(self, manifest: _Manifest) -> None:

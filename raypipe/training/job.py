@@ -18,7 +18,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table
 from raypipe.training import schedule
 from raypipe.training.batching import BatchPlan
-from raypipe.training.schedule import Phase, stable_end, steps
+from raypipe.training.schedule import Phase, steps
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.tables import SETTINGS, STEPS
 from raypipe.training.weights import InitialWeights
@@ -106,13 +106,6 @@ class TrainingJob:
     def whole(self) -> int:
         """Number of optimizer steps of the whole training."""
         return sum(phase.steps for phase in self.phases)
-
-    @property
-    def stable_end(self) -> int | None:
-        """Step whose checkpoint stays, because longer trainings go on from there; None if none."""
-        training = self.settings.training
-        is_stable = training.schedule == "warmup-stable-decay"
-        return stable_end(training, self.phases) if is_stable else None
 
     @property
     def steps(self) -> int:

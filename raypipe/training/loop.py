@@ -48,7 +48,7 @@ from raypipe.training.loss_check import refuse_means
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
-from raypipe.training.schedule import Phase, check_phases, stable_end, steps
+from raypipe.training.schedule import Phase, check_phases, steps
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.weights import write_weights
@@ -137,8 +137,8 @@ class _Loop:
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
         self.monitor = Monitor(job, has_held_out=self.held_out is not None)
-        keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
-        self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
+        keep = self.training.keep_checkpoints
+        self.store = CheckpointStore(job.run_dir, job.trial_id, keep)
         size = sum(p.numel() * p.element_size() for p in self.model.parameters())
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
@@ -186,7 +186,7 @@ class _Loop:
                 if evaluate:
                     over = self._evaluate(step, phase)
                 due = keeps if last else step % save_every == 0
-                if over or ends or step == self.store.pinned or (due and self._saves(last)):
+                if over or ends or (due and self._saves(last)):
                     self._save(step)
         return self._finish(step, early=ends and not over and step < total)
 

@@ -18,8 +18,6 @@ from raypipe.training.settings import TrainingSettings
 
 #: entries of a bf16 weight that are updated at a time, in fp32
 _AT_ONCE = 2**24
-#: groups of parameters, each with its options
-Groups = list[dict[str, Any]]
 
 
 def build(
@@ -38,10 +36,10 @@ def build(
     """
     parameters = list(model.parameters())
     if training.optimizer == "adafactor":
-        return Adafactor(_groups(parameters, training))
+        return Adafactor([_group(parameters, training)])
     if training.optimizer != "muon":
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-        return kind(_groups(parameters, training), betas=training.betas, fused=True)
+        return kind([_group(parameters, training)], betas=training.betas, fused=True)
     hidden = _matrices(blocks)
     if not hidden:
         raise ValueError(
@@ -50,7 +48,7 @@ def build(
         )
     chosen = set(hidden)
     others = [parameter for parameter in parameters if parameter not in chosen]
-    return MuonWithAdamW(_groups(hidden, training), _groups(others, training), training.betas)
+    return MuonWithAdamW(_group(hidden, training), _group(others, training), training.betas)
 
 
 def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -61,15 +59,10 @@ def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [parameter for parameter in found if parameter not in looked_up]
 
 
-def _groups(parameters: Sequence[Tensor], training: TrainingSettings) -> Groups:
-    """Return the parameters that decay and those that do not, each with its options."""
-    decayed, others = list(parameters), []
-    if training.weight_decay_on == "matrices":
-        decayed = [parameter for parameter in parameters if parameter.ndim > 1]
-        others = [parameter for parameter in parameters if parameter.ndim <= 1]
-    parts = ((decayed, training.weight_decay), (others, 0.0))
-    rate = training.learning_rate
-    return [{"params": p, "lr": rate, "weight_decay": decay} for p, decay in parts if p]
+def _group(parameters: Sequence[Tensor], training: TrainingSettings) -> dict[str, Any]:
+    """Return parameters with their options."""
+    rate, decay = training.learning_rate, training.weight_decay
+    return {"params": parameters, "lr": rate, "weight_decay": decay}
 
 
 class Muon(torch.optim.Muon):
@@ -111,15 +104,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
     2.2), which makes one learning rate serve both.
 
     Args:
-        matrices: groups of matrices for Muon, each with its options.
-        others: groups of all other weights for AdamW.
+        matrices: the matrices for Muon, with their options.
+        others: all other weights for AdamW, with theirs.
         betas: the decay rates of AdamW's moments.
 
     """
 
-    def __init__(self, matrices: Groups, others: Groups, betas: tuple[float, float]) -> None:
-        muon = Muon(matrices, adjust_lr_fn="match_rms_adamw")
-        rest = [torch.optim.AdamW(others, betas=betas, fused=True)] if others else []
+    def __init__(
+        self, matrices: dict[str, Any], others: dict[str, Any], betas: tuple[float, float]
+    ) -> None:
+        muon = Muon([matrices], adjust_lr_fn="match_rms_adamw")
+        has_others = bool(others["params"])
+        rest = [torch.optim.AdamW([others], betas=betas, fused=True)] if has_others else []
         self._parts: Sequence[torch.optim.Optimizer] = [muon, *rest]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 

@@ -48,16 +48,6 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     return phase.learning_rate * (floor + (1.0 - floor) * left)
 
 
-def stable_end(training: TrainingSettings, phases: Sequence[Phase]) -> int | None:
-    """Return the step at which the decay of a warmup-stable-decay training begins.
-
-    A longer training goes on from there. None if the length decides more than that.
-    """
-    if training.schedule != "warmup-stable-decay" or training.decay_steps < 1 or len(phases) != 1:
-        return None
-    return max(0, phases[0].steps - round(training.decay_steps))
-
-
 def _steps(given: float, length: int) -> int:
     """Return a number of steps, of which below 1 is a fraction of the length."""
     return round(given * length) if given < 1 else min(round(given), length)

@@ -63,10 +63,6 @@ class TrainingSettings(Settings):
     """Decay rates of Adam's first and second moment estimates."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay: L2 penalty with adam, decoupled with the others."""
-    weight_decay_on: Literal["all", "matrices"] = "all"
-    """Weights that decay: all, or those with two or more dimensions, which leaves out norms and
-    biases.
-    """
     warmup_steps: int | Share = Field(0, ge=0)
     """Linear warm-up from zero, in optimizer steps; below 1, a fraction of all steps."""
     schedule: Literal["constant", "linear", "cosine", "warmup-stable-decay"] = "cosine"
@@ -232,10 +228,8 @@ class TrainStageSettings(Settings):
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""
         training = self.training
-        if training.schedule in ("linear", "cosine"):
-            return f"a {training.schedule} schedule decays over the whole length"
-        if training.schedule == "warmup-stable-decay" and training.decay_steps < 1:
-            return f"decay_steps = {training.decay_steps} is a fraction of the length"
+        if training.schedule != "constant":
+            return f"a {training.schedule} schedule decays up to the last step"
         if 0 < training.warmup_steps < 1:
             return f"warmup_steps = {training.warmup_steps} is a fraction of the length"
         if training.length_in == "steps" and training.warmup_steps > length:

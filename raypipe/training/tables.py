@@ -24,7 +24,6 @@ SETTINGS = (
     Column("decay_steps", "real", "Decay of warmup-stable-decay, as warmup_steps."),
     Column("min_lr_ratio", "real", "Final learning rate as a fraction of the peak."),
     Column("weight_decay", "real", "Weight decay."),
-    Column("weight_decay_on", "text", "Weights that decay: all or matrices."),
     Column("clip_norm", "real", "Maximum norm of the gradient."),
     Column("seed", "integer", "Seed of the training."),
 )

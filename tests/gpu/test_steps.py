@@ -145,7 +145,7 @@ model = nn.Sequential(nn.Embedding(100, 64), *(block() for _ in range(10)), nn.L
 model.to("cuda")
 found = {"parameters": len(list(model.parameters()))}
 for name in ("adamw", "adafactor", "muon"):
-    training = TrainingSettings(optimizer=name, weight_decay=0.1, weight_decay_on="matrices")
+    training = TrainingSettings(optimizer=name, weight_decay=0.1)
     optimizer = build(model, list(model)[1:-1], training)
     step(optimizer)
     found[name] = step(optimizer)

@@ -175,8 +175,6 @@ MORE: dict[str, tuple[Any, ...]] = {
     "fp16": (SINGLES, (4, 4, 16, 1), {"precision": "fp16", "clip_norm": 0.05}, 0.02),
     "dropout": (partial(Regression, dropout=0.3), (5, 4, 16, 1),
                 {"eval_every": 2, "warmup_steps": 2}, None, (1, 3, 4, 6)),
-    "groups by dimension": (Regression, (5, 4, 16, 1),
-                            {"weight_decay_on": "matrices", "weight_decay": 0.1}, None),
     "muon": (Regression, (5, 4, 16, 1), {"optimizer": "muon", "weight_decay": 0.1}, None),
     "half-precision weights": (SINGLES, (5, 4, 16, 1),
                                {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},

@@ -16,8 +16,8 @@ from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
-from raypipe.training.schedule import Phase, learning_rate, stable_end
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.schedule import Phase, learning_rate
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, TrainTask
 
 CPU = torch.device("cpu")
@@ -79,15 +79,6 @@ def test_every_step_drops_other_activations(
     monkeypatch.setattr(nn.Dropout, "forward", forward)
     run(job(Regression(dropout=0.3), tmp_path, (16, 1, 16, 1)))
     assert len(dropped) >= 7  # of 7 steps
-
-
-@pytest.mark.parametrize(("decay", "end"), [(5, 15), (30, 0), (0.25, None)])
-def test_the_start_of_a_decay_is_kept_if_a_longer_training_can_go_on_from_it(
-    decay: float, end: int | None
-) -> None:
-    training = TrainingSettings(schedule="warmup-stable-decay", steps=20, decay_steps=decay)
-    assert stable_end(training, [Phase("train", 20, 8, 0.1)]) == end
-    assert (TrainStageSettings(training=training).fixed_by(20) is None) == (end is not None)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
