@@ -44,7 +44,7 @@ def read_weights(run: RunDirectory, path: str) -> tuple[dict[str, Tensor], dict[
         ConfigError: the weights are missing or damaged.
 
     """
-    return _verified(run, path)[1]
+    return parse_weights(read_verified(run, path))
 
 
 def read_verified(run: RunDirectory, path: str) -> bytes:
@@ -54,15 +54,9 @@ def read_verified(run: RunDirectory, path: str) -> bytes:
         ConfigError: the file is missing or damaged.
 
     """
-    return _verified(run, path)[0]
-
-
-def _verified(
-    run: RunDirectory, path: str
-) -> tuple[bytes, tuple[dict[str, Tensor], dict[str, str]]]:
     try:
         content = run.read(path)
-        parsed = parse_weights(content)
+        parse_weights(content)
         metadata_of(content)[_SHA256]
     except (OSError, ValueError, KeyError) as error:
         problem = "its checksum is missing" if isinstance(error, KeyError) else error
@@ -70,7 +64,7 @@ def _verified(
             f"{path}: a training's weights are missing or damaged ({problem}); train them in "
             "another run directory"
         ) from error
-    return content, parsed
+    return content
 
 
 def parse_weights(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -143,10 +137,10 @@ class InitialWeights:
                 fit.
 
         """
-        content, (weights, _) = _verified(self.run, self.run.model(self.name))
+        content = read_verified(self.run, self.run.model(self.name))
         if metadata_of(content)[_SHA256] != self.sha256:
             raise ConfigError(f"{self.key} = {self.shown}: changed since the command started")
-        self._load(model, weights)
+        self._load(model, parse_weights(content)[0])
 
     def _load(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         try:
