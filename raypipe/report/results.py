@@ -176,7 +176,7 @@ class Searched:
     def results(self) -> Results:
         """The points as rows of a table with the metrics."""
         table = Table("search", "a point", tuple(self.metrics), axes=tuple(self.keys))
-        order = ["number", "best", "ended"]  # numbers about the proposals
+        order = ["number", "ended"]  # numbers about the proposals
         return Results(table, plain(self.measured.drop(columns=order, errors="ignore")))
 
     @property

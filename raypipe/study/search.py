@@ -83,7 +83,7 @@ class Search(Source):
             found.append(key)
             self._rows[key] = {
                 **{"number": number, "point": json.dumps(self._sampled(number))},
-                **{"status": "running", "on_front": False, "best": None},
+                **{"status": "running", "on_front": False},
                 **{"ended": None, "message": None, "metrics": {}},
             }
         return found
@@ -159,9 +159,8 @@ class Search(Source):
         return create_trial(params=params, distributions=self._distributions, **given)
 
     def _rank(self) -> None:
-        """Mark the measured points that no other dominates, and the best value so far of each."""
-        ended = [row for row in self._rows.values() if row["ended"] is not None]
-        known = [row for row in ended if row["status"] == "succeeded"]
+        """Mark the measured points that no other dominates."""
+        known = [row for row in self._rows.values() if row["status"] == "succeeded"]
         costs = [
             [(-1 if m.mode == "max" else 1) * row["metrics"][m.name] for m in self.metrics]
             for row in known
@@ -173,11 +172,6 @@ class Search(Source):
         order, ties = ranked([c for (c,) in costs], range(len(known)), [0] * len(known), "lower")
         for place in order[:ties]:  # as good up to rounding
             known[place]["on_front"] = True
-        (metric,), values = self.metrics, list[float]()
-        for row in sorted(ended, key=lambda row: row["ended"]):
-            values += [row["metrics"][metric.name]] if row["status"] == "succeeded" else []
-            best = max if metric.mode == "max" else min
-            row["best"] = best(values) if values else None
 
 
 def search_of(

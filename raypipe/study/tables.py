@@ -12,7 +12,6 @@ SEARCH = Table(
         Column("point", "text", "Values of the searched keys, as JSON."),
         Column("status", "text", "running, succeeded, failed, or excluded (cannot be)."),
         Column("on_front", "boolean", "Whether no other one is better."),
-        Column("best", "real", "Best value when it ended; missing with two metrics."),
         Column("ended", "integer", "Number of the points that ended before it."),
         Column("objectives", "text", "The optimized metrics, with min or max each, as JSON."),
         Column("message", "text", "Why it failed or cannot be."),

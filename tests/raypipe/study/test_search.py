@@ -41,7 +41,6 @@ def test_a_search_shares_stages_and_finds_the_hill(capsys):
     assert list(found["number"]) == list(range(12))
     assert set(found["status"]) == {"succeeded"}
     metric = found[VALUE]
-    assert list(found["best"]) == list(metric.cummin())
     assert list(found["on_front"]) == list(metric == metric.min())
     judged = table("measures").query("method == 'judge'")
     assert sorted(judged["value"]) == sorted(metric)
