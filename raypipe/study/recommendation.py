@@ -14,7 +14,7 @@ from typing import Any
 from raypipe.config.levels import nested
 from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
-from raypipe.report.formatting import percent
+from raypipe.report.formatting import number, percent
 from raypipe.report.results import REPEATED
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
@@ -90,7 +90,7 @@ def recommend(rows: Iterable[Row], metric: str, mode: Mode) -> Recommendation | 
         first += f", as their ranges overlap ({', '.join(listed)})"
     first += f": {_figure(metric, winner)}"
     if winner.of:
-        first += f" ({winner.of}, {_number(winner.low)} to {_number(winner.high)})"
+        first += f" ({winner.of}, {number(winner.low)} to {number(winner.high)})"
     rejected = sum(point.parity > _PARITY for point in points[: points.index(winner)])
     of_trial = Counter(row["status"] for row in medians(swept))
     lost = [f"{n} {status}" for status, n in sorted(of_trial.items()) if status != "succeeded"]
@@ -162,10 +162,8 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
         mean = fmean(float(row[metric]) for row in trials)
         parities = [row["parity"] for row in trials if row.get("parity") is not None]
         of = f"median of {len(group)}" if len(group) > 1 else ""
-        if (number := len(seeds)) > 1:
-            of = (
-                f"mean of {number if len(trials) == number else f'{len(trials)} of {number}'} seeds"
-            )
+        if (count := len(seeds)) > 1:
+            of = f"mean of {count if len(trials) == count else f'{len(trials)} of {count}'} seeds"
         found.append(
             Recommendation(
                 settings=_unchanged(trials[0]),
@@ -194,10 +192,5 @@ def _finite(rows: Iterable[Row], column: str) -> list[float]:
 
 def _figure(metric: str, point: Recommendation) -> str:
     """Return the value of a point with its unit or name."""
-    text = _number(point.value)
+    text = number(point.value)
     return f"{text} samples/s" if metric == "samples_per_s" else f"{metric} {text}"
-
-
-def _number(value: float) -> str:
-    """Return a number with four digits, or whole above 1000."""
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -50,7 +50,7 @@ def test_the_best_with_its_reason() -> None:
     found = recommended(rows)
     assert (found.trial["trial_id"], found.value) == ("sweep/t/c", 5120.0)
     assert found.reason == (
-        "The best of 3 points: 5,120 samples/s.\nOf 6 trials 1 out of memory, 2 skipped."
+        "The best of 3 points: 5120 samples/s.\nOf 6 trials 1 out of memory, 2 skipped."
     )
     assert found.settings == {"t.training.micro_batch": 16, "t.training.precision": "bf16"}
 
