@@ -144,7 +144,7 @@ def _measures(runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
         parts = [each.rows.assign(**{_RUN: place}) for place, each in known.items()]
         rows, table, *_ = pd.concat(parts, ignore_index=True), *known.values()
         axes = dict.fromkeys(axis for each in known.values() for axis in each.axes or ())
-        shape = shape_of(table.table, rows.drop(columns=_RUN), list(axes))
+        shape = shape_of(table.table, rows.drop(columns=_RUN), list(axes) or None)
         by = (*shape.groups, *shape.axes)
         columns = [column for column in shape.numbers if column.better]
         if not is_declared and len(rows[list(by)].drop_duplicates()) <= _MOST_UNDECLARED:
