@@ -592,7 +592,6 @@ def replay(
     *,
     every: bool = False,
     tolerance: float = 1e-5,
-    kept_code: bool = False,
 ) -> Replay:
     """Compute stored units again and compare: equal, within a tolerance, or what differs and why.
 
@@ -605,7 +604,6 @@ def replay(
         units: Names of units, or what such names begin with, e.g. a stage. [default: three]
         every: All units instead of three that are evenly spaced.
         tolerance: Relative difference that counts as equal.
-        kept_code: Run the code that RUN_DIR keeps, instead of the current code.
 
     Raises:
         ConfigError: a mistake, or nothing that can be computed again.
@@ -613,7 +611,7 @@ def replay(
     Examples:
         raypipe replay RUN_DIR
         raypipe replay RUN_DIR lda/20news/ga/0 --tolerance 1e-4
-        raypipe replay RUN_DIR --all --kept-code
+        raypipe replay RUN_DIR --all
 
     """
     from raypipe.commands.replay import replay as replayed
@@ -621,7 +619,7 @@ def replay(
     if not 0 <= tolerance < 1:
         raise ConfigError("replay: tolerance must be from 0 to below 1")
     names = [units] if isinstance(units, str) else units
-    return replayed(os.fspath(run_dir), names, tolerance, every=every, kept_code=kept_code)
+    return replayed(os.fspath(run_dir), names, tolerance, every=every)
 
 
 def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:

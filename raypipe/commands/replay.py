@@ -11,16 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from pyarrow import fs as arrow_fs
 
-from raypipe import import_path
 from raypipe.commands import cluster
 from raypipe.commands.configuration import (
     declared,
@@ -28,18 +26,15 @@ from raypipe.commands.configuration import (
     resolve,
     stored_document,
 )
-from raypipe.commands.plan import work_of
-from raypipe.commands.run import CONFIGURATION
+from raypipe.commands.plan import Work, work_of
 from raypipe.commands.summary import opened
-from raypipe.config.document import parse
 from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.source import code_of, edits, kept_code
+from raypipe.graph.source import code_of
 from raypipe.graph.stored_results import IDENTITIES, is_done
 from raypipe.graph.training_stage import HARDWARE
 from raypipe.provenance import environment_row
@@ -140,42 +135,7 @@ class Replay:
         return printable("\n".join([*lines, ", ".join(counts)]), keep="\n")
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A stored unit, and what computes it: a stage of a configuration, among its stages by key."""
-
-    configuration: Configuration
-    stages: Mapping[str, Stage]
-    stage: Stage
-    unit: Unit
-
-    @property
-    def name(self) -> str:
-        return variant_name(self.unit.key, self.stage.variant)
-
-    def difference(self, ledger: Ledger) -> str | None:
-        """Return what decides the result and is not as it was; None if it can be computed.
-
-        An edited script is not, as it is code.
-        """
-        seen = self.stage.seen(ledger)
-        if is_done(seen, self.unit):
-            return None
-        stored = seen.get(_UNITS, self.unit.key) or {}
-        shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
-        differing: dict[str, Any] = {}
-        if self.unit.identity is not None and stored.get("fingerprint") != self.unit.fingerprint:
-            differing = without_secrets(self.unit.identity.differences(stored, shared))
-        scripts = (ledger.get("code", str(stored.get("code"))) or {}).get("scripts", ())
-        if differing and differing.keys() <= {f"files.{name}" for name in scripts}:
-            return None
-        texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
-        return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
-
-
-def replay(
-    location: str, units: Sequence[str], tolerance: float, *, every: bool, kept_code: bool
-) -> Replay:
+def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool) -> Replay:
     """Compute stored units again and compare them with what is stored.
 
     Args:
@@ -183,7 +143,6 @@ def replay(
         units: names of units, or what such names begin with; a sample if empty.
         tolerance: the relative difference up to which numbers count as equal.
         every: all units instead of a sample.
-        kept_code: whether to run the code that the run directory keeps.
 
     Raises:
         ConfigError: a mistake, or nothing that can be computed again.
@@ -191,41 +150,87 @@ def replay(
     """
     run = opened(location)
     ledger = Ledger.to_read(run)
-    stored = {key: row for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"}
-    names = _names(run, ledger, stored, units)
-    left_out = set[str]()
+    work = _work(run)
+    stored = {key for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"}
+    stages, _ = work.graph.known(ledger)
+    found = dict[str, tuple[Stage, Unit]]()
+    for stage in stages:
+        # a sweep measures speed
+        if stage.name != SWEEP and (units or not (stage.name == HARDWARE or stage.always_rerun)):
+            keys = ((variant_name(unit.key, stage.variant), unit) for unit in stage.units)
+            found |= {key: (stage, unit) for key, unit in keys if key in stored}
+    names = _chosen(run, list(found), units)
+    rows = list[Replayed]()
+    for name in list(names):
+        if reason := _difference(ledger, *found[name]):
+            rows.append(Replayed(name, "changed", reason))
+            names.remove(name)
+    choice = ""
+    if not (units or every) and len(names) > _SAMPLE:  # evenly spaced
+        names = [names[n * (len(names) - 1) // (_SAMPLE - 1)] for n in range(_SAMPLE)]
+        choice = f", a sample of {_SAMPLE} (choose with --all or names)"
+    groups: dict[str, list[Unit]] = {}
+    for stage, unit in map(found.__getitem__, names):
+        groups.setdefault(stage.key, []).append(unit)
+    keyed, left_out = {stage.key: stage for stage in stages}, set[str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="raypipe-replay-")))
-        if kept_code:
-            names = _use_kept_code(run, ledger, names, folder / "code", stack)
-        found, rows = _find(run, ledger, names, named=bool(units))
-        if not found and not rows:
-            raise ConfigError(f"{run.shown}: has no stored unit that can be computed again")
-        chosen = found
-        if not (units or every) and len(found) > _SAMPLE:  # evenly spaced
-            chosen = [found[n * (len(found) - 1) // (_SAMPLE - 1)] for n in range(_SAMPLE)]
-        changes = _changes(run, ledger, chosen)
-        if kept_code and any(each.startswith("code") for each in changes):
-            raise ConfigError(
-                f"{run.shown}: its kept code is not complete: secrets were left out, or files that "
-                "are too large (raypipe show --code); replay with the current code"
-            )
-        groups: dict[tuple[int, str], list[_Stored]] = {}
-        for each in chosen:
-            groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
         # else values of other runs would be taken
         stack.callback(_set_cache, os.environ.get(_CACHE))
         _set_cache(str(folder / "cache"))
-        for number, group in enumerate(groups.values()):
-            scratch = RunDirectory.at(folder / str(number))
-            rows += _computed(run, ledger, group, scratch, tolerance, left_out)
-    choice = ""
-    if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
-        choice += f", {swept} of a sweep left out"
-    if len(found) > len(chosen):
-        choice += f", a sample of {len(chosen)} (choose with --all or names)"
-    not_compared = tuple(sorted(left_out))
-    return Replay(run.shown, len(stored), tuple(rows), tuple(changes), not_compared, choice)
+        for number, (key, group) in enumerate(groups.items()):
+            stage, scratch = keyed[key], RunDirectory.at(folder / str(number))
+            _copy_files(run, stage, keyed, scratch)
+            stage = replace(stage, units=group, needs=())
+            rows += _computed(run, ledger, work, stage, scratch, tolerance, left_out)
+    changes, not_compared = tuple(_changes(ledger, work, stages, names)), tuple(sorted(left_out))
+    return Replay(run.shown, len(stored), tuple(rows), changes, not_compared, choice)
+
+
+def _work(run: RunDirectory) -> Work:
+    """Return the work of a run's newest configuration. Raises ConfigError."""
+    document, nodes = stored_document(run), cluster.hardware_of(None)
+    if document.function.startswith("__main__:"):
+        raise ConfigError(
+            f"{run.shown}: {document.function.partition(':')[2]} was a function of a notebook or a "
+            "script, which this process does not have; only functions of modules can be replayed"
+        )
+    refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
+    work = work_of(resolve(document, (), "auto", nodes), (), nodes)
+    work.check_training()
+    return work
+
+
+def _chosen(run: RunDirectory, known: Sequence[str], units: Sequence[str]) -> list[str]:
+    """Return the names that begin with one of the units; all without any. Raises ConfigError."""
+
+    def matching(unit: str) -> list[str]:
+        return [name for name in known if name == unit or name.startswith((f"{unit}/", f"{unit}@"))]
+
+    for unit in units:
+        if not matching(unit):
+            near = did_you_mean(unit, known)
+            raise ConfigError(f"{run.shown}: has no result of {unit!r} to compute again{near}")
+    if not known:
+        raise ConfigError(
+            f"{run.shown}: has no result that can be computed again; trials of a sweep are not, "
+            "since they measure speed"
+        )
+    return list(dict.fromkeys(name for unit in units for name in matching(unit))) or list(known)
+
+
+def _difference(ledger: Ledger, stage: Stage, unit: Unit) -> str:
+    """Return what decides the result of a unit and is not as it was; empty if nothing."""
+    seen = stage.seen(ledger)
+    if is_done(seen, unit):
+        return ""
+    stored = seen.get(_UNITS, unit.key) or {}
+    shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
+    differing: dict[str, Any] = {}
+    if unit.identity is not None and stored.get("fingerprint") != unit.fingerprint:
+        differing = without_secrets(unit.identity.differences(stored, shared))
+    texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
+    return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
 
 
 def _compared(
@@ -292,162 +297,36 @@ def _distance(stored: Any, now: Any) -> float:
     return 0.0 if math.isnan(stored) and math.isnan(now) else math.inf
 
 
-def _names(
-    run: RunDirectory, ledger: Ledger, stored: Mapping[str, Row], units: Sequence[str]
+def _changes(
+    ledger: Ledger, work: Work, stages: Sequence[Stage], units: Sequence[str]
 ) -> list[str]:
-    """Return the names of the stored units, or of those that are named. Raises ConfigError."""
-
-    def matching(keys: Iterable[str], names: Sequence[str]) -> list[str]:
-        begins = tuple(f"{name}{end}" for name in names for end in "/@")
-        return [key for key in keys if key in names or key.startswith(begins)]
-
-    failures = {
-        variant_name(str(row["unit"]), str(row.get("variant", BASE))): row
-        for row in ledger.rows("failures")
-    }
-    for name in units:
-        failed = [] if matching(stored, [name]) else matching(failures, [name])
-        for unit in failed:
-            why = f"{failures[unit]['kind']}: {failures[unit]['message']}"
-            raise ConfigError(
-                f"{run.shown}: {unit}: has no result to compare, since it failed ({why}); "
-                "`raypipe run` computes it"
-            )
-        if not matching(stored, [name]):
-            near = did_you_mean(name, list(stored))
-            raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
-    chosen = matching(stored, units) if units else list(stored)
-    names = [name for name in chosen if stored[name].get("stage") != SWEEP]
-    if len(names) < len(chosen) and (units or not names):
-        raise ConfigError(
-            f"{run.shown}: the trials of a sweep are not replayed, since they measure speed; train "
-            "a stage with the settings of a trial to replay that"
-        )
-    return names
-
-
-def _find(
-    run: RunDirectory, ledger: Ledger, names: Sequence[str], *, named: bool
-) -> tuple[list[_Stored], list[Replayed]]:
-    """Return the stored units that a configuration of the run asks for.
-
-    Those whose result is decided by something else now are returned apart, each with the reason. If
-    not named, the check of the hardware and stages that only summarize are left out.
-    """
-    found, changed = dict[str, _Stored](), dict[str, Replayed]()
-    nodes, wanted = cluster.hardware_of(None), set(names)
-    newest = stored_document(run)
-    if newest.function.startswith("__main__:"):
-        raise ConfigError(
-            f"{run.shown}: {newest.function.partition(':')[2]} was a function of a notebook or a "
-            "script, which this process does not have; only functions of modules can be replayed"
-        )
-    earlier = [row["text"] for k, row in ledger.items("runs") if k.startswith(CONFIGURATION)]
-    origin = f"{run.shown}: an earlier configuration"
-    for document in chain([newest], (parse(text, origin) for text in reversed(earlier))):
-        if found.keys() >= wanted:
-            break
-        try:
-            refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
-            work = work_of(resolve(document, (), "auto", nodes), (), nodes)
-            work.check_training()
-        except ConfigError:
-            if document is newest:
-                raise
-            continue  # an earlier configuration, of data that are gone, say
-        stages, _ = work.graph.known(ledger)
-        keyed = {stage.key: stage for stage in stages}
-        shown = [s for s in stages if named or not (s.name == HARDWARE or s.always_rerun)]
-        for one in (_Stored(work.configuration, keyed, s, unit) for s in shown for unit in s.units):
-            if one.name in wanted and one.name not in found:
-                if (reason := one.difference(ledger)) is None:
-                    found[one.name] = one
-                else:
-                    changed.setdefault(one.name, Replayed(one.name, "changed", reason))
-    return [*found.values()], [each for name, each in changed.items() if name not in found]
-
-
-def _use_kept_code(
-    run: RunDirectory, ledger: Ledger, names: Sequence[str], folder: Path, stack: ExitStack
-) -> list[str]:
-    """Work with the kept code of the newest unit, until the stack closes; return its units.
-
-    Its files lie in a folder that has links to everything else in the current directory, which it
-    becomes: functions and scripts find their data.
-    """
-    rows = {name: ledger.get(_UNITS, name) or {} for name in names}
-    newest = max(rows.values(), key=lambda row: str(row.get("finished_at")), default={})
-    version = str(newest.get("code"))
-    files, here = kept_code(run, version), Path.cwd()
-    if not files:
-        raise ConfigError(f"{run.shown}: does not keep the code of its units; replay without it")
-    place = folder / (here.name or "code")
-    for name, text in files.items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    places = {path for name in files for path in (place / name).parents if folder in path.parents}
-    for path in (folder, *places):
-        origin = here.parent / path.relative_to(folder)
-        readable = origin.is_dir() and os.access(origin, os.R_OK)
-        for each in origin.iterdir() if readable else ():
-            if not (path / each.name).exists() and each.name != "__pycache__":
-                (path / each.name).symlink_to(each)
-        init = path / "__init__.py"
-        if path not in (folder, place) and not init.exists():
-            init.touch()  # else another package of its name is used
-    modules = (ledger.get("code", version) or {}).get("modules", ())
-    own = [each.split(".") for each in modules if not each.startswith("raypipe.")]
-
-    def forget() -> None:
-        for parts in own:
-            for length in range(1, len(parts) + 1):  # a loaded package has its own path
-                sys.modules.pop(".".join(parts[:length]), None)
-
-    stack.callback(forget)
-    stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
-    stack.enter_context(chdir(place))
-    import_path.prefer()
-    forget()
-    return [name for name, row in rows.items() if row.get("code") == version]
-
-
-def _changes(run: RunDirectory, ledger: Ledger, chosen: Sequence[_Stored]) -> list[str]:
     """Return what changed since the units were stored: code, libraries, hardware."""
-    found: dict[str, None] = {}
-    ran = {(ledger.get(_UNITS, each.name) or {}).get("code"): each for each in chosen}
-    for version, one in ran.items():
-        if not version:
-            continue
-        kept, row = kept_code(run, version), ledger.get("code", version) or {}
-        source = one.configuration.source()
-        code = code_of(source, list(one.stages.values()))
-        own = code_of(source, [one.stage]).files  # another stage may have added its own
-        files = {name: text for name, text in code.files.items() if name in kept or name in own}
-        texts = (edits(kept, files) if kept else []) or code.changes(row)
-        found |= dict.fromkeys(f"code: {text}" for text in texts)
+    changed: dict[str, None] = {}
+    code = code_of(work.configuration.source(), stages)
+    for version in {str((ledger.get(_UNITS, unit) or {}).get("code")) for unit in units}:
+        if (row := ledger.get("code", version)) is not None:
+            changed |= dict.fromkeys(f"code: {name}" for name in code.changes(row))
     rows = ledger.rows("environment")
     for key, value in environment_row().items() if rows else ():
         earlier = dict.fromkeys(row.get(key) for row in rows)
         if value not in earlier and key not in _INEXACT:
-            found[f"{key}: {', '.join(map(str, earlier))} -> {value}"] = None
-    return list(found)
+            changed[f"{key}: {', '.join(map(str, earlier))} -> {value}"] = None
+    return list(changed)
 
 
 def _computed(
     run: RunDirectory,
     ledger: Ledger,
-    group: Sequence[_Stored],
+    work: Work,
+    stage: Stage,
     scratch: RunDirectory,
     tolerance: float,
     left_out: set[str],
 ) -> Iterator[Replayed]:
-    """Compute units of a stage again, and compare their rows.
+    """Compute the units of a stage again, and compare their rows.
 
-    Rows that several units share are compared apart.
+    Rows that are of no unit, such as a summary of several, are compared apart.
     """
-    one, units = group[0], [each.name for each in group]
-    stage = replace(one.stage, units=[each.unit for each in group], needs=())
     visible = {stage.variant, *stage.variants.values()}
     stages = {name: row["stage"] for name, row in ledger.items(_UNITS)}  # by unit
 
@@ -462,21 +341,20 @@ def _computed(
         names = (variant_name(str(each), variant) for each in candidates)
         return next((name for name in names if name in stages), "")
 
-    before: dict[str, dict[str, Row]] = {}  # what the stage may see, without its own rows
-    places: dict[tuple[str, str], Row] = {}
-    for table in sorted({*ledger.tables()} - _NOT_RESULTS | {"environment"}):
+    before: dict[str, dict[str, Row]] = {}  # what the stage may see, without what it wrote
+    stored: dict[tuple[str, str], Row] = {}
+    for table in {*ledger.tables()} - _NOT_RESULTS | {"environment"}:
         is_written = writes(ledger, stage.key, table)
         for key, row in ledger.items(table):
             variant = row.get("variant", BASE)
             own = is_written and variant == stage.variant
             if own and stages.get(owner(key, row), stage.name) == stage.name:
-                places[table, key] = row
+                stored[table, key] = row
             elif variant in visible:
                 before.setdefault(table, {})[key] = row
     fresh = Ledger(scratch, stamp={"command_id": _REPLAY})
     fresh.put_tables(before)
-    _copy_files(run, one, scratch)
-    experiment, settings = one.configuration.experiment, one.configuration.settings
+    experiment, settings = work.configuration.experiment, work.configuration.settings
     tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
     launcher, nodes = cluster.local(), cluster.hardware_of(None)
     with redirect_stdout(sys.stderr), Display(live=False) as display:
@@ -490,41 +368,41 @@ def _computed(
         for key, row in fresh.items(table)
         if row.get("command_id") == _REPLAY
     }
-    pairs: dict[str, list[Pair]] = {name: [] for name in units}
-    for place, row in {**places, **now}.items():
+    units = {unit.key: variant_name(unit.key, stage.variant) for unit in stage.units}
+    pairs: dict[str, list[Pair]] = {name: [] for name in units.values()}
+    only = next(iter(pairs)) if len(pairs) == 1 else ""
+    for place, row in {**stored, **now}.items():
         unit = owner(place[1], row)
-        if unit not in pairs:
-            if place not in now:
-                continue
-            table = variant_name(place[0], stage.variant)
-            shared = f"{table}, rows of several units of {stage.name}"
-            unit = units[0] if len(units) == 1 else shared
-        pairs.setdefault(unit, []).append((*place, ledger.get(*place), now.get(place)))
-    for each in group if stage.training is not None else ():
-        trial = stage.files(run).trial_id(each.unit.key)
-        old, new = (
+        if unit in pairs or place in now:
+            name = unit if unit in pairs else only or f"{place[0]} of {stage.key}"
+            pairs.setdefault(name, []).append((*place, ledger.get(*place), now.get(place)))
+    for unit, name in units.items() if stage.training is not None else ():
+        trial = stage.files(run).trial_id(unit)
+        old, recent = (
             {str(row["step"]): row for row in read_rows(files, _STEPS, trial)}
             for files in map(stage.files, (run, scratch))
         )
-        pairs[each.name] += [(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
-    failed = {*units} - {unit for unit, row in fresh.items(_UNITS) if row["status"] == "succeeded"}
-    for unit, of_unit in pairs.items():
-        if unit in failed:
-            yield Replayed(unit, "failed", failure)
+        pairs[name] += [(_STEPS, s, old.get(s), recent.get(s)) for s in {**old, **recent}]
+    done = {unit for unit, row in fresh.items(_UNITS) if row["status"] == "succeeded"}
+    for name, of_unit in pairs.items():
+        if name in units.values() and name not in done:
+            yield Replayed(name, "failed", failure)
         else:
-            yield _compared(unit, of_unit, tables, tolerance, left_out)
+            yield _compared(name, of_unit, tables, tolerance, left_out)
 
 
-def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
-    """Copy what the stages before a unit's left for it: artifacts, weights, logged steps."""
-    needed = [*one.stage.needed_keys]
+def _copy_files(
+    run: RunDirectory, stage: Stage, stages: Mapping[str, Stage], scratch: RunDirectory
+) -> None:
+    """Copy what the stages before a stage left for it: artifacts, weights, logged steps."""
+    needed = [*stage.needed_keys]
     for key in needed:  # which grows: they need others
-        needed += one.stages[key].needed_keys
-    for stage in map(one.stages.__getitem__, dict.fromkeys(needed)):
-        files = stage.files(run)
-        infos = files.infos(files.artifact(stage.name), recursive=True)
+        needed += stages[key].needed_keys
+    for before in map(stages.__getitem__, dict.fromkeys(needed)):
+        files = before.files(run)
+        infos = files.infos(files.artifact(before.name), recursive=True)
         paths = [info.path for info in infos if info.type == arrow_fs.FileType.File]
-        for unit in stage.units:
+        for unit in before.units:
             steps = files.partition(_STEPS, files.trial_id(unit.key))
             paths += filter(files.exists, (files.model(unit.key), steps))
         for path in paths:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -57,8 +56,6 @@ _CUT_S = 8.0
 _POLL_S = 0.25
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
-#: the beginning of the names of entries with the resolved configurations of all commands
-CONFIGURATION = "configuration/"
 #: results that a baseline beats, and points, of which the end of a run tells
 _MOST_WARNINGS, _MOST_POINTS = 5, 5
 
@@ -283,8 +280,7 @@ def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: ExperimentC
     """
     text = dump_yaml(without_secrets(work.configuration.resolved()))
     run_dir.write(run_dir.config, text.encode())
-    entry = f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}"
-    ledger.put("runs", {_SHOWN: {"all": False}, entry: {"text": text}})
+    ledger.put("runs", {_SHOWN: {"all": False}})
     code.record(ledger, run_dir)
     work.graph.record(ledger)
     stored = ledger.get("runs", "run")

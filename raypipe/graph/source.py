@@ -264,17 +264,6 @@ def code_text(run_dir: RunDirectory) -> str:
     return printable("\n".join(parts), keep="\n\t")
 
 
-def edits(earlier: Mapping[str, str], source: Mapping[str, bytes]) -> list[str]:
-    """Return the files that were edited, added or removed since."""
-    now = {name: _without_secrets(name, content) for name, content in source.items()}
-    names = sorted({*earlier, *now} - {_CHANGES})
-    changed = [name for name in names if earlier.get(name) != now.get(name)]
-    return [
-        f"{name}: {'removed' if name not in now else 'edited' if name in earlier else 'added'}"
-        for name in changed
-    ]
-
-
 def after_edit(stages: Sequence[Stage]) -> str:
     """Return the hint to add ``version=1`` after an edit, if it would be refused; else empty."""
     if not any(stage.strict_code for stage in stages):
