@@ -35,10 +35,10 @@ from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.source import code_of
-from raypipe.graph.stored_results import IDENTITIES, is_done
+from raypipe.graph.stored_results import is_done
 from raypipe.graph.training_stage import HARDWARE
 from raypipe.provenance import environment_row
-from raypipe.redaction import printable, without_secrets
+from raypipe.redaction import printable
 from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.tables import ADDED, Table, read_rows
@@ -68,6 +68,9 @@ Outcome = Literal[
     "equal", "within the tolerance", "differs", "failed", "changed", "nothing to compare"
 ]
 _SAME: tuple[Outcome, ...] = ("equal", "within the tolerance")
+_CHANGED = (
+    "its settings, data or version are not what they were; `raypipe plan --run-dir` names them"
+)
 
 
 #: a row by its table and key: as it is stored, and as it was computed again
@@ -162,8 +165,9 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
     names = _chosen(run, list(found), units)
     rows = list[Replayed]()
     for name in list(names):
-        if reason := _difference(ledger, *found[name]):
-            rows.append(Replayed(name, "changed", reason))
+        stage, unit = found[name]
+        if not is_done(stage.seen(ledger), unit):
+            rows.append(Replayed(name, "changed", _CHANGED))
             names.remove(name)
     choice = ""
     if not (units or every) and len(names) > _SAMPLE:  # evenly spaced
@@ -217,20 +221,6 @@ def _chosen(run: RunDirectory, known: Sequence[str], units: Sequence[str]) -> li
             "since they measure speed"
         )
     return list(dict.fromkeys(name for unit in units for name in matching(unit))) or list(known)
-
-
-def _difference(ledger: Ledger, stage: Stage, unit: Unit) -> str:
-    """Return what decides the result of a unit and is not as it was; empty if nothing."""
-    seen = stage.seen(ledger)
-    if is_done(seen, unit):
-        return ""
-    stored = seen.get(_UNITS, unit.key) or {}
-    shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
-    differing: dict[str, Any] = {}
-    if unit.identity is not None and stored.get("fingerprint") != unit.fingerprint:
-        differing = without_secrets(unit.identity.differences(stored, shared))
-    texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
-    return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
 
 
 def _compared(
