@@ -103,7 +103,6 @@ class Replay:
         stored: the number of its stored units.
         units: those that were computed again.
         changes: what changed since they were stored: code, libraries, hardware.
-        not_compared: columns that measure time, memory or speed, or name a place.
         choice: which units were left out, in words.
 
     """
@@ -112,7 +111,6 @@ class Replay:
     stored: int
     units: tuple[Replayed, ...]
     changes: tuple[str, ...]
-    not_compared: tuple[str, ...]
     choice: str = ""
 
     @property
@@ -129,8 +127,6 @@ class Replay:
         lines += [str(each) for each in self.units if each in first]
         if len(first) < len(self.units):
             lines.append(f"and {len(self.units) - len(first)} more")
-        if self.not_compared:
-            lines.append(f"not compared: {', '.join(self.not_compared)}")
         nothing = ("nothing that is recorded; does a seed decide all that is random?",)
         changes = self.changes or (nothing if "differs" in outcomes else ())
         lines += [f"changed since: {each}" for each in changes]
@@ -176,7 +172,7 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
     groups: dict[str, list[Unit]] = {}
     for stage, unit in map(found.__getitem__, names):
         groups.setdefault(stage.key, []).append(unit)
-    keyed, left_out = {stage.key: stage for stage in stages}, set[str]()
+    keyed = {stage.key: stage for stage in stages}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="raypipe-replay-")))
         # else values of other runs would be taken
@@ -186,9 +182,9 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
             stage, scratch = keyed[key], RunDirectory.at(folder / str(number))
             _copy_files(run, stage, keyed, scratch)
             stage = replace(stage, units=group, needs=())
-            rows += _computed(run, ledger, work, stage, scratch, tolerance, left_out)
-    changes, not_compared = tuple(_changes(ledger, work, stages, names)), tuple(sorted(left_out))
-    return Replay(run.shown, len(stored), tuple(rows), changes, not_compared, choice)
+            rows += _computed(run, ledger, work, stage, scratch, tolerance)
+    changes = tuple(_changes(ledger, work, stages, names))
+    return Replay(run.shown, len(stored), tuple(rows), changes, choice)
 
 
 def _work(run: RunDirectory) -> Work:
@@ -224,17 +220,12 @@ def _chosen(run: RunDirectory, known: Sequence[str], units: Sequence[str]) -> li
 
 
 def _compared(
-    name: str,
-    pairs: Iterable[Pair],
-    tables: Mapping[str, Table],
-    tolerance: float,
-    left_out: set[str],
+    name: str, pairs: Iterable[Pair], tables: Mapping[str, Table], tolerance: float
 ) -> Replayed:
     """Compare the rows of a unit, column by column.
 
-    Columns that measure or name a place, by the declarations of their tables, are added to
-    ``left_out`` instead. Differences are relative: infinite where a value is not a number, or a
-    whole row is missing.
+    Columns that measure or name a place, by the declarations of their tables, are left out.
+    Differences are relative: infinite where a value is not a number, or a whole row is missing.
     """
     differing: dict[str, list[tuple[float, Any, Any]]] = {}
     has_results = False
@@ -243,10 +234,7 @@ def _compared(
             old, new = ({"whole row": each and key} for each in (old, new))
         for column in {**old, **new}:
             values = old.get(column), new.get(column)
-            if column in ADDED:
-                continue
-            if _is_measured(tables.get(table), column):
-                left_out.add(f"{table}.{column}")
+            if column in ADDED or _is_measured(tables.get(table), column):
                 continue
             is_given = table == TRIALS.name and _GIVEN.fullmatch(column)
             has_results |= values != (None, None) and not is_given
@@ -311,7 +299,6 @@ def _computed(
     stage: Stage,
     scratch: RunDirectory,
     tolerance: float,
-    left_out: set[str],
 ) -> Iterator[Replayed]:
     """Compute the units of a stage again, and compare their rows.
 
@@ -378,7 +365,7 @@ def _computed(
         if name in units.values() and name not in done:
             yield Replayed(name, "failed", failure)
         else:
-            yield _compared(name, of_unit, tables, tolerance, left_out)
+            yield _compared(name, of_unit, tables, tolerance)
 
 
 def _copy_files(
