@@ -6,8 +6,10 @@ seeded with the index, not the global one.
 
 Loader processes are forked: a dataset in memory is shared, not copied, and a dataset defined in a
 script or a notebook need not be importable. A forked process cannot use CUDA and inherits locks of
-threads that it lacks, so a dataset must create CPU tensors and must not call Ray. torch's
-``DataLoader`` does not serve: it ends its processes when it is garbage-collected.
+threads that it lacks, so a dataset must create CPU tensors and must not call Ray. Each process has
+a queue of its own, so that it can read a stream in order. torch's ``DataLoader`` does not serve:
+it ends its processes when it is garbage-collected, and shows streams their number, by which some
+skip samples.
 
 On a GPU, batches are copied from page-locked memory without blocking. The host runs ahead of the
 device: the copy is queued behind the forward and backward pass of the previous micro-batch, so
@@ -25,7 +27,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -66,14 +68,24 @@ def batches(
     Close the generator to end its loader processes. If the task knows the lengths of its samples,
     those of a step are similar; a ``measured`` run begins with the longest.
 
+    A stream (``IterableDataset``) must give every reader the same samples in the same order. If
+    it draws at random, it must seed its own generator, in ``set_epoch(epoch)`` if it has that
+    method. It must not shard itself among workers. ``task.shuffle`` does not apply to it. A resumed
+    run reads the samples before ``first_step`` again, and every loader process reads the whole
+    stream, so put expensive per-sample work in ``task.collate``.
+
     Raises:
-        ValueError: the dataset is a stream or has no samples.
+        ValueError: the dataset has no samples.
 
     """
     dataset, seed = task.build_dataset(), settings.training.seed
     collate = task.collate() or default_collate
-    order = _order(task, dataset, phases[0].samples, seed, measured=measured)
-    fetch = _Indexed(dataset, collate, order)
+    fetch: Fetch
+    if isinstance(dataset, IterableDataset):
+        fetch = _streamed(dataset, collate)
+    else:
+        order = _order(task, dataset, phases[0].samples, seed, measured=measured)
+        fetch = _Indexed(dataset, collate, order)
     walk = positions(phases, plan.micro_batch, worker, first_step)
     draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
     return _loaded(fetch, walk, settings.loader, worker.device, draws)
@@ -96,6 +108,10 @@ def eval_batches(
         ValueError: the dataset is a stream or has no samples.
 
     """
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(  # noqa: TRY004 - ValueError, as for any setting
+            "the evaluation dataset is an IterableDataset: give a map-style one, with len()"
+        )
     length = _length(dataset)
     parts = micro_batches(length, worker.workers, worker.rank, batch_size)
     fetch = _Indexed(dataset, task.collate() or default_collate, lambda _: range(length))
@@ -194,6 +210,28 @@ class _Indexed:
         return self._collate([self._dataset[index] for index in indices])
 
 
+def _streamed(stream: IterableDataset[Any], collate: Callable[..., Any]) -> Fetch:
+    """Return what fetches batches of a stream at rising positions; what lies between is skipped."""
+    numbered = enumerate(_repeated(stream))
+
+    def fetch(positions: range) -> Any:
+        wanted = (sample for place, sample in numbered if place in positions)
+        return collate(list(islice(wanted, len(positions))))
+
+    return fetch
+
+
+def _repeated(stream: IterableDataset[Any]) -> Iterator[Any]:
+    for epoch in count():
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        sample = empty = object()
+        for sample in stream:
+            yield sample
+        if sample is empty:
+            raise ValueError(f"epoch {epoch} of the dataset has no samples: the stream is empty")
+
+
 def _order(
     task: TrainTask, dataset: Dataset[Any], step: int, seed: int, *, measured: bool
 ) -> Order:
@@ -258,11 +296,6 @@ def _fetched(part: range) -> Any:
 
 
 def _length(dataset: Dataset[Any]) -> int:
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(  # noqa: TRY004 - ValueError, as for any setting
-            f"the dataset {type(dataset).__name__} is an IterableDataset: give a map-style one, "
-            "with len() and samples by number"
-        )
     length: int = len(dataset)  # type: ignore[arg-type]
     if length < 1:
         raise ValueError(f"the dataset {type(dataset).__name__} has no samples")

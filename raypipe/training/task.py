@@ -84,9 +84,12 @@ class TrainTask(JobTask):
         """Return a newly initialized model on the CPU; the seed is set before the call."""
 
     def build_dataset(self) -> Dataset[Any]:
-        """Return the training samples, a map-style dataset.
+        """Return the training samples: a map-style dataset or an ``IterableDataset``.
 
         By default a sample is its number, from which the loss generates it.
+        Every worker reads a stream in its given order and restarts it at its end. Each sample
+        goes into one batch of one worker. Put expensive per-sample work in ``collate``, which
+        receives only the worker's own samples.
         """
         return SampleIds()
 
@@ -122,6 +125,11 @@ class TrainTask(JobTask):
         steps = training.length
         if training.length_in == "epochs":
             dataset: Any = self.build_dataset()
+            if not hasattr(dataset, "__len__"):
+                raise ValueError(
+                    f"training.epochs: the dataset is a stream ({type(dataset).__name__}), whose "
+                    "length is not known; give training.steps instead"
+                )
             steps = -(-len(dataset) * training.length // effective_batch)
         return [Phase("train", steps, effective_batch, training.learning_rate)]
 

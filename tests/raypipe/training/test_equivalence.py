@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_tasks import (
+    Points,
     Regression,
     TwoHeads,
     TwoPhases,
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import IterableDataset
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
@@ -118,6 +120,23 @@ class Own(Regression):
         return phase.learning_rate / (1 + step)
 
 
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        points = Points()
+        return (points[i] for i in range(len(points)))
+
+    def __len__(self) -> int:
+        return len(Points())
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return Points()[i]
+
+
+class Streaming(Regression):
+    def build_dataset(self) -> Any:
+        return Stream()
+
+
 Heads = partial(TwoHeads, by_token=True)
 
 
@@ -166,6 +185,8 @@ MORE: dict[str, tuple[Any, ...]] = {
     "phases": (TwoPhases, (4, 4, 16, 1), {"warmup_steps": 2}),
     "an optimizer and a schedule of its own": (Own, (5, 4, 16, 1), {"warmup_steps": 2}),
     "another cut": (Regression, (16, 1, 16, 1), {}, 1e-10, (4,), [(4, 4, 16, 1)]),
+    "a stream": (partial(Streaming, shuffle=False), (5, 4, 16, 1), {}, 1e-10, (4,),
+                 [(4, 4, 16, 1)]),
     "loader process": (Regression, (5, 4, 16, 1), {"loader": LoaderSettings(workers=1)}),
     "parameters without a gradient yet": (TwoHeads, (5, 4, 16, 1), {"weight_decay": 0.1}),
     "tied weights": (partial(Regression, tied=True), (5, 4, 16, 1)),

@@ -6,6 +6,7 @@ import time
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import count
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan
@@ -27,7 +28,7 @@ from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainSta
 from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
 CPU = torch.device("cpu")
-Kind = Literal["shuffled", "ordered"]
+Kind = Literal["shuffled", "ordered", "stream"]
 
 
 class Numbers(Dataset[int]):
@@ -43,9 +44,38 @@ class Numbers(Dataset[int]):
         return index
 
 
-class Stream(IterableDataset[int]):
+class Stream(IterableDataset[Any]):
+    """Numbers, without end if no length is given."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return count() if self.length is None else iter(range(self.length))
+
+
+class EpochStream(Stream):
+    """An order of its own each epoch, as a stream with a shuffle buffer has."""
+
+    length: int
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        shift = 3 * self.epoch
+        return iter([(self.epoch, (i + shift) % self.length) for i in range(self.length)])
+
+
+class SelfishStream(Stream):
+    """It takes each n-th sample in one of n loader processes, as many streams do."""
+
+    length: int
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+        info = get_worker_info()
+        return iter(range(self.length)[info.id :: info.num_workers] if info else range(self.length))
 
 
 class Listing(TrainTask):
@@ -70,6 +100,8 @@ class Listing(TrainTask):
 
 
 def numbers(kind: Kind, length: int) -> Listing:
+    if kind == "stream":
+        return Listing(Stream(length), shuffle=True)
     return Listing(Numbers(length), shuffle=kind == "shuffled")
 
 
@@ -115,7 +147,7 @@ def children() -> set[int]:
 
 @settings(max_examples=120, deadline=None)
 @given(
-    st.sampled_from(["shuffled", "ordered"]),
+    st.sampled_from(["shuffled", "ordered", "stream"]),
     st.integers(1, 30),
     st.lists(st.tuples(st.integers(0, 6), st.integers(4, 20)), min_size=1, max_size=3),
     st.integers(1, 8),
@@ -155,22 +187,36 @@ def test_sample_ids_are_numbers_without_end() -> None:
         assert list(batches) == [[end - 5, end - 4, end - 3], [end - 2, end - 1]]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "message"), [(Stream(), "map-style"), (Numbers(0), "Numbers has no samples")]
-)
-def test_a_dataset_without_samples_by_number_is_refused(
-    dataset: Dataset[Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(Listing(dataset), [Phase("p", 1, 1, 0.1)], 1)
-    with pytest.raises(ValueError, match=message):
-        next(held_out(numbers("ordered", 3), dataset, 2))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_stream_is_told_its_epoch(workers: int) -> None:
+    steps = by_step(Listing(EpochStream(5)), [Phase("p", 3, 4, 0.1)], 3, workers=workers)
+    first = [(0, i) for i in range(5)]
+    second = [(1, i) for i in (3, 4, 0, 1, 2)]
+    assert [sample for step in steps for sample in step] == [*first, *second, (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_empty_dataset_is_refused(processes: int) -> None:
+    phases = [Phase("p", 1, 1, 0.1)]
+    with pytest.raises(ValueError, match="Numbers has no samples"):
+        load(numbers("ordered", 0), phases, 1)
+    with pytest.raises(ValueError, match="the stream is empty"):
+        next(load(numbers("stream", 0), phases, 1, processes=processes))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("processes", [2, 3])
-def test_loader_processes_change_nothing(processes: int) -> None:
-    task = Listing(Numbers(13), shuffle=True)
+@pytest.mark.parametrize(
+    "task",
+    [
+        Listing(Numbers(13), shuffle=True),
+        Listing(EpochStream(13)),
+        Listing(SelfishStream(13)),
+        Listing(Stream()),
+    ],
+    ids=lambda task: type(task.dataset).__name__,
+)
+def test_loader_processes_change_nothing(task: Listing, processes: int) -> None:
     phases = [Phase("a", 4, 12, 0.1), Phase("b", 2, 5, 0.1)]
     for first in (0, 3):
         inline = list(load(task, phases, 3, first, rank=1, workers=2))
@@ -182,18 +228,19 @@ def test_loader_processes_change_nothing(processes: int) -> None:
 
 
 def test_the_loader_leaves_the_models_random_numbers_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    assert len(list(load(numbers("shuffled", 9), [Phase("p", 2, 4, 0.1)], 4))) == 2
-    assert len(list(held_out(numbers("shuffled", 9), Numbers(9), 5))) == 2
-    assert torch.equal(torch.rand(2), expected)
+    for kind in ("shuffled", "stream"):
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        assert len(list(load(numbers(kind, 9), [Phase("p", 2, 4, 0.1)], 4))) == 2
+        assert len(list(held_out(numbers(kind, 9), Numbers(9), 5))) == 2
+        assert torch.equal(torch.rand(2), expected)
 
 
 def test_an_interrupt_does_not_reach_the_loader_processes() -> None:
     phases, before = [Phase("p", 40, 4, 0.1)], children()
-    expected = list(load(numbers("shuffled", 50), phases, 4))
-    batches = load(numbers("shuffled", 50), phases, 4, processes=2)
+    expected = list(load(numbers("stream", 50), phases, 4))
+    batches = load(numbers("stream", 50), phases, 4, processes=2)
     got = [next(batches), next(batches)]  # of both processes: they are under way
     assert len(children() - before) == 2
     for child in children() - before:
@@ -286,6 +333,9 @@ def test_evaluation_by_loader_processes_needs_samples_that_can_be_counted() -> N
     assert inline == [([0, 1], True), ([2, 3], True), ([4, 5], True), ([6], True)]
     assert list(held_out(Listing(dataset), dataset, 2, processes=2)) == inline
     assert children() == before
+    for broken, message in ((Stream(3), "map-style"), (Numbers(0), "no samples")):
+        with pytest.raises(ValueError, match=message):
+            next(held_out(numbers("ordered", 3), broken, 2))
 
 
 def test_batches_of_any_shape_reach_the_device() -> None:
