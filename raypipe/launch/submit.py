@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from shlex import join
 
@@ -39,8 +37,6 @@ _OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 # errors of a broken connection or an unreachable dashboard
 _BROKEN = (OSError, RuntimeError, aiohttp.ClientError)
 _POLL_S = 1.0
-_GIVE_UP_S = 300.0
-_SILENCE_S = 60.0
 # seconds that `ray job stop` waits for a run to end before killing it
 _STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
@@ -72,8 +68,8 @@ def submit(
     shown = without_credentials(address)
     if "://" not in address:
         raise ConfigError(f"--address {shown}: is no URL; write http://HOST:8265")
-    elsewhere = [f"-u {name}" for name in _OTHER_ADDRESSES if os.environ.pop(name, None)]
-    ray_job = " ".join(["env", *elsewhere, "ray job"] if elsewhere else ["ray job"])
+    for name in _OTHER_ADDRESSES:
+        os.environ.pop(name, None)
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
@@ -93,8 +89,8 @@ def submit(
         reason = without_credentials(str(error))
         raise ConfigError(f"--address {shown}: the cluster rejected the job: {reason}") from error
     say(f"job {job} on {shown} (dashboard: {shown.rstrip('/')}/#/jobs/{job})")
-    logs = f"follow it: {ray_job} logs --follow --address {shown} {job}"
-    stop = f"end it: {ray_job} stop --address {shown} {job}"
+    logs = f"follow it: ray job logs --follow --address {shown} {job}"
+    stop = f"end it: ray job stop --address {shown} {job}"
     if not follow:
         say(f"{logs}; {stop}")
         return 0
@@ -103,46 +99,21 @@ def submit(
     except KeyboardInterrupt:
         say(f"the job is still running; {stop}")
         return 130
-    except ConnectionError as error:
-        say(f"{error}; the job may go on; {logs}; {stop}")
+    except _BROKEN as error:
+        reason = without_credentials(str(error))
+        say(f"the connection to the job broke ({reason}); the job may go on; {logs}; {stop}")
         return 1
 
 
 async def _followed(
     client: JobSubmissionClient, job: str, say: Callable[[str], None]
 ) -> JobDetails:
-    """Forward the log until the job has ended; reconnect after a break or a silence.
-
-    Raises:
-        ConnectionError: reconnecting failed for too long.
-
-    """
-    seen, broken_at = 0, None
-    while True:
-        passed, ended = 0, False
-        try:
-            texts = client.tail_job_logs(job)  # from the beginning again after a reconnection
-            with suppress(TimeoutError):  # the log is silent: the job is, or the connection is dead
-                while text := await asyncio.wait_for(anext(texts, ""), _SILENCE_S):
-                    broken_at = None
-                    passed += len(text)
-                    if passed > seen:
-                        say(text[len(text) - (passed - seen) :].rstrip("\n"))
-                        seen = passed
-                ended = True
-            details = client.get_job_info(job)
-        except _BROKEN as error:
-            reason = without_credentials(str(error))
-            if broken_at is None:
-                broken_at = time.monotonic()
-                say(f"the connection to the job broke ({reason}); trying again")
-            elif time.monotonic() - broken_at > _GIVE_UP_S:
-                raise ConnectionError(f"no connection for {_GIVE_UP_S:.0f} s ({reason})") from error
-        else:
-            broken_at = None
-            if ended and details.status.is_terminal():
-                return details
+    """Forward the log until the job has ended."""
+    async for text in client.tail_job_logs(job):
+        say(text.rstrip("\n"))
+    while not (details := client.get_job_info(job)).status.is_terminal():
         await asyncio.sleep(_POLL_S)
+    return details
 
 
 def _status(details: JobDetails, say: Callable[[str], None]) -> int:

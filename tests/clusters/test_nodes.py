@@ -15,7 +15,6 @@ import pytest
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import WAIT_S, stored_evaluations, table
 from tests.clusters.namespaces import Host, Network
-from tests.clusters.tunnel import Tunnel
 from tests.command import listens, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -63,10 +62,10 @@ class Cluster:
         return self._start(*submit, "--runtime-env-json", variables, "--", *command)
 
     def raypipe_submit(
-        self, folder: Path, faults: str, *more: str, token: str = TOKEN, by: str = ""
+        self, folder: Path, faults: str, *more: str, token: str = TOKEN
     ) -> subprocess.Popen[str]:
         """As ours has it."""
-        submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", by or self.dashboard)
+        submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
         given = (*submit, "--run-dir", str(folder), *more)
         return self._start(sys.executable, *given, faults=faults, token=token)
 
@@ -163,23 +162,6 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     assert again.returncode == 0, output
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
     assert set(table(folder, "studies")["unique_evaluations"]) == {8}
-
-
-def test_the_log_goes_on_after_the_tunnel_broke(cluster: Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    quick = ("lda.optimizers=[tpe]", "--only", "lda")
-    tunnel = Tunnel(cluster.head.address, 8265)
-    process = cluster.raypipe_submit(folder, SLOWLY, *quick, by=tunnel.address)
-    until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
-    tunnel.close()
-    until(lambda: stored_evaluations(folder) >= 4, "more are stored", WAIT_S, process)
-    tunnel.open()
-    output, _ = process.communicate(timeout=WAIT_S)
-    tunnel.close()
-    assert process.returncode == 0, output
-    assert output.count("trying again") >= 1
-    assert [output.count(f"lda: {word}") for word in ("started", "succeeded")] == [1, 1], output
-    assert "Traceback" not in output
 
 
 def test_without_the_token_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""A job is followed until its end, whatever becomes of the connection.
+"""A job is followed until its end, or that of the connection.
 
 The same on a real cluster is in ``tests/clusters/test_nodes.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import ModuleType, SimpleNamespace
 
@@ -16,8 +15,6 @@ from ray.job_submission import JobStatus
 
 from raypipe.errors import ConfigError
 
-#: a step of a connection whose other side went away without a word
-SILENCE = ""
 Step = str | Exception
 
 
@@ -39,8 +36,6 @@ class Dashboard:
         for step in next(self._logs):
             if isinstance(step, Exception):
                 raise step
-            if step == SILENCE:
-                await asyncio.sleep(3600)
             yield step
 
     def get_job_info(self, job: str) -> SimpleNamespace:
@@ -74,39 +69,26 @@ def sent(
     return send
 
 
-def test_a_connection_that_breaks_is_made_anew_and_no_line_comes_twice(sent):
-    away = requests.ConnectionError("refused")
-    logs = [
-        ["one\n", RuntimeError("closed")],
-        [aiohttp.ServerDisconnectedError()],
-        [away],
-        ["one\ntwo\n"],
-        ["one\n", "two\nthree\n"],
-    ]
-    status, said = sent(Dashboard(logs, [away, JobStatus.SUCCEEDED]))
+def test_a_job_is_followed_to_its_end(sent):
+    ends = [JobStatus.RUNNING, JobStatus.SUCCEEDED]
+    status, said = sent(Dashboard([["one\n", "two\nthree\n"]], ends))
     assert status == 0
-    assert [text for text in said if "job" not in text] == ["one", "two", "three"]
-    assert [text for text in said if "trying again" in text] == [
-        "the connection to the job broke (closed); trying again",
-        "the connection to the job broke (refused); trying again",
-    ]
+    assert said[1:] == ["one", "two\nthree"]
 
 
-def test_a_connection_that_is_silent_is_made_anew(sent, module, monkeypatch):
-    """Neither the job's silence nor the end of the job while nobody listened loses a line."""
-    monkeypatch.setattr(module, "_SILENCE_S", 0.05)
-    logs = [[SILENCE], ["one\n", SILENCE], ["one\ntwo\n", SILENCE], ["one\ntwo\n", "three\n"]]
-    ends = [JobStatus.PENDING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.SUCCEEDED]
-    status, said = sent(Dashboard(logs, ends))
-    assert status == 0
-    assert said[1:] == ["one", "two", "three"]
-
-
-def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, module, monkeypatch):
-    monkeypatch.setattr(module, "_GIVE_UP_S", -1.0)
-    away = [OSError("the tunnel is closed for http://me:secret@head")]
-    status, said = sent(Dashboard([away] * 3, []))
+@pytest.mark.parametrize(
+    "broken",
+    [
+        OSError("the tunnel is closed for http://me:secret@head"),
+        RuntimeError("closed"),
+        aiohttp.ServerDisconnectedError(),
+        requests.ConnectionError("refused"),
+    ],
+)
+def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(sent, broken):
+    status, said = sent(Dashboard([["one\n", broken]], []))
     assert status == 1
+    assert said[1] == "one"
     assert "the job may go on; follow it: ray job logs --follow" in said[-1]
     assert "ray job stop --address http://head:8265 job_1" in said[-1]
     assert not any("secret" in text for text in said)
@@ -115,14 +97,10 @@ def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, modul
 def test_the_address_that_is_given_is_the_one(sent, module, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
     dashboard = Dashboard([[]], [JobStatus.STOPPED])
-    status, said = sent(dashboard)
+    status, _ = sent(dashboard)
     assert status == 130
     assert dashboard.addresses == ["http://head:8265"]
     assert "RAY_ADDRESS" not in module.os.environ
-    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
-    said = []
-    module.submit("http://head:8265", ["raypipe"], {}, said.append, follow=False)
-    assert "env -u RAY_ADDRESS ray job stop" in said[-1]
 
 
 def test_an_address_without_a_scheme_is_refused_at_once(module):
