@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -426,7 +424,7 @@ def _domain(axis: AxisSettings) -> Any:
 
 
 def scheduler_of(trials: Sweep) -> TrialScheduler | None:
-    """Return the scheduler."""
+    """Return the scheduler of a sweep, if it has one."""
     settings = trials.settings
     if settings.scheduler is None:
         return None
@@ -458,30 +456,7 @@ def scheduler_of(trials: Sweep) -> TrialScheduler | None:
         # it rejects every searcher, as its trials have to be there from the start
         add, none = scheduler.on_trial_add, SimpleNamespace(search_alg=None)
         vars(scheduler)["on_trial_add"] = lambda _, trial: add(cast("Any", none), trial)
-        decide = scheduler.on_trial_result
-
-        def seeded(controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-            # with synch, the trial that happens to report last decides for all
-            own = "" if options.get("synch") else trial.config["job"].trial_id
-            with _drawing_from(settings.seed, result.get("step", 0), own):
-                return decide(controller, trial, result)
-
-        vars(scheduler)["on_trial_result"] = seeded
     return scheduler
-
-
-@contextmanager
-def _drawing_from(seed: int, step: int, trial_id: str) -> Iterator[None]:
-    """Seed the global generators, from which Tune draws, and restore them afterwards."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - what Tune draws from
-    words = np.random.SeedSequence([seed, step, *trial_id.encode()]).generate_state(1)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[0]))  # noqa: NPY002
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
 
 
 def _decisions(trials: Sweep) -> tuple[int, str]:
