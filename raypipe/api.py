@@ -178,7 +178,6 @@ def run(
     matrix: Values = (),
     address: str | None = None,
     time_budget: str | None = None,
-    strict_code: bool = False,
     local: bool = False,
 ) -> Run:
     """Run an experiment; finished work is kept and never repeated.
@@ -197,7 +196,6 @@ def run(
         address: A Ray cluster to use. [default: start one here]
         time_budget: End in order before this time is over, with checkpoints of running trainings:
             2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
-        strict_code: Refuse to continue a run whose experiment's source code changed.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
 

@@ -43,9 +43,7 @@ class Work:
         """The name of the experiment."""
         return self.configuration.experiment.name
 
-    def resumed(
-        self, run_dir: RunDirectory, ledger: Ledger, *, code: bool = True, strict: bool = False
-    ) -> Resumed:
+    def resumed(self, run_dir: RunDirectory, ledger: Ledger, *, code: bool = True) -> Resumed:
         """Return what is asked of a run directory; ``code`` compares the source code, too.
 
         Raises:
@@ -54,7 +52,7 @@ class Work:
         """
         entries = {"run": {"experiment": self.name}, **self.graph.entries(ledger)}
         source = self.configuration.source() if code else None
-        return resume(run_dir, ledger, entries, self.graph.known, source, strict=strict)
+        return resume(run_dir, ledger, entries, self.graph.known, source)
 
     def check_training(self) -> None:
         """Reject a training that the hardware cannot run. Raises ConfigError."""

@@ -2,7 +2,7 @@
 
 The source is the modules of the experiment's package, and what they import. Changed source does not
 change identities, since most edits leave results as they are; a run that continues with other
-source says so (``--strict-code`` refuses).
+source says so.
 """
 
 from __future__ import annotations

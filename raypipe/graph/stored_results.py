@@ -86,8 +86,6 @@ def resume(
     entries: Mapping[str, Row],
     known: Callable[[Ledger], tuple[Sequence[Stage], bool]],
     source: SourceCode | None = None,
-    *,
-    strict: bool = False,
 ) -> Resumed:
     """Return what is asked of a run directory, if that alters nothing that is stored.
 
@@ -98,7 +96,6 @@ def resume(
             Those of the ledger must have the same values.
         known: returns the stages that the ledger's rows lead to, and whether they are all.
         source: the experiment's source code, to compare with that which computed stored results.
-        strict: whether to refuse another source code.
 
     Raises:
         ConfigError: what differs, with the stored and the new value.
@@ -129,7 +126,7 @@ def resume(
                 names = source.changes(code["modules"])
                 edited.update(names)
                 fixed.update(names if stage.strict_code else ())
-    warning = _of_code(where, edited, fixed, strict=strict) if edited else ""
+    warning = _of_code(where, edited, fixed) if edited else ""
     return Resumed(stages, is_whole and all_stored(stages, ledger), warning)
 
 
@@ -175,16 +172,11 @@ def _refuse_lost_state(
         )
 
 
-def _of_code(where: str, edited: set[str], fixed: set[str], *, strict: bool) -> str:
+def _of_code(where: str, edited: set[str], fixed: set[str]) -> str:
     """Return the warning that modules were edited since results were stored, or refuse it."""
     names = sorted(edited)
     more = f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED)
     message = f"the code changed since results were stored: {', '.join(names[:_MOST_NAMED])}{more}"
-    if strict:
-        raise ConfigError(
-            f"--strict-code: {message}; raise `version` in the experiment and use another "
-            "--run-dir, or leave --strict-code out to keep the stored results"
-        )
     if fixed:
         raise ConfigError(
             f"{where}: {message}; use another --run-dir to compute everything with this code, or "
@@ -192,5 +184,5 @@ def _of_code(where: str, edited: set[str], fixed: set[str], *, strict: bool) -> 
         )
     return (
         f"WARNING: {message}; stored results are kept (if they would differ, use another "
-        "--run-dir, and raise `version` in the experiment; --strict-code refuses)"
+        "--run-dir, and raise `version` in the experiment)"
     )
