@@ -151,9 +151,9 @@ def end_all(tree: dict[int, psutil.Process], pids: Iterable[int] = ()) -> None:
         time.sleep(_POLL_S)
 
 
-def adopt_orphans(adopt: bool = True) -> None:
-    """Become the parent of processes whose parent ends below this one, or not (Linux only)."""
-    _prctl(_SUBREAPER, int(adopt))
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parent ends below this one (Linux only)."""
+    _prctl(_SUBREAPER, 1)
 
 
 def end_with_parent() -> None:

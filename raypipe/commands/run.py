@@ -79,7 +79,6 @@ def execute(
     only: Sequence[str] = (),
     address: str | None = None,
     time_budget: str | None = None,
-    strict_code: bool = False,
     local: bool = False,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
 ) -> Ended:
@@ -105,7 +104,7 @@ def execute(
             work.check_size()
         stored = Ledger(place, writable=False)
         tracking.check(configuration.settings.tracking, place)
-        stages, complete, warning = work.resumed(place, stored, strict=strict_code)
+        stages, complete, warning = work.resumed(place, stored)
         if any(stage.training is not None for stage in stages):
             from raypipe.graph.training_stage import check_initial_weights
 
@@ -133,7 +132,7 @@ def execute(
         try:
             ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
             if ledger.version != seen:  # another command wrote in between
-                stages = work.resumed(place, ledger, strict=strict_code).stages
+                stages = work.resumed(place, ledger).stages
             run_id = _record(work, place, ledger, code)
             about = command, configuration.profile, code.fingerprint
             begun = first_status(place, work.name, run_id, *about)

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from raypipe.errors import UnitError
-
 #: seconds that Ray may take to start one worker, or a group of them, on free resources
 _ONE_S, _GROUP_S = 3.0, 60.0
 
@@ -23,7 +21,7 @@ class Control:
     """Control of the running work of a command: its end, and the order of trainings and tasks."""
 
     def __init__(self) -> None:
-        self._interrupted, self._lost = threading.Event(), ""
+        self._interrupted = threading.Event()
         self._winding_down = threading.Event()
         # seconds that each piece of work needs to come to an orderly end
         self._active: dict[object, float] = {}
@@ -112,18 +110,14 @@ class Control:
         while True:
             self.pause(0.5)
 
-    def interrupt(self, lost: str = "") -> None:
-        """Raise KeyboardInterrupt in every current and later ``pause``.
-
-        It is a UnitError if Ray is ``lost``, with this message.
-        """
-        self._lost = lost
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every current and later ``pause``."""
         self._interrupted.set()
 
     def pause(self, seconds: float = 0) -> None:
-        """Sleep. Raises KeyboardInterrupt, or UnitError, after ``interrupt``."""
+        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
         if self._interrupted.wait(seconds):
-            raise UnitError("ray", "node_lost", self._lost) if self._lost else KeyboardInterrupt
+            raise KeyboardInterrupt
 
 
 class Mailbox:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import ray
 from ray.exceptions import (
@@ -22,15 +21,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe.errors import FailureKind, UnitError, message_of
 from raypipe.launch.nodes import living_nodes
 
-if TYPE_CHECKING:
-    from raypipe.training.job import TrainingJob
-
 _POLL_S = 0.5
 # seconds after which Ray declares a silent node dead
 _NODE_VERDICT_S = 40.0
 _PROBE_S = 5.0
-#: bytes of the end of a worker's log in which the cause of its death is looked for
-_LOG_END = 20_000
 
 # messages of gloo and NCCL on workers that survive a peer
 _LOST_PEER = (
@@ -71,38 +65,12 @@ def worker_failure(unit: str, error: BaseException) -> UnitError:
     return failure
 
 
-def log_sizes(job: TrainingJob) -> dict[str, int]:
-    """Return the size in bytes of the log of each worker of a group, by path; 0 if missing."""
-    workers = job.settings.scaling.worker_count
-    if workers == 1 or not job.run_dir.is_local:  # elsewhere a dead worker leaves none
-        return {}
-    names = [job.trial_id, *(f"{job.trial_id}-{rank}" for rank in range(1, workers))]
-    paths = [job.run_dir.log(name) for name in names]
-    return {path: Path(path).stat().st_size if Path(path).exists() else 0 for path in paths}
-
-
-def group_failure(
-    unit: str, error: BaseException, nodes: Collection[str], logs: Mapping[str, int] | None = None
-) -> UnitError:
-    """Return the failure of a training, the most telling one of its workers on these nodes.
-
-    NCCL's watchdog ends the process of a worker whose exchange exceeds its time limit, and only
-    says so in its log. ``logs`` are the sizes of the logs before the attempt.
-    """
-    from raypipe.training.failure_kinds import failure_kind, unit_error
-
+def group_failure(unit: str, error: BaseException, nodes: Collection[str]) -> UnitError:
+    """Return the failure of a training, the most telling one of its workers on these nodes."""
     causes = list(getattr(error, "worker_failures", {}).values()) or [error]
     failures = [_classified(unit, cause) for cause in causes]
     worst = min(failures, key=lambda failure: get_args(FailureKind).index(failure.kind))
-    if worst.kind != "worker_died":
-        return worst
-    for path, size in (logs or {}).items():
-        with suppress(OSError), Path(path).open("rb") as log:
-            log.seek(max(size, Path(path).stat().st_size - _LOG_END))
-            for line in log.read().decode(errors="replace").splitlines():
-                if failure_kind(cause := RuntimeError(line)) == "worker_hung":
-                    return unit_error(unit, cause)
-    if is_node_gone(nodes):
+    if worst.kind == "worker_died" and is_node_gone(nodes):
         return UnitError(unit, "node_lost", f"a node of the cluster was lost: {worst.message}")
     return worst
 

@@ -6,9 +6,7 @@ task runs at a time, nothing is restarted in a fresh process, and a crash ends t
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from bdb import BdbQuit
 from collections import deque
@@ -17,12 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from raypipe import process_tree
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult
-from raypipe.launch.task import Overdue, forks_end_at, run_task
+from raypipe.launch.task import forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.config.matrix import Point
@@ -35,8 +30,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not 
 class InlineLauncher:
     """Launcher that runs everything in the calling thread, with one worker per training.
 
-    A training for several workers runs in one with the same effective batch. A task that exceeds
-    its time limit is ended at its next Python instruction; the time in a debugger does not count.
+    A training for several workers runs in one with the same effective batch. Tasks have no time
+    limit, since a debugger takes its time.
     """
 
     concurrent = False
@@ -112,15 +107,10 @@ class InlineLauncher:
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
-        """Open a pool that runs each task in ``finished``."""
-        del say
-        pool = _InlinePool(options, lambda: self._winds_down or self._interrupted.is_set())
-        process_tree.adopt_orphans()
-        try:
-            yield pool
-        finally:
-            pool.end()
-            process_tree.adopt_orphans(False)
+        """Open a pool that runs each task in ``finished``, without a time limit."""
+        if options.time_limit_s is not None:
+            say(f"local: not followed: the time limit of {options.time_limit_s:g} s")
+        yield _InlinePool(options.cpus, lambda: self._winds_down or self._interrupted.is_set())
 
     @property
     def ending_s(self) -> float:
@@ -147,36 +137,12 @@ class InlineLauncher:
 
 
 @contextmanager
-def _limited(seconds: float | None) -> Iterator[None]:
-    """Raise Overdue in the body after some seconds; a debugger restarts the time.
-
-    Only the main thread can be interrupted; in another one there is no limit.
-    """
-    if seconds is None or not _in_main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        if sys.gettrace() is None:
-            raise Overdue(f"took longer than its limit of {seconds:g} s")
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
 def _interruptible() -> Iterator[None]:
     """Raise Interrupted in the body at Ctrl-C, as the command line does everywhere.
 
     A KeyboardInterrupt of a task is its own error. What a task forks ends at SIGTERM.
     """
-    if not _in_main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGINT)
@@ -194,18 +160,12 @@ def _interrupt(*_: object) -> None:
     raise Interrupted
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
 class _InlinePool:
     capacity = 1.0
 
-    def __init__(self, options: PoolOptions, is_ending: Callable[[], bool]) -> None:
-        self._options, self._is_ending = options, is_ending
-        self._waiting: deque[tuple[str, int, float, Callable[..., Any], tuple[Any, ...]]] = deque()
-        # the processes that tasks have left
-        self._left: dict[int, psutil.Process] = {}
+    def __init__(self, cpus: float, is_ending: Callable[[], bool]) -> None:
+        self._cpus, self._is_ending = cpus, is_ending
+        self._waiting: deque[tuple[str, float, Callable[..., Any], tuple[Any, ...]]] = deque()
 
     @property
     def has_room(self) -> bool:
@@ -217,36 +177,13 @@ class _InlinePool:
     def submit(
         self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
     ) -> None:
-        self._waiting.append((key, 1, cpus or self._options.cpus, function, arguments))
+        self._waiting.append((key, cpus or self._cpus, function, arguments))
 
     def finished(self) -> list[TaskResult]:
         if self._is_ending():
             raise KeyboardInterrupt
         if not self._waiting:
             return []
-        key, attempt, cpus, function, arguments = self._waiting.popleft()
-
-        def limited(*arguments: Any) -> Any:
-            with _limited(self._options.time_limit_s):
-                return function(*arguments)
-
-        others: dict[int, psutil.Process] = {}  # of this program
-        process_tree.add_started([os.getpid()], others)
-        others = {pid: each for pid, each in others.items() if pid not in self._left}
-        try:
-            with _interruptible():
-                result = run_task(key, attempt, max(1, int(cpus)), limited, *arguments)
-        finally:
-            process_tree.add_started([os.getpid()], self._left)
-            self._left = {pid: each for pid, each in self._left.items() if pid not in others}
-        if result.kind != "timeout":
-            return [result]
-        self.end()
-        again = attempt < self._options.attempts
-        if again:
-            self._waiting.appendleft((key, attempt + 1, cpus, function, arguments))
-        return [replace(result, retried=again)]
-
-    def end(self) -> None:
-        """End all processes that tasks have left."""
-        process_tree.end_all(self._left)
+        key, cpus, function, arguments = self._waiting.popleft()
+        with _interruptible():
+            return [run_task(key, 1, max(1, int(cpus)), function, *arguments)]

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
@@ -36,15 +35,6 @@ _STANDARD = (1, 2)  # standard output and standard error
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
 _TERMINATED = "ray_terminate_msg"
-#: signals that programs handle
-_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD),
-    *(signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
-)
-
-
-class Overdue(BaseException):
-    """Raised in a task at its time limit; the user's code does not catch it by mistake."""
 
 
 def run_in_worker(
@@ -168,8 +158,6 @@ def run_task(
             raise
         message, trace = message_of(error), trace_of(error)
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
-        if isinstance(error, Overdue):
-            message, kind = str(error), "timeout"
     return TaskResult(
         key,
         value,
@@ -188,28 +176,15 @@ def run_task(
 def _as_before() -> Iterator[None]:
     """Restore what a process has once and a task may change: other tasks run in it later.
 
-    That is the working directory, the environment, ``sys.argv``, ``sys.path``, standard output and
-    error with their descriptors, signal handlers and the alarm. State of modules stays, as it is
-    what makes a second call faster.
+    That is the working directory, the environment, ``sys.argv``, ``sys.path``, and the objects of
+    standard output and error. State of modules stays, as it is what makes a second call faster.
     """
     directory, environment = _directory(), os.environ.copy()
     lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
-    streams, handlers = (sys.stdout, sys.stderr), _handlers()
-    has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    sys.stdout, sys.stderr = (stream and _Stream(stream) for stream in streams)
-    descriptors = dict[int, int]()
-    for number in (1, 2):
-        with suppress(OSError):  # it is closed
-            descriptors[number] = os.dup(number)
+    streams = sys.stdout, sys.stderr
     try:
         yield
     finally:
-        for stream in streams:
-            with suppress(OSError, ValueError):  # to where the task has put it
-                stream.flush()
-        for number, kept in descriptors.items():
-            os.dup2(kept, number)
-            os.close(kept)
         sys.stdout, sys.stderr = streams
         for name, value, before in lists:
             value[:] = before
@@ -221,11 +196,6 @@ def _as_before() -> Iterator[None]:
         if directory is not None and _directory() != directory:
             with suppress(OSError):  # somebody has removed it
                 os.chdir(directory)
-        for number, handler in handlers.items():
-            if signal.getsignal(number) != handler:
-                signal.signal(number, handler)
-        if handlers and not has_timer:
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager
@@ -267,28 +237,6 @@ def _directory() -> str | None:
     with suppress(OSError):
         return str(Path.cwd())
     return None
-
-
-def _handlers() -> dict[signal.Signals, Any]:
-    """Return the handlers of signals; only the main thread of Python can set them."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    found = {number: signal.getsignal(number) for number in _SIGNALS}
-    return {number: handler for number, handler in found.items() if handler is not None}
-
-
-class _Stream:
-    """A stream that its task cannot close."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def close(self) -> None:
-        """Flush, as what was written would be."""
-        self._stream.flush()
 
 
 @contextmanager

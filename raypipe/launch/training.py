@@ -31,7 +31,7 @@ from raypipe import redaction
 from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control, Mailbox
-from raypipe.launch.failures import group_failure, log_sizes, worker_failure
+from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
 from raypipe.launch.task import redirected
 from raypipe.training.ending import Ending
@@ -86,7 +86,7 @@ def fit(
         KeyboardInterrupt: the run is interrupted, or has come to its end with a checkpoint.
 
     """
-    nodes, logs = set(living_nodes()), log_sizes(job)
+    nodes = set(living_nodes())
     asked, scaling = of_a_worker(job), job.settings.scaling
     wait = Wait(asked, scaling.worker_count, before, report)
     refuse_vain(job, wait, asked)
@@ -127,7 +127,7 @@ def fit(
                     refuse_vain(job, wait, asked)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
-            raise group_failure(job.trial_id, cause, nodes, logs) from error
+            raise group_failure(job.trial_id, cause, nodes) from error
         finally:
             _end(reference, group)
             control.ended(name)

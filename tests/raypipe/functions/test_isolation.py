@@ -62,9 +62,7 @@ def wait_for_the_end(folder: Path) -> None:
     command.until(lambda: not any(map(command.is_alive, pids)), "the processes end", 30)
 
 
-@pytest.mark.parametrize(
-    "place", ["ray", pytest.param("local", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("place", ["ray"], indirect=True)
 def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
     """Helpers have the connections of their worker, whose end would not be noticed."""
     before, kinds = datetime.now(UTC), "kind=[fork,session,orphan]"
@@ -80,14 +78,6 @@ def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
     (stage,) = table("r", "stages").to_dict("records")
     assert stage["duration_s"] >= 2
     assert before <= stage["started_at"]
-
-
-def test_processes_that_a_call_leaves_end_with_a_local_command(notes):
-    words = ("kind=[fork,session,orphan]", f"folder={notes}", "--run-dir", "r")
-    ended = mapped(InlineLauncher(), "leave", *words)
-    assert ended.status == 0, ended.output
-    assert len(list(notes.iterdir())) == 3
-    wait_for_the_end(notes)
 
 
 @pytest.mark.slow
@@ -111,7 +101,7 @@ def test_a_call_changes_nothing_for_later_ones(place, notes):
     assert f"done: {run}" in ended.output
     calls = table("r", "calls")
     assert calls["worker"].nunique() < len(calls)
-    names = ["directory", "mode", "home", "path", "arguments", "handler"]
+    names = ["directory", "mode", "home", "path", "arguments"]
     assert len(calls[names].drop_duplicates()) == 1
     assert not calls["path"].any()
     if not isinstance(place, InlineLauncher):

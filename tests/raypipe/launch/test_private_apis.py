@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import ray
 from ray._raylet import raise_sys_exit_with_custom_error_message
-from ray.exceptions import RayTaskError, TaskUnschedulableError, WorkerCrashedError
+from ray.exceptions import RayTaskError
 from ray.train.v2._internal import exceptions
 from ray.train.v2.api.exceptions import ControllerError
 
 from raypipe.errors import UnitError
-from raypipe.launch import QUIET, failures
-from raypipe.launch.failures import group_failure, log_sizes
+from raypipe.launch import QUIET
+from raypipe.launch.failures import group_failure
 from raypipe.launch.task import run_task
-from tests.raypipe.launch.test_train import job
 
 RAY = Path(ray.__file__).parent
 #: variables that raypipe reads or sets elsewhere than in QUIET
@@ -77,37 +76,3 @@ def test_the_end_of_a_worker_is_not_the_task_s_exit() -> None:
     with pytest.raises(SystemExit):
         run_task("k", 1, 1, ended_by_ray)
     assert run_task("k", 1, 1, sys.exit, 3).error == "SystemExit: 3"
-
-
-WATCHDOG = (
-    "[rank1]:[E1125] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, "
-    "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("error", "earlier", "later", "expected"),
-    [
-        (WorkerCrashedError(), "", f"step 1\n{WATCHDOG}terminate called\n", "worker_hung"),
-        (WorkerCrashedError(), WATCHDOG, "Killed\n", "worker_died"),  # of an earlier attempt
-        (TaskUnschedulableError("gone"), "", WATCHDOG, "node_lost"),
-    ],
-)
-def test_the_watchdogs_last_words(
-    error: Exception,
-    earlier: str,
-    later: str,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(failures, "is_node_gone", lambda nodes: False)
-    asked = job(tmp_path, 1, 1, 2)
-    run, path = asked.run_dir, asked.run_dir.log("fit-1")
-    run.append(path, earlier.encode())
-    before = log_sizes(asked)
-    run.append(path, later.encode())
-    failure = group_failure("fit", error, set(), before)
-    assert (failure.unit, failure.kind) == ("fit", expected)
-    for words in ("one of them hangs", "WorkNCCL"):
-        assert (words in failure.message) == (expected == "worker_hung")
