@@ -23,7 +23,7 @@ import psutil
 _POLL_S = 0.02
 #: seconds between looks at the processes that a worker has started
 _LOOK_S = 0.5
-#: seconds after its deadline in which a worker ends by itself
+#: seconds in which a tree of processes is ended
 _LATE_S = 2.0
 #: seconds in which processes that a script left may end by themselves
 _LEFT_S = 1.0
@@ -59,27 +59,15 @@ def start(
 def watch(pid: int) -> None:
     """Wait for the end of a worker, then end all processes that it started.
 
-    A line of the standard input is the deadline of the worker's call on the monotonic clock
-    (``inf``: none). The worker ends itself at its deadline (:mod:`raypipe.launch.task`), else by
-    SIGKILL. A process that a worker forked has the worker's connections, so without a guard nobody
-    notices the end of the worker.
+    A process that a worker forked has the worker's connections, so without a guard nobody notices
+    the end of the worker.
     """
     if os.fork():  # not a process of the worker, which its end would end
         os._exit(0)
     worker, tree = psutil.Process(pid), dict[int, psutil.Process]()
-    deadline, listening = float("inf"), True
     while _is_alive(worker):
         add_started([pid], tree)
-        left = deadline - time.monotonic()
-        if left < -_LATE_S:
-            _signal([worker], signal.SIGKILL)
-        pause = min(_LOOK_S, max(_POLL_S, left))
-        if not listening:
-            time.sleep(pause)
-        elif select.select([0], [], [], pause)[0]:
-            lines = os.read(0, 65536).split()
-            listening = bool(lines)
-            deadline = float(lines[-1]) if lines else deadline
+        time.sleep(_LOOK_S)
     end_all(tree)
 
 

@@ -31,7 +31,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
-from raypipe.graph.source import ExperimentCode, after_edit, code_of
+from raypipe.graph.source import ExperimentCode, code_of
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
@@ -49,8 +49,8 @@ from raypipe.tracking import Trackers
 if TYPE_CHECKING:
     from raypipe.report.tables import Headline
 
-#: seconds for what follows the work: ending processes, writing the tables, stopping Ray
-_SHUTDOWN_S = 15.0
+#: share of a time budget, and its least seconds, that are kept for the end of the work
+_RESERVE, _LEAST_RESERVE_S = 0.05, 30.0
 #: of these, the seconds after an end that was not orderly
 _CUT_S = 8.0
 _POLL_S = 0.25
@@ -183,7 +183,7 @@ def execute(
             display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
         if failed:
             display.fail(f"failed: {failed}")
-            display.say(f"continue with: {command}{after_edit(stages)}")
+            display.say(f"continue with: {command}")
         elif not interrupted:
             at_end(configuration, ledger)
             display.say(f"done: {place.shown} (report: {place.shown}/report/index.html)")
@@ -425,7 +425,9 @@ class TimeBudget:
                 f"time_budget = {text!r}: works in the main thread only; call the command there, "
                 "or leave time_budget out"
             )
-        self._end = None if text is None else time.monotonic() + seconds_of(text)
+        seconds = None if text is None else seconds_of(text)
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._reserve_s = max(_LEAST_RESERVE_S, _RESERVE * (seconds or 0.0))
         #: whether the command was ended since its time was over
         self.is_over = False
 
@@ -433,8 +435,7 @@ class TimeBudget:
     def watched(self, launcher: Launcher, say: Callable[[str], None]) -> Iterator[None]:
         """Raise KeyboardInterrupt in the body's main thread when the time is nearly over.
 
-        Before that, running trainings save checkpoints and end, and pools start no more tasks. As
-        much time is kept for it as the trainings have measured that they need.
+        Before that, running trainings save checkpoints and end, and pools start no more tasks.
         """
         if self._end is None:
             yield
@@ -444,7 +445,7 @@ class TimeBudget:
         def watch() -> None:
             while not done.wait(_POLL_S):
                 left = end - time.monotonic()
-                if not self.is_over and left <= launcher.ending_s + _SHUTDOWN_S:
+                if not self.is_over and left <= self._reserve_s:
                     self.is_over = True
                     say(
                         "the time budget is nearly over: trainings save checkpoints, no task starts"

@@ -163,21 +163,19 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
         loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
-        files = [path.stem for path in Path.cwd().glob("*.py")]
-        near = did_you_mean(module, files) if "." not in module else ""
-        package, _, within = module.partition(".")
-        used, _ = shipped.hidden(package)
-        found = f" in {used}" if within and used.is_file() else ""
-        advice = f"run from the directory that contains it, or move the configuration there{near}"
-        if not (isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name))):
-            place = trace_of(error).frame or "an unknown place"
-            advice = f"raised at {place}"
-            if isinstance(error, ModuleNotFoundError):
-                advice = f"imported at {place}; install it, or correct the name"
-            elif isinstance(error, SyntaxError):
-                advice = f"line {error.lineno} of {error.filename}"
+        missing = str(error.name) if isinstance(error, ModuleNotFoundError) else ""
+        if missing and module.startswith(missing):
+            near = did_you_mean(module, [path.stem for path in Path.cwd().glob("*.py")])
+            advice = (
+                f"run from the directory that contains it, or move the configuration there{near}"
+            )
+        elif isinstance(error, SyntaxError):
+            advice = f"line {error.lineno} of {error.filename}"
+        else:
+            install = "; install it, or correct the name" if missing else ""
+            advice = f"raised at {trace_of(error).frame or 'an unknown place'}{install}"
         raise ConfigError(
-            f"{origin}: {key} = {module}: cannot be imported{found} ({reason}); {advice}"
+            f"{origin}: {key} = {module}: cannot be imported ({reason}); {advice}"
         ) from error
     _refuse_another(loaded, f"{origin}: {key} = {module}")
     return loaded

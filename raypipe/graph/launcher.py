@@ -129,10 +129,6 @@ class Launcher(Protocol):
         """
 
     @property
-    def ending_s(self) -> float:
-        """The seconds in which running work could come to an orderly end, as far as known."""
-
-    @property
     def is_at_rest(self) -> bool:
         """Whether nothing runs any more, so that an interruption loses nothing."""
 

@@ -36,12 +36,12 @@ from raypipe.hardware import Hardware
 from raypipe.redaction import printable, without_credentials
 from raypipe.store.cache import Cache
 
-#: seconds between plain lines of a stage, and of the run
-_PLAIN_PERIOD_S, _RUN_PERIOD_S = 10.0, 30.0
+#: seconds between plain lines of a stage
+_PLAIN_PERIOD_S = 10.0
 #: seconds between looks at the machine and at the remaining time of the run
 _LOOK_S = 2.0
-#: characters of a bar, and stages that a plain line names
-_BAR, _MOST_NAMED = 12, 4
+#: characters of a bar
+_BAR = 12
 #: lines of the terminal that the live display leaves to messages
 _FREE_LINES = 2
 _WARNING, _FAILURE, _BAR_STYLE = "yellow", "red", "cyan"
@@ -79,13 +79,13 @@ class _StageLine:
 class Display:
     """Progress of the run and of each running stage, with elapsed and remaining time.
 
-    Without a terminal there are no escape codes: one plain line per event, one every ten seconds
-    while a stage advances, and one every 30 s for the whole run. A warning is shown once, and
-    counted at the end. May be used by several threads.
+    Without a terminal there are no escape codes: one plain line per event, and one every ten
+    seconds while a stage advances. A warning is shown once, and counted at the end. May be used by
+    several threads.
 
     Args:
         live: whether a terminal gets the live display. Otherwise it is left to others, such as a
-            debugger, and the lines of the whole run are left out.
+            debugger.
 
     """
 
@@ -94,7 +94,6 @@ class Display:
             file=sys.stdout, highlight=False, soft_wrap=True, force_jupyter=False
         )
         self._is_live = live and self.console.is_terminal
-        self._tells_run = live and not self._is_live
         self._lock = threading.RLock()
         self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
         self._warned: Counter[str] = Counter()
@@ -103,7 +102,7 @@ class Display:
         self._capacity = 0.0, 0.0
         self._ended: set[str] = set()
         self._seen: tuple[str, str] = "", ""
-        self._seen_until = self._told_until = 0.0
+        self._seen_until = 0.0
         self._began, self._note = time.monotonic(), ""
         self._running: dict[str, _StageLine] = {}
         self._live = Live(
@@ -238,15 +237,6 @@ class Display:
         with self._lock:
             self._ended.add(stage)
             self._seen_until = 0.0
-            ended, running = len(self._ended), list(self._running)
-            now = time.monotonic()
-            if not self._tells_run or now < self._told_until or ended >= len(self._stages):
-                return
-            self._told_until = now + _RUN_PERIOD_S
-        more = f" and {len(running) - _MOST_NAMED} more" * (len(running) > _MOST_NAMED)
-        names = f"running: {', '.join(running[:_MOST_NAMED]) or 'nothing'}{more}"
-        parts = [f"{ended} of {len(self._stages)} stages done", *self._look(), names]
-        self._print("run: " + ", ".join(filter(None, parts)))
 
     def _print(self, text: str, style: str = "") -> None:
         self.console.print(without_credentials(text), markup=False, style=style)

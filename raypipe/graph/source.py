@@ -33,8 +33,8 @@ from raypipe.store.run_directory import RunDirectory
 _MOST_NAMED = 5
 #: what differs from the commit, among the kept files
 _CHANGES = "changes.diff"
-#: bytes of the kept files of a state of the source, as they are and in their archive
-_MOST_READ, _LARGEST = 8 * 2**20, 2 * 2**20
+#: bytes of a file that is kept
+_LARGEST = 2 * 2**20
 #: names of files that are source code
 _ENDINGS = ("py", "sh", "yaml", "yml", "toml", "r", "R", "jl", "c", "cpp", "cu", "h")
 _PATTERNS = tuple(f"*.{ending}" for ending in _ENDINGS)
@@ -190,7 +190,7 @@ class ExperimentCode:
     def record(self, ledger: Ledger, run_dir: RunDirectory) -> None:
         """Record the hashes of the files, and keep their content, once for each state of them.
 
-        Secrets are left out. The archive has at most 2 MB; the row names files that it lacks.
+        Secrets are left out, and files of more than 2 MB, which the row names.
         """
         if ledger.get("code", self.fingerprint) is not None:
             return
@@ -225,7 +225,7 @@ def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
             infos = archive.infolist()
             names = [PurePosixPath(info.filename) for info in infos]
             outside = any(name.is_absolute() or ".." in name.parts for name in names)
-            if not outside and sum(info.file_size for info in infos) <= _MOST_READ:
+            if not outside and all(info.file_size <= _LARGEST for info in infos):
                 return {info.filename: archive.read(info).decode() for info in infos}
             reason = "its files lie outside of it, or are too large"
     except (BadZipFile, ValueError, OSError, zlib.error, NotImplementedError) as error:
@@ -264,13 +264,6 @@ def code_text(run_dir: RunDirectory) -> str:
     return printable("\n".join(parts), keep="\n\t")
 
 
-def after_edit(stages: Sequence[Stage]) -> str:
-    """Return the hint to add ``version=1`` after an edit, if it would be refused; else empty."""
-    if not any(stage.strict_code for stage in stages):
-        return ""
-    return "\nonce the code is edited, add version=1 to keep the results that are stored"
-
-
 def _scripts(stages: Sequence[Stage]) -> dict[str, bytes]:
     """Return the source files that stages of scripts have in their identities."""
     units = (unit for stage in stages for unit in stage.units)
@@ -285,17 +278,13 @@ def _scripts(stages: Sequence[Stage]) -> dict[str, bytes]:
 
 
 def _packed(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
-    """Return an archive of the files, and the names of those that it has room for."""
-    archive, kept, read = io.BytesIO(), list[str](), 0
+    """Return an archive of the files, and the names of those that are not too large for it."""
+    archive = io.BytesIO()
+    texts = {name: _without_secrets(name, content).encode() for name, content in files.items()}
+    kept = [name for name, text in texts.items() if len(text) <= _LARGEST]
     with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
-        for name, content in files.items():
-            text = _without_secrets(name, content).encode()
-            size = archive.tell() + len(zlib.compress(text))
-            if read + len(text) > _MOST_READ or size > _LARGEST:
-                continue
-            read += len(text)
-            packed.writestr(ZipInfo(name), text, ZIP_DEFLATED)
-            kept.append(name)
+        for name in kept:
+            packed.writestr(ZipInfo(name), texts[name], ZIP_DEFLATED)
     return archive.getvalue(), kept
 
 

@@ -23,8 +23,7 @@ class Control:
     def __init__(self) -> None:
         self._interrupted = threading.Event()
         self._winding_down = threading.Event()
-        # seconds that each piece of work needs to come to an orderly end
-        self._active: dict[object, float] = {}
+        self._active: set[object] = set()
         # trainings that wait for resources, and those of them that tasks do not hold up
         self._waiting: dict[object, float] = {}
         self._passed: set[object] = set()
@@ -35,17 +34,13 @@ class Control:
 
     @contextmanager
     def working(self) -> Iterator[object]:
-        """Count the body as running work; yield its name for ``expect`` and ``await_end``."""
+        """Count the body as running work; yield its name for ``await_end``."""
         work = object()
-        self._active[work] = 0.0
+        self._active.add(work)
         try:
             yield work
         finally:
-            self._active.pop(work, None)
-
-    def expect(self, work: object, seconds: float) -> None:
-        """Record how long a piece of work would take to end."""
-        self._active[work] = seconds
+            self._active.discard(work)
 
     def place(self, training: object, workers: int) -> None:
         """Let tasks make room for a training, until it is ``placed``."""
@@ -95,18 +90,13 @@ class Control:
         self._winding_down.set()
 
     @property
-    def ending_s(self) -> float:
-        """The seconds that all work would take to end."""
-        return max([0.0, *self._active.copy().values()])
-
-    @property
     def is_at_rest(self) -> bool:
         """Whether all work has ended."""
         return not self._active
 
     def await_end(self, work: object) -> NoReturn:
         """Record that a piece of work has ended early; raise KeyboardInterrupt in the end."""
-        self._active.pop(work, None)
+        self._active.discard(work)
         while True:
             self.pause(0.5)
 
@@ -129,20 +119,18 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._rows: defaultdict[str, list[dict[str, Any] | str]] = defaultdict(list)
-        self._ending_s: dict[str, float] = {}
         self._ends: set[str] = set()
 
     def post(self, training: str, row: dict[str, Any] | str) -> None:
         """Leave a row or a message for the command."""
         self._rows[training].append(row)
 
-    def must_end(self, training: str, seconds: float) -> bool:
-        """Whether a training should save a checkpoint and end, which takes some seconds."""
-        self._ending_s[training] = seconds
+    def must_end(self, training: str) -> bool:
+        """Whether a training should save a checkpoint and end."""
         return training in self._ends
 
-    def collect(self, training: str, ends: bool) -> tuple[list[dict[str, Any] | str], float]:
-        """Return what a training has left, and the seconds that its end would take."""
+    def collect(self, training: str, ends: bool) -> list[dict[str, Any] | str]:
+        """Return what a training has left."""
         if ends:
             self._ends.add(training)
-        return self._rows.pop(training, []), self._ending_s.get(training, 0.0)
+        return self._rows.pop(training, [])

@@ -113,11 +113,6 @@ class InlineLauncher:
         yield _InlinePool(options.cpus, lambda: self._winds_down or self._interrupted.is_set())
 
     @property
-    def ending_s(self) -> float:
-        """The seconds that the end of the running training would take."""
-        return self._ending.seconds if self._ending is not None else 0.0
-
-    @property
     def is_at_rest(self) -> bool:
         """False: the calling thread raises KeyboardInterrupt itself."""
         return False

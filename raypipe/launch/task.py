@@ -11,7 +11,6 @@ import hashlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -51,7 +50,8 @@ def run_in_worker(
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         begin = os.write(file, f"{now()}\n".encode())
-        with redirected(file), _limited(_guard(), limit_s), forks_end_at(signal.SIGTERM):
+        _start_guard()
+        with redirected(file), _limited(limit_s), forks_end_at(signal.SIGTERM):
             result = run_task(key, attempt, threads, *call)
         return replace(result, output=_bounded(file, begin))
     finally:
@@ -104,33 +104,21 @@ def _bounded(file: int, begin: int) -> str:
 
 
 @cache
-def _guard() -> subprocess.Popen[bytes]:
+def _start_guard() -> None:
     """Start the guard of this process, which is soon not a process of it."""
-    started = process_tree.start()
-    started.wait()
+    process_tree.start().wait()
     process_tree.adopt_orphans()
-    return started
 
 
 @contextmanager
-def _limited(guard: subprocess.Popen[bytes], seconds: float | None) -> Iterator[None]:
-    """End this process if the body takes longer; the guard does, if the process does not."""
-    if seconds is None:
-        yield
-        return
-
-    def set_deadline(at: float) -> None:
-        with suppress(OSError):  # somebody has killed the guard
-            if guard.stdin is not None:
-                guard.stdin.write(f"{at!r}\n".encode())
-
-    faulthandler.dump_traceback_later(seconds, exit=True)
-    set_deadline(time.monotonic() + seconds)
+def _limited(seconds: float | None) -> Iterator[None]:
+    """End this process if the body takes longer; the guard then ends what it has started."""
+    if seconds is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-        set_deadline(float("inf"))
 
 
 def run_task(

@@ -106,9 +106,8 @@ def fit(
         try:
             while True:
                 ready, _ = ray.wait([reference], timeout=_POLL_S)
-                rows, ending_s = ray.get(mailbox.collect.remote(name, control.is_winding_down))
-                control.expect(work, ending_s)
-                for row in rows:
+                ends = control.is_winding_down
+                for row in ray.get(mailbox.collect.remote(name, ends)):
                     if isinstance(row, str) or STARTED not in row:
                         report(row)
                         continue
@@ -180,8 +179,8 @@ def train_in_task(job: TrainingJob, mailbox: Any, name: str, folder: str) -> dic
     def post(row: dict[str, Any] | str) -> None:
         ray.get(mailbox.post.remote(name, row))
 
-    def must_end(seconds: float) -> bool:
-        return bool(ray.get(mailbox.must_end.remote(name, seconds)))
+    def must_end() -> bool:
+        return bool(ray.get(mailbox.must_end.remote(name)))
 
     return train_with_ray(job, post, must_end, folder)
 
@@ -189,7 +188,7 @@ def train_in_task(job: TrainingJob, mailbox: Any, name: str, folder: str) -> dic
 def train_with_ray(
     job: TrainingJob,
     report: Report,
-    must_end: Callable[[float], bool] | None = None,
+    must_end: Callable[[], bool] | None = None,
     folder: str = "",
 ) -> dict[str, Any]:
     """Train under Ray Train: in this process, which is the worker, or in a worker group.
@@ -197,8 +196,7 @@ def train_with_ray(
     Args:
         job: the job.
         report: called by rank 0 with its progress; picklable where there is a group.
-        must_end: called by rank 0 with the seconds that an orderly end would take; whether the
-            training should save a checkpoint and end.
+        must_end: called by rank 0; whether the training should save a checkpoint and end.
         folder: of what Ray Train writes about a group, which nobody reads.
 
     Returns:
@@ -284,11 +282,11 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
             over.set()
 
 
-def _watch(must_end: Callable[[float], bool], ending: Ending, over: threading.Event) -> None:
+def _watch(must_end: Callable[[], bool], ending: Ending, over: threading.Event) -> None:
     """Set whether the training should end early, until it is over."""
     while not ending.wanted and not over.wait(_POLL_S):
         try:
-            ending.wanted = must_end(ending.seconds)
+            ending.wanted = must_end()
         except RayError:  # the command is gone, and soon this process
             return
 

@@ -270,7 +270,6 @@ class ScriptRun:
         with places.log.open("a", encoding="utf-8") as log:
             shown = without_credentials(" ".join(argv))
             log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
-        ending.seconds = settings.grace_s
         gpus = [gpu.strip() for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
         with ExitStack() as stack:
             output = stack.enter_context(places.stdout.open("w", 1, encoding="utf-8"))

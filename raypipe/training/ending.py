@@ -17,13 +17,9 @@ LAG = 2
 
 @dataclass
 class Ending:
-    """Whether the training should end, which another thread sets; rank 0's counts.
-
-    ``seconds`` is how long that may take: the step, the evaluation and the checkpoint in progress.
-    """
+    """Whether the training should end, which another thread sets; rank 0's counts."""
 
     wanted: bool = False
-    seconds: float = 0.0
 
 
 class Agreement:

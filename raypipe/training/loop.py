@@ -40,7 +40,7 @@ from raypipe.training.checkpoint import (
 )
 from raypipe.training.data_sheets import peak_flops
 from raypipe.training.early_stopping import Monitor
-from raypipe.training.ending import LAG, Agreement, Ending
+from raypipe.training.ending import Agreement, Ending
 from raypipe.training.history import History, Throughput
 from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
 from raypipe.training.keyed_random import seed_all
@@ -55,10 +55,6 @@ from raypipe.training.weights import write_weights
 
 #: seconds of work that a restart may lose, unless ``checkpoint_every`` is given
 SAVE_S = 10.0
-#: bytes per second of a checkpoint that was not measured yet
-_SAVED_PER_S = 200e6
-#: of the longest step so far, from step to step
-_DECAY = 0.99
 
 
 def lone_worker(job: TrainingJob) -> Worker:
@@ -139,13 +135,10 @@ class _Loop:
         self.monitor = Monitor(job, has_held_out=self.held_out is not None)
         keep = self.training.keep_checkpoints
         self.store = CheckpointStore(job.run_dir, job.trial_id, keep)
-        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
-        self.saved_at = self.since = time.monotonic()
-        self.step_s = self.evaluation_s = 0.0
-        self.save_s = 3 * size / _SAVED_PER_S  # weights and two moments
+        self.saved_at = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         total = self.job.steps
@@ -177,7 +170,6 @@ class _Loop:
                 rate = self.task.learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
                 ends = self.agreement.reached(sums)
-                self._expect_end()
                 self.throughput.count(phase.samples)
                 if log:
                     self._log(step, phase, rate, sums)
@@ -252,16 +244,8 @@ class _Loop:
         self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
         self.interval_weight = torch.zeros_like(self.interval_weight)
 
-    def _expect_end(self) -> None:
-        """Tell how long an end takes: the steps under way, an evaluation and a checkpoint."""
-        now = time.monotonic()
-        self.step_s, self.since = max(now - self.since, _DECAY * self.step_s), now
-        steps_s = (1 + LAG) * self.step_s
-        self.ending.seconds = steps_s + self.evaluation_s + self.save_s
-
     def _evaluate(self, step: int, phase: Phase) -> bool:
         """Evaluate on held-out data and keep the best model. Return whether the run should end."""
-        begun = time.monotonic()
         self.throughput.pause()
         size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
         context = StepContext(step, phase, self.training.seed)
@@ -277,8 +261,6 @@ class _Loop:
             if self.worker.rank == 0:
                 kept = [self.monitor.best(rows, until) for until in (*self.store.steps, step)]
                 self.store.save_best(weights, step, [each.step for each in kept if each])
-        self.since = time.monotonic()
-        self.evaluation_s = self.since - begun
         if best is None or not self._is_over():
             return False
         self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
@@ -298,13 +280,11 @@ class _Loop:
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
         self.store_rows()  # before the checkpoint, so that a resumed run has them
-        begun = time.monotonic()
         contents = gathered(self.model, self.update.optimizer)
         if self.worker.rank == 0:
             scaler = self.update.scaler_state()
             self.store.save(Checkpoint(step, *contents, scaler, self.trace.after(step)))
-        self.saved_at = self.since = time.monotonic()
-        self.save_s = max(self.save_s, self.saved_at - begun)
+        self.saved_at = time.monotonic()
 
     def _resume(self) -> int:
         if self.job.measured:

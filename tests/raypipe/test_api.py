@@ -201,7 +201,7 @@ def slow(x):
 
 def test_a_time_budget_ends_a_call_in_order(tmp_path, monkeypatch):
     """It sends SIGTERM, for which only the command line has a handler."""
-    monkeypatch.setattr(command, "_SHUTDOWN_S", 3600 - 0.1)
+    monkeypatch.setattr(command, "_LEAST_RESERVE_S", 3600 - 0.1)
     monkeypatch.setattr(command, "_CUT_S", 3600 - 0.2)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -49,7 +49,7 @@ def test_two_workers_on_ray_end_at_the_same_step(tmp_path: Path) -> None:
     given += ["train.training.steps=400", "train.training.checkpoint_every=1000"]  # none is due
     given += ["train.training.monitor=null"]  # neither evaluated nor ended on the way
     process = start(
-        tmp_path, *given, "pause_s=0.3", "--time-budget", "90s", environment=environment
+        tmp_path, *given, "pause_s=0.3", "--time-budget", "110s", environment=environment
     )
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output

@@ -87,21 +87,6 @@ def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypa
     assert lines[3] == lines[7] == "b: succeeded in 1.0 s, eval loss 0.5"
 
 
-def test_without_a_terminal_the_run_has_a_line_now_and_then(capsys):
-    """Not beside a debugger, which has the terminal to itself."""
-    with Display(live=False) as display:
-        expect(display, a=None, b=None)
-        display.settle("a")
-    assert capsys.readouterr().out == ""
-    with Display() as display:
-        expect(display, a=1.0, b=200.0, c=2.0)
-        display.settle("a")
-        display.start("b")
-        display.settle("c")  # less than 30 s later
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("run: "))
-    assert line.startswith("run: 1 of 3 stages done, about 3 min left")
-
-
 def test_a_stage_that_advances_has_a_line_every_ten_seconds(capsys, monkeypatch):
     with Display(live=False) as display:
         display.begin("a", 1000)

@@ -177,7 +177,7 @@ def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
 
     with monkeypatch.context() as patch:
         patch.setattr(HeldOut, "loss", slow)
-        patch.setattr(command, "_SHUTDOWN_S", 3600 - 0.5)
+        patch.setattr(command, "_LEAST_RESERVE_S", 3600 - 0.5)
         output = run("run", *budget, expected=130, **given)
     assert "the time budget is nearly over" in output
     again = output.partition("the time budget is over; finished units are kept. Continue")[2]

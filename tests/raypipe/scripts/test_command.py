@@ -141,7 +141,6 @@ def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) ->
 
     outcome = asked.task.run(asked, report, ending)
     assert outcome["ended_at"] == 3
-    assert ending.seconds == 10.0
     (folder,) = run.list(run.checkpoints("t"))
     assert run.list(f"{run.checkpoints('t')}/{folder}") == ["last"]
 
