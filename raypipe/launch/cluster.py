@@ -78,7 +78,7 @@ class RayLauncher(Control):
                 _start()
             else:
                 _connect(address)
-        self._nodes = tuple(living_nodes().values())
+        self.nodes = tuple(living_nodes().values())
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
@@ -115,19 +115,19 @@ class RayLauncher(Control):
 
         with self._one_mailbox:
             self._mailbox = self._mailbox or start_mailbox()
-        return fit(job, report, lambda _: started(), self._mailbox, self, self._nodes)
+        return fit(job, report, lambda _: started(), self._mailbox, self)
 
     def trials(self, sweep: Sweep, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""
         from raypipe.launch.trials import run_trials  # slow to import, and seldom needed
 
         self.pause()
-        run_trials(sweep, run, self, self._nodes)
+        run_trials(sweep, run, self)
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-        pool = RayPool(options, self, self._nodes, say)
+        pool = RayPool(options, self, say)
         with self.working():
             try:
                 yield pool

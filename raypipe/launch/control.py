@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -18,9 +18,13 @@ _ONE_S, _GROUP_S = 3.0, 60.0
 
 
 class Control:
-    """Control of the running work of a command: its end, and the order of trainings and tasks."""
+    """Control of the running work of a command: its end, and the order of trainings and tasks.
+
+    ``nodes`` are the resources of the nodes at its start.
+    """
 
     def __init__(self) -> None:
+        self.nodes: Sequence[Mapping[str, float]] = ()
         self._interrupted = threading.Event()
         self._winding_down = threading.Event()
         self._active: set[object] = set()

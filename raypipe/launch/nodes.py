@@ -66,7 +66,7 @@ class Wait:
         before: Iterable[Resources],
         say: Callable[[str], None],
     ) -> None:
-        self._asked, self._wanted, self._say = asked, wanted, say
+        self.asked, self._wanted, self._say = asked, wanted, say
         self.fitted = room(asked, before) >= wanted
         self._looked, self._until = -_LOOK_S, math.inf
 
@@ -85,7 +85,7 @@ class Wait:
         if not nodes:
             reason = "no node of the Ray cluster is alive; run the command again"
             raise UnitError(unit, "node_lost", reason)
-        if room(self._asked, nodes.values()) >= self._wanted:
+        if room(self.asked, nodes.values()) >= self._wanted:
             self.fitted, self._until = True, math.inf
             return False
         # nodes of a kind of which others may be added
@@ -94,7 +94,7 @@ class Wait:
             return True
         if self._until == math.inf:
             self._until = now + WAIT_FOR_NODES_S
-            size = " and ".join(f"{n:g} {name}s" for name, n in self._asked.items())
+            size = " and ".join(f"{n:g} {name}s" for name, n in self.asked.items())
             reason = "nodes were lost"
             if not self.fitted:
                 reason = f"no room for {self._wanted} x {size}, and the cluster may grow"

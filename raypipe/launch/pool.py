@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
 from raypipe.launch.failures import kind_of
-from raypipe.launch.nodes import TASKS, Resources, Wait, bundle, living_nodes, room
+from raypipe.launch.nodes import TASKS, Wait, bundle, living_nodes, room
 from raypipe.launch.task import run_in_worker, take_output
 from raypipe.redaction import printable
 
@@ -81,7 +81,6 @@ class RayPool:
     Args:
         options: of all tasks.
         control: the command's.
-        before: the nodes at the start of the command.
         say: receives a message if the pool must wait for nodes.
 
     Raises:
@@ -89,19 +88,13 @@ class RayPool:
 
     """
 
-    def __init__(
-        self,
-        options: PoolOptions,
-        control: Control,
-        before: Collection[Resources],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, options: PoolOptions, control: Control, say: Callable[[str], None]) -> None:
         # with GPUs, the CPUs beside them are not those of tasks
-        has_tasks = any(TASKS in node for node in (*living_nodes().values(), *before))
+        has_tasks = any(TASKS in node for node in (*living_nodes().values(), *control.nodes))
         self._custom = TASKS if has_tasks and not options.gpus else None
         self._asked = bundle(options.cpus, options.gpus, self._custom)
         self._name, self._options, self._control = secrets.token_hex(8), options, control
-        self._wait = Wait(self._asked, 1, before, say)
+        self._wait = Wait(self._asked, 1, control.nodes, say)
         self._check_room()
         #: the CPUs of all tasks that can run at the same time
         self.capacity = 0.0

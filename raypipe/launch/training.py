@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control, Mailbox
 from raypipe.launch.failures import group_failure, worker_failure
-from raypipe.launch.nodes import Resources, Wait, bundle, living_nodes
+from raypipe.launch.nodes import Wait, bundle, living_nodes
 from raypipe.launch.task import redirected
 from raypipe.training.ending import Ending
 from raypipe.training.failure_kinds import expandable_segments
@@ -67,7 +67,6 @@ def fit(
     started: Callable[[Any], None],
     mailbox: Any,
     control: Control,
-    before: Iterable[Resources],
     state: str = ".ray-train",
 ) -> dict[str, Any]:
     """Run a training job once in a task and return rank 0's result.
@@ -78,7 +77,6 @@ def fit(
         started: called when it has its resources, with the placement group of a worker group.
         mailbox: the command's.
         control: the command's.
-        before: the nodes at the start of the command.
         state: beginning of the name of a folder in the run directory, for what Ray Train writes.
 
     Raises:
@@ -88,8 +86,8 @@ def fit(
     """
     nodes = set(living_nodes())
     asked, scaling = of_a_worker(job), job.settings.scaling
-    wait = Wait(asked, scaling.worker_count, before, report)
-    refuse_vain(job, wait, asked)
+    wait = Wait(asked, scaling.worker_count, control.nodes, report)
+    refuse_vain(job, wait)
     key = secrets.token_hex(4)
     name, folder = f"{job.trial_id}-{key}", job.run_dir.path(f"{state}-{key}")
     own = asked if scaling.worker_count == 1 else {}  # a group holds its own
@@ -123,7 +121,7 @@ def fit(
                 if not is_placed:
                     if control.is_winding_down:
                         control.await_end(work)
-                    refuse_vain(job, wait, asked)
+                    refuse_vain(job, wait)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             raise group_failure(job.trial_id, cause, nodes) from error
@@ -148,10 +146,10 @@ def of_a_worker(job: TrainingJob) -> dict[str, float]:
     return bundle(cpus, max(1.0, gpus) if gpus and job.measured else gpus)
 
 
-def refuse_vain(job: TrainingJob, wait: Wait, asked: Resources) -> None:
+def refuse_vain(job: TrainingJob, wait: Wait) -> None:
     """Raise UnitError if the workers have no room on the nodes, and waiting is vain."""
     if wait.is_vain(job.trial_id):
-        size = " and ".join(f"{amount:g} {name}s" for name, amount in asked.items())
+        size = " and ".join(f"{amount:g} {name}s" for name, amount in wait.asked.items())
         raise UnitError(
             job.trial_id,
             "node_lost" if wait.fitted or job.attempt > 1 else "error",

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
 from raypipe.launch.control import Control
 from raypipe.launch.failures import group_failure
-from raypipe.launch.nodes import Resources, Wait, living_nodes, room
+from raypipe.launch.nodes import Wait, living_nodes, room
 from raypipe.launch.training import (
     STARTED,
     fit,
@@ -68,9 +68,7 @@ _KEPT = 4
 _MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
 
-def run_trials(
-    trials: Sweep, run: RunDirectory, control: Control, before: Iterable[Resources]
-) -> None:
+def run_trials(trials: Sweep, run: RunDirectory, control: Control) -> None:
     """Run trials until there are no more.
 
     ``trials`` decides, in this process, which trial comes next and records its outcome. A trial
@@ -83,7 +81,7 @@ def run_trials(
 
     """
     state = run.path(_STATE)
-    order = _Order(trials, control, before)
+    order = _Order(trials, control)
     if trials.settings.pauses:  # all its trials are there from the start, and take turns
         os.environ[_MOST_PENDING] = str(_ENDLESS)
     nodes = living_nodes()
@@ -130,10 +128,10 @@ def _no_state(_: object) -> dict[str, Any]:
 class _Order(Searcher):
     """Searcher that gives Tune the next trial when there is room for it."""
 
-    def __init__(self, trials: Sweep, control: Control, before: Iterable[Resources]) -> None:
+    def __init__(self, trials: Sweep, control: Control) -> None:
         super().__init__()
         self._trials, self._settings = trials, trials.settings
-        self._control, self._before = control, tuple(before)
+        self._control = control
         #: the next trial, and the wait for its room
         self._held: tuple[TrainingJob, Wait] | None = None
         self.running: dict[str, TrainingJob] = {}
@@ -181,17 +179,16 @@ class _Order(Searcher):
                     return None
                 job = _sized(job)
                 workers = job.settings.scaling.worker_count
-                wait = Wait(of_a_worker(job), workers, self._before, lambda _: None)
+                wait = Wait(of_a_worker(job), workers, self._control.nodes, lambda _: None)
                 self._held = job, wait
             job, wait = self._held
-            asked = of_a_worker(job)
             try:
-                refuse_vain(job, wait, asked)
+                refuse_vain(job, wait)
             except UnitError as error:
                 self._trials.ended(job.trial_id, error)
                 self._held = None
                 continue
-            return job if room(asked) >= job.settings.scaling.worker_count else None
+            return job if room(wait.asked) >= job.settings.scaling.worker_count else None
 
     def over(self, trial_id: str) -> TrainingJob:
         """Return the job of a trial that is over, whose workers end."""
@@ -284,7 +281,7 @@ def _train(config: dict[str, Any]) -> None:
             outcome = train_with_ray(job, report)
         else:
             mailbox = start_mailbox()
-            outcome = fit(job, report, started, mailbox, Control(), (), f"{_STATE}/group")
+            outcome = fit(job, report, started, mailbox, Control(), f"{_STATE}/group")
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome
