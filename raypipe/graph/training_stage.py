@@ -184,14 +184,12 @@ def job_of(
     ``run_dir`` has the results of earlier stages; None before any of them ran.
     """
     from raypipe.training.batching import BatchPlan
-    from raypipe.training.job import ExternalTask, TrainingJob
+    from raypipe.training.job import TrainingJob
 
     settings, task = training.settings, training.task(run_dir)
     sizes = settings.training
     micro, accumulation = sizes.micro_batch, sizes.accumulation
-    if (micro is None or accumulation is None) and not isinstance(task, ExternalTask):
-        raise ValueError(f"{unit.key}: the batch sizes were not resolved")
-    micro, accumulation = micro or 1, accumulation or 1
+    micro, accumulation = micro or 1, accumulation or 1  # a script takes its own
     effective = sizes.effective_batch or micro * accumulation
     plan = BatchPlan(micro, accumulation, effective, settings.scaling.worker_count)
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
