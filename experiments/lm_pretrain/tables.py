@@ -8,47 +8,31 @@ import numpy as np
 import pandas as pd
 
 from experiments.common.evaluation import gain_sentence
-from raypipe import Column, Table, parts, plots
+from experiments.common.tables import columns
+from raypipe import Table, parts, plots
 
 #: rows of the table ``measures``: the model, in two ways, the n-grams, and both mixed
 MODEL, SLIDING = "language model", "sliding window"
 NGRAMS, MIXTURE = "kneser-ney tokens", "language model + kneser-ney"
 MODELS = (MODEL, SLIDING)
 
-STEP_METRICS = (
-    Column(
-        "eval_loss",
-        "real",
-        "Mean cross-entropy of the held-out tokens.",
-        "nats per token",
-        "lower",
-    ),
+STEP_METRICS = columns(
+    eval_loss="real lower [nats per token]: Mean cross-entropy of the held-out tokens.",
 )
 MEASURES = Table(
     "measures",
     "a method on the held-out text",
-    (
-        Column(
-            "method",
-            "text",
-            "`language model`, sample by sample; `sliding window`, the same model with half of its "
-            "context or more before each token; `language model + kneser-ney`, the sliding window "
-            "interpolated with n-grams of tokens; or a baseline: `unigram`, `kneser-ney` (n-grams "
-            "of bytes), `kneser-ney tokens` or `xz`.",
-        ),
-        Column("tokens", "integer", "Number of held-out tokens that are predicted."),
-        Column(
-            "loss", "real", "Mean cross-entropy of the held-out tokens.", "nats per token", "lower"
-        ),
-        Column("perplexity", "real", "Exponential of the loss.", better="lower"),
-        Column(
-            "bits_per_byte",
-            "real",
-            "Loss relative to the size of the held-out text, which compares tokenizers.",
-            "bits per byte",
-            "lower",
-        ),
-        Column("weight", "real", "Weight of the language model in the method's probabilities."),
+    columns(
+        method="text: `language model`, sample by sample; `sliding window`, the same model with "
+        "half of its context or more before each token; `language model + kneser-ney`, the sliding "
+        "window interpolated with n-grams of tokens; or a baseline: `unigram`, `kneser-ney` "
+        "(n-grams of bytes), `kneser-ney tokens` or `xz`.",
+        tokens="integer: Number of held-out tokens that are predicted.",
+        loss="real lower [nats per token]: Mean cross-entropy of the held-out tokens.",
+        perplexity="real lower: Exponential of the loss.",
+        bits_per_byte="real lower [bits per byte]: Loss relative to the size of the held-out text, "
+        "which compares tokenizers.",
+        weight="real: Weight of the language model in the method's probabilities.",
     ),
     axes=("method",),
     baselines=("unigram", "kneser-ney", NGRAMS, "xz"),
@@ -58,37 +42,29 @@ MEASURES = Table(
 GAINS = Table(
     "gains",
     "a method compared with n-grams of the same held-out tokens",
-    (
-        Column("method", "text", "The method, as in `measures`."),
-        Column("baseline", "text", "`kneser-ney tokens`."),
-        Column("tokens", "integer", "Number of held-out tokens that both predict."),
-        Column("groups", "integer", "Number of groups of about 1,024 successive tokens."),
-        Column(
-            "gain",
-            "real",
-            "How much lower the loss of the method is than that of the baseline.",
-            "bits per byte",
-        ),
-        Column(
-            "gain_low",
-            "real",
-            "Lower end of the gain's 95 % interval over groups, for this trained model.",
-            "bits per byte",
-        ),
-        Column("gain_high", "real", "Upper end of the interval.", "bits per byte"),
+    columns(
+        method="text: The method, as in `measures`.",
+        baseline="text: `kneser-ney tokens`.",
+        tokens="integer: Number of held-out tokens that both predict.",
+        groups="integer: Number of groups of about 1,024 successive tokens.",
+        gain="real [bits per byte]: How much lower the loss of the method is than that of the "
+        "baseline.",
+        gain_low="real [bits per byte]: Lower end of the gain's 95 % interval over groups, for "
+        "this trained model.",
+        gain_high="real [bits per byte]: Upper end of the interval.",
     ),
     axes=("method",),
 )
 SAMPLES = Table(
     "samples",
     "a text that the trained model wrote",
-    (
-        Column("prompt", "text", "Text that the model continued."),
-        Column("tokens", "integer", "Maximum number of tokens."),
-        Column("temperature", "real", "Temperature of the draws; 0 is greedy."),
-        Column("top_k", "integer", "Number of most probable tokens drawn from; empty for all."),
-        Column("seed", "integer", "Seed of the draws."),
-        Column("text", "text", "Continuation of the prompt."),
+    columns(
+        prompt="text: Text that the model continued.",
+        tokens="integer: Maximum number of tokens.",
+        temperature="real: Temperature of the draws; 0 is greedy.",
+        top_k="integer: Number of most probable tokens drawn from; empty for all.",
+        seed="integer: Seed of the draws.",
+        text="text: Continuation of the prompt.",
     ),
 )
 TABLES = (MEASURES, GAINS, SAMPLES)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from experiments.common.evaluation import gain_sentence
-from raypipe import Column, Table, parts, plots
+from experiments.common.tables import columns
+from raypipe import Table, parts, plots
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
@@ -18,56 +19,38 @@ BASELINES = (*LEADS, *CENTRAL)
 #: columns of the ROUGE measures, with their titles
 ROUGE = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
 
-STEP_METRICS = (
-    Column(
-        "eval_loss",
-        "real",
-        "Mean cross-entropy of the validation summaries, with label smoothing.",
-        "nats per token",
-        "lower",
-    ),
-    Column(
-        "eval_cross_entropy",
-        "real",
-        "Mean cross-entropy of the validation summaries without label smoothing; only where "
-        "`label_smoothing` is above 0.",
-        "nats per token",
-        "lower",
-    ),
+STEP_METRICS = columns(
+    eval_loss="real lower [nats per token]: Mean cross-entropy of the validation summaries, with "
+    "label smoothing.",
+    eval_cross_entropy="real lower [nats per token]: Mean cross-entropy of the validation "
+    "summaries without label smoothing; only where `label_smoothing` is above 0.",
 )
 
 
-def _gain_columns(meaning: str) -> tuple[Column, ...]:
-    """Return the columns of a gain and its interval, for each ROUGE measure."""
-    ends = {
-        "": meaning,
-        "_low": "Lower end of the gain's 95 % bootstrap interval.",
-        "_high": "Upper end of the gain's 95 % bootstrap interval.",
+def _of_each_rouge(**declared: str) -> dict[str, str]:
+    """Return columns for each ROUGE measure: in names ``rouge`` is its name, in texts ``{}``."""
+    return {
+        name.replace("rouge", measure): text.format(title)
+        for measure, title in ROUGE.items()
+        for name, text in declared.items()
     }
-    return tuple(
-        Column(f"{name}_gain{end}", "real", text.format(title))
-        for name, title in ROUGE.items()
-        for end, text in ends.items()
-    )
 
 
+_INTERVAL = {
+    "rouge_gain_low": "real: Lower end of the gain's 95 % bootstrap interval.",
+    "rouge_gain_high": "real: Upper end of the gain's 95 % bootstrap interval.",
+}
 MEASURES = Table(
     "measures",
     "a method on the held-out documents",
-    (
-        Column("method", "text", "`summarizer` (the trained model), or a baseline."),
-        Column("documents", "integer", "Number of held-out documents."),
-        *(
-            Column(
-                name,
-                "real",
-                f"Mean F1 of {title}; with several references, of the best one.",
-                better="higher",
-            )
-            for name, title in ROUGE.items()
+    columns(
+        method="text: `summarizer` (the trained model), or a baseline.",
+        documents="integer: Number of held-out documents.",
+        **_of_each_rouge(
+            rouge="real higher: Mean F1 of {}; with several references, of the best one."
         ),
-        Column("words", "real", "Mean length of a summary.", "words"),
-        *_gain_columns("Mean gain of {} over the lead sentence."),
+        words="real [words]: Mean length of a summary.",
+        **_of_each_rouge(rouge_gain="real: Mean gain of {} over the lead sentence.", **_INTERVAL),
     ),
     axes=("method",),
     baselines=BASELINES,
@@ -75,26 +58,25 @@ MEASURES = Table(
 GAINS = Table(
     "gains",
     "the summarizer compared with a baseline, document by document",
-    (
-        Column("baseline", "text", "The baseline."),
-        Column("documents", "integer", "Number of held-out documents."),
-        *_gain_columns("Mean gain of the summarizer's {} over the baseline."),
+    columns(
+        baseline="text: The baseline.",
+        documents="integer: Number of held-out documents.",
+        **_of_each_rouge(
+            rouge_gain="real: Mean gain of the summarizer's {} over the baseline.", **_INTERVAL
+        ),
     ),
     axes=("baseline",),
 )
 SUMMARIES = Table(
     "summaries",
     "a held-out document, of the first 50",
-    (
-        Column("number", "integer", "Position of the document, from 0."),
-        Column("document", "text", "Text of the document."),
-        Column("references", "text", "Reference summaries, as a JSON list."),
-        Column("summarizer", "text", "Summary that the trained model wrote."),
-        Column("lead_sentence", "text", "First sentence of the document."),
-        *(
-            Column(name, "real", f"F1 of {title} of the model's summary.")
-            for name, title in ROUGE.items()
-        ),
+    columns(
+        number="integer: Position of the document, from 0.",
+        document="text: Text of the document.",
+        references="text: Reference summaries, as a JSON list.",
+        summarizer="text: Summary that the trained model wrote.",
+        lead_sentence="text: First sentence of the document.",
+        **_of_each_rouge(rouge="real: F1 of {} of the model's summary."),
     ),
 )
 TABLES = (MEASURES, GAINS, SUMMARIES)

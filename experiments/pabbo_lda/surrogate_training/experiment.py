@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
+from experiments.common.tables import columns
 from experiments.pabbo_lda.pabbo.training import GeneratedTask
 from experiments.pabbo_lda.settings import StepsStageSettings
 from experiments.pabbo_lda.surrogate.model import Mixture, SurrogateModel, SurrogateSettings
@@ -20,7 +21,6 @@ from experiments.pabbo_lda.surrogate_training.prior import (
     sample_searches,
 )
 from raypipe import (
-    Column,
     Experiment,
     Loss,
     Operational,
@@ -105,13 +105,8 @@ def _surprise(model: SurrogateModel, searches: SearchStates) -> Tensor:
     return -posterior.log_density(s.targets)
 
 
-STEP_METRICS = (
-    Column(
-        "eval_surprise",
-        "real",
-        "Mean negative log density of values of held-out functions.",
-        better="lower",
-    ),
+STEP_METRICS = columns(
+    eval_surprise="real lower: Mean negative log density of values of held-out functions.",
 )
 
 
