@@ -9,12 +9,14 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 from ray.exceptions import WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -41,6 +43,8 @@ _LONGEST_FOLDER = 39
 _SHORT_FOLDER = "/tmp/ray"
 #: key among the imported modules: raypipe has started Ray, and not the user's program
 _STARTED_HERE = ":started"
+# seconds between looks at the raylet, and for work to end after its death
+_LOOK_S, _END_S = 0.5, 5.0
 
 
 #: hashes of the modules that workers may have imported, of the Ray that raypipe started here; it
@@ -79,6 +83,8 @@ class RayLauncher(Control):
             else:
                 _connect(address)
         self.nodes = tuple(living_nodes().values())
+        if self._local:
+            self._watch_raylet()
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
@@ -134,11 +140,46 @@ class RayLauncher(Control):
             finally:
                 pool.cancel()
 
+    def _watch_raylet(self) -> None:
+        """Let all work fail once the raylet that was started here dies.
+
+        Ray ends this process without a word ten seconds later, so it is left before.
+        """
+        raylet = _raylet()
+
+        def watch() -> None:
+            while raylet is not None and _lives(raylet):
+                time.sleep(_LOOK_S)
+            if raylet is None or not ray.is_initialized() or _raylet() is not None:
+                return  # not started here, stopped in order, or started again
+            self.interrupt(
+                "Ray's process on this machine (raylet) died: somebody killed it, or the system "
+                "did, for lack of memory"
+            )
+            deadline = time.monotonic() + _END_S
+            while not self.is_at_rest and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+            if _raylet() is None:
+                ray.shutdown()
+
+        Thread(target=watch, name="raylet", daemon=True).start()
+
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
         if isinstance(sys.stdout, _WithoutRay):
             sys.stdout = sys.stdout.stream
+
+
+def _raylet() -> psutil.Process | None:
+    """Return the living raylet that this process has started, if any."""
+    return next(filter(_lives, psutil.Process().children()), None)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has ended meanwhile
+        return bool(process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class _WithoutRay:

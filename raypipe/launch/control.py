@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from raypipe.errors import UnitError
+
 #: seconds that Ray may take to start one worker, or a group of them, on free resources
 _ONE_S, _GROUP_S = 3.0, 60.0
 
@@ -25,7 +27,7 @@ class Control:
 
     def __init__(self) -> None:
         self.nodes: Sequence[Mapping[str, float]] = ()
-        self._interrupted = threading.Event()
+        self._interrupted, self._lost = threading.Event(), ""
         self._winding_down = threading.Event()
         self._active: set[object] = set()
         # trainings that wait for resources, and those of them that tasks do not hold up
@@ -104,14 +106,18 @@ class Control:
         while True:
             self.pause(0.5)
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every current and later ``pause``."""
+    def interrupt(self, lost: str = "") -> None:
+        """Raise KeyboardInterrupt in every current and later ``pause``.
+
+        It is a UnitError if Ray is ``lost``, with this message.
+        """
+        self._lost = lost
         self._interrupted.set()
 
     def pause(self, seconds: float = 0) -> None:
-        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
+        """Sleep. Raises KeyboardInterrupt, or UnitError, after ``interrupt``."""
         if self._interrupted.wait(seconds):
-            raise KeyboardInterrupt
+            raise UnitError("ray", "node_lost", self._lost) if self._lost else KeyboardInterrupt
 
 
 class Mailbox:

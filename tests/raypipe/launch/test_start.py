@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.command import start
@@ -83,6 +84,24 @@ def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
     while "calls: started" not in (line := process.stdout.readline()):
         assert line, "the command ended"
     return process
+
+
+@pytest.mark.slow
+def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Path) -> None:
+    """Ray itself would end the process ten seconds later, and leave nothing but its own log."""
+    process = begun(mine)
+    time.sleep(3)  # at once it would be while the driver uses the object store, which ends it
+    children = psutil.Process(process.pid).children()
+    next(child for child in children if child.name() == "raylet").kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "failed: calls: ray: node_lost: Ray's process on this machine (raylet) died" in output
+    assert "continue with: raypipe map slow:f 'x=[0,300]'" in output
+    showing = start(mine, "show", "r", environment={})
+    shown, _ = showing.communicate(timeout=300)
+    assert showing.returncode == 0
+    assert "(raylet) died" in shown
+    assert "without a word" not in shown
 
 
 @pytest.mark.slow
