@@ -122,13 +122,8 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
     for name in (name for name in only if name not in names):
         if name != SWEEP:
             raise ConfigError(f"--only {name}: unknown stage{near_and_all(name, names)}")
-        if sweep is not None:
-            raise ConfigError(
-                f"{origin}: sweep.stage = {sweep.stage!r}: this run takes a model that ships; "
-                "to sweep its training, let the run train it"
-            )
         raise ConfigError(
-            f"{origin}: has no sweep: give it a section, such as "
+            f"{origin}: has no sweep of a stage that it trains: give it a section, such as "
             "`sweep: {stage: train, axes: {training.micro_batch: [16, 32]}}`"
         )
     return Work(configuration, replace(graph, only=tuple(only)), nodes, note)

@@ -17,7 +17,7 @@ from typing import Any
 
 from raypipe import import_path
 from raypipe.config.axes import values_of
-from raypipe.config.levels import did_you_mean
+from raypipe.config.levels import did_you_mean, near_and_all
 from raypipe.errors import ConfigError, package_of
 from raypipe.graph.configuration import import_module
 from raypipe.graph.source import SourceCode, current_source, source_of
@@ -58,10 +58,9 @@ def load(reference: str, origin: str) -> Callable[..., Any]:
     if function is None:
         own = {key: value for key, value in vars(loaded).items() if inspect.isfunction(value)}
         names = [key for key, value in own.items() if value.__module__ == module]
-        listed = f" (it has: {', '.join(names)})" if names else ""
         raise ConfigError(
             f"{origin}: function = {reference}: the module {module} has no function {name}"
-            f"{did_you_mean(name, names)}{listed}"
+            f"{near_and_all(name, names)}"
         )
     check(function, reference, origin)
     return function  # type: ignore[no-any-return]

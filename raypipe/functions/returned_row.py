@@ -136,9 +136,4 @@ def _single(value: Any) -> Any:
         is_date = getattr(value.dtype, "kind", "") == "M"  # `tolist` makes nanoseconds an integer
         single = value.tolist()  # unlike `item`, None for a masked value
         return _single(str(value) if is_date and single is not None else single)
-    shape, name = getattr(value, "shape", None), type(value).__name__
-    name = f"an {name}" if name[0] in "aeiou" else f"a {name}"
-    if shape is not None and not callable(shape):
-        raise ValueError(f"an array ({type(value).__name__}) of shape {tuple(shape)}")
-    size = f" of {len(value)} values" if isinstance(value, list | tuple | set) else ""
-    raise ValueError(f"{name}{size}")
+    raise ValueError(f"a value of type {type(value).__name__}")
