@@ -108,17 +108,10 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``succeeded``, or the worst status of a stage; also ``running``, and ``interrupted``.
-
-        A run whose process was killed is interrupted, whatever its stages have done before.
-        """
+        """``succeeded``, ``failed``, ``interrupted`` or ``running``: that of the newest command."""
         from raypipe.commands.summary import summary
 
-        if (newest := summary(self.directory).status) in ("running", "interrupted"):
-            return newest
-        statuses = list(self.table("stages")["status"])
-        order = ("failed", "out_of_memory", "interrupted", "skipped")
-        return next((status for status in order if status in statuses), "succeeded")
+        return summary(self.directory).status
 
     @property
     def failures(self) -> pd.DataFrame:
