@@ -48,7 +48,6 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "arguments": {"metavar": "[NAME=VALUE]..."},
     "units": {"metavar": "[UNIT]..."},
     "limit": {"min": 0},
-    "tolerance": {"min": 0, "max": 0.99},
 }
 
 
