@@ -95,17 +95,14 @@ def choose(
 ) -> sparse.csr_matrix:
     """Return the labels of documents, bool ``[B, C]``, with all ancestors.
 
-    With a threshold, classes at or above it, or the best class if there is none; or the ``top_k``;
-    otherwise the classes before the largest gap, ``least`` to ``most`` of them.
+    With a threshold, classes at or above it, or the best class if there is none; otherwise the
+    classes before the largest gap, ``least`` to ``most`` of them.
     """
-    if settings.threshold is None and settings.top_k is None:
+    if settings.threshold is None:
         labels, _ = cut_at_gap(*best_labels(scores, most), least)
         return taxonomy.closure(label_sets(labels, len(taxonomy)))
-    best = ranked(scores, min(settings.top_k or 1, scores.shape[1]))
-    chosen = np.zeros(scores.shape, bool)
-    np.put_along_axis(chosen, best, True, 1)
-    if settings.threshold is not None:
-        chosen |= scores >= settings.threshold
+    chosen = scores >= settings.threshold
+    chosen[np.arange(len(scores)), scores.argmax(1)] = True
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 

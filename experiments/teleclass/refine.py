@@ -124,10 +124,6 @@ def _refined(context: StageContext, corpus: LabeledCorpus, settings: RefineSetti
             *_, found = _labeled(context, pool, spread, measured)
             if found is not None:
                 record_measures(context, corpus.taxonomy, "refined", "test", found)
-    kept = labels[:, 0] >= 0
-    if kept.any() and settings.keep < 1:
-        kept &= confidence >= np.quantile(confidence[kept], 1 - settings.keep)
-    labels[~kept] = -1
     return refinement.label_sets(labels, len(corpus.taxonomy)), confidence, counts
 
 
@@ -238,7 +234,7 @@ def _labels(
     for number in blocks:
         start, stop = inputs.documents.bounds(number)
         scores = inputs.classes.similarities(inputs.documents.read(number))
-        best, gaps = refinement.label(scores, taxonomy, inputs.settings)
+        best, gaps = refinement.label(scores, inputs.settings)
         labels.append(best)
         confidence.append(gaps)
         if gold is not None:

@@ -7,7 +7,7 @@ the number of documents. Scores are cosine similarities; ties go to the smaller 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass.settings import RefineSettings
-from experiments.teleclass.taxonomy import Taxonomy
 from raypipe import RunDirectory
 
 Floats = NDArray[np.float32]
@@ -234,57 +233,6 @@ def cut_at_gap(
     return labels, np.take_along_axis(gaps, cut[:, None] - 1, 1)[:, 0].clip(0)
 
 
-def reached(scores: Floats, children: Iterable[Sequence[int]], roots: Rows) -> NDArray[np.bool_]:
-    """Return the classes ``[B, C]`` that a top-down search of each document reaches.
-
-    From each class reached at level l (the roots' parent is level 0), the search takes the l + 3
-    most similar children; at level l + 1 > 1 it keeps the (l + 2)^2 classes with the best path
-    scores. A path score is the exponential of the similarity times the best path score of a parent
-    (Zhang et al. 2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section 3.2). A class
-    without a vector has the lowest similarity, but the search passes through it.
-    """
-    below = [np.asarray(each, np.int64) for each in children]
-    size, count = scores.shape
-    similarity = np.exp(scores.clip(-1))
-    candidates = np.zeros((size, count), bool)
-    # path scores of the classes at the current level, 0 for all others
-    path = np.zeros((size, count), np.float32)
-    _take(path, similarity, np.arange(size), roots, np.ones(size, np.float32), 3)
-    level = 1
-    while path.any():
-        candidates |= path > 0
-        following = np.zeros_like(path)
-        for parent in np.flatnonzero(path.any(0)):
-            if len(below[parent]):
-                rows = np.flatnonzero(path[:, parent])
-                above = path[rows, parent]
-                _take(following, similarity, rows, below[parent], above, level + 3)
-        following[candidates] = 0
-        most = (level + 2) ** 2
-        if most < count:
-            least = -np.partition(-following, most - 1, axis=1)[:, most - 1]
-            following[following < least[:, None]] = 0
-        path = following
-        level += 1
-    return candidates
-
-
-def _take(
-    path: Floats,
-    similarity: Floats,
-    rows: Rows,
-    children: Rows,
-    above: Floats,
-    most: int,
-) -> None:
-    """Write the path scores of a class's most similar children for these rows, in place."""
-    below = similarity[np.ix_(rows, children)]
-    kept = ranked(below, min(most, len(children)))
-    chosen = children[kept]
-    scores = np.take_along_axis(below, kept, 1) * above[:, None]
-    path[rows[:, None], chosen] = np.maximum(path[rows[:, None], chosen], scores)
-
-
 def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
     """Return the columns of the ``count`` largest values of each row; ties by index."""
     if count < scores.shape[1]:
@@ -299,16 +247,11 @@ def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
     return np.take_along_axis(kept, order, 1)
 
 
-def label(
-    scores: Floats, taxonomy: Taxonomy, settings: RefineSettings
-) -> tuple[NDArray[np.int32], Floats]:
+def label(scores: Floats, settings: RefineSettings) -> tuple[NDArray[np.int32], Floats]:
     """Return labels ``[B, max_labels]``, -1 after the last, and confidence ``[B]`` of a block.
 
     ``scores`` are similarities ``[B, C]``, or other scores with the same meaning of a gap.
     """
-    if settings.rule == "core":
-        candidates = reached(scores, taxonomy.children, taxonomy.roots)
-        scores = np.where(candidates, scores, NEVER)
     best, values = best_labels(scores, settings.max_labels)
     return cut_at_gap(best, values, settings.min_labels)
 

@@ -142,20 +142,12 @@ class RefineSettings(StageSettings):
     """Weight of the description's vector, in documents of mean weight."""
     center: bool = True
     """Whether to subtract the mean of the documents' vectors."""
-    rule: Literal["gap", "core", "given"] = "gap"
-    """Label selection: cut at the largest gap among all classes (gap) or those that a top-down
-    search reaches (core), or labels from a file (given).
-    """
     given: Operational[str | None] = None
-    """File of the labels for rule=given: JSON {document id: [class ids]}."""
+    """File of labels, JSON {document id: [class ids]}; by default labels end at the largest gap."""
     min_labels: PositiveInt = 1
     """Fewest labels per document before ancestors are added."""
     max_labels: PositiveInt = 3
     """Most labels per document before ancestors are added."""
-    keep: float = Field(1.0, gt=0, le=1)
-    """Fraction of documents that keep labels, those with the widest gaps; 0.75 in the published
-    setting of rule=core.
-    """
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -168,8 +160,6 @@ class RefineSettings(StageSettings):
             raise ValueError(
                 f"min_labels = {self.min_labels} is above max_labels = {self.max_labels}"
             )
-        if (self.rule == "given") != (self.given is not None):
-            raise ValueError(f"rule = {self.rule} with given = {self.given}: they go together")
         return self
 
 
@@ -254,8 +244,6 @@ class InferSettings(StageSettings):
     """Smallest probability of a predicted label, by the classifier alone; by default, labels end at
     the largest gap, as in phase 2.
     """
-    top_k: PositiveInt | None = None
-    """Number of best labels to predict, instead of a gap or a threshold."""
     batch_size: Operational[PositiveInt] = 64
     """Texts per forward pass."""
     precision: Arithmetic = "fp32"
@@ -269,15 +257,6 @@ class InferSettings(StageSettings):
     def spelled_out(cls, given: Any) -> Any:
         """Return the section for ``infer: published``."""
         return PUBLISHED_INFER if given == "published" else given
-
-    @model_validator(mode="after")
-    def _one_rule(self) -> InferSettings:
-        if self.threshold is not None and self.top_k is not None:
-            raise ValueError(
-                f"threshold = {self.threshold} with top_k = {self.top_k}: give one, and null "
-                "for the other"
-            )
-        return self
 
 
 class TeleclassSettings(Settings):

@@ -70,11 +70,6 @@ class Taxonomy:
         return children
 
     @cached_property
-    def roots(self) -> NDArray[np.int64]:
-        """The classes without parents, int64, ascending."""
-        return np.array([c for c, above in enumerate(self.parents) if not above], dtype=np.int64)
-
-    @cached_property
     def depth(self) -> NDArray[np.int64]:
         """Length of the longest path from a root to each class, int64 [C]; 1 for roots."""
         depth = np.ones(len(self), dtype=np.int64)

@@ -63,8 +63,8 @@ def methods(data: Splits) -> tuple[str, ...]:
 def predict(data: Splits, method: str) -> NDArray[Any] | str:
     """Task: train a baseline; return its predictions ``[n]`` for the held-out rows.
 
-    Of texts and sequences of tokens it sees TF-IDF of all words or tokens, of tables the columns as
-    the transformer has them. If scikit-learn refuses the data, its reason is returned.
+    Of texts it sees TF-IDF of all words, of tables the columns as the transformer has them. If
+    scikit-learn refuses the data, its reason is returned.
     """
     total = len(data.train.target)
     chosen = np.arange(total)
@@ -106,14 +106,9 @@ def _model(data: Splits, method: str, train: Rows) -> Any:
 
 
 def _inputs(data: Splits, rows: Rows) -> Any:
-    """Return texts, tokens as texts, or a table as an array ``[n, columns]``, numbers first."""
+    """Return texts, or a table as an array ``[n, columns]``, numbers first."""
     if not data.columns:
-        column = rows.inputs.column(0).to_pylist()
-        return (
-            column
-            if rows.inputs.column_names == ["text"]
-            else [" ".join(map(str, ids)) for ids in column]
-        )
+        return rows.inputs["text"].to_pylist()
     encoded = encode_rows(data.columns, rows.inputs)
     parts = [
         encoded[name].combine_chunks().flatten().to_numpy().reshape(len(rows.target), -1)

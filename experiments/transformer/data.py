@@ -1,4 +1,4 @@
-"""Data of the trainer: tables, labeled texts, token ids, or docstrings, split and described."""
+"""Data of the trainer: tables, labeled texts or docstrings, split and described."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from experiments.common.corpora.files import (
     check_known,
     checksum,
     is_text,
-    read_arrays,
     read_rows,
-    table_of,
     text_column,
 )
 from experiments.transformer.settings import TransformerDataSettings
@@ -77,7 +75,7 @@ class Rows:
     """The rows of a split.
 
     Attributes:
-        inputs: a column ``text`` or ``tokens`` (a list of ids), or the columns of a table.
+        inputs: a column ``text``, or the columns of a table.
         target: class indices, int64, or standardized numbers, float32 ``[n]``.
 
     """
@@ -96,8 +94,8 @@ class Splits:
         target: the target of both.
         validation: which of ``train`` choose the best step instead of being trained on, ``[n]``.
         identity: fingerprints of the content, never a path.
-        columns: features of a table.
-        vocabulary: number of token ids of sequences.
+        columns: features of a table; none of texts.
+        vocabulary: number of token ids of texts.
         notes: remarks for the user.
 
     """
@@ -110,11 +108,6 @@ class Splits:
     columns: tuple[Column, ...] = ()
     vocabulary: int = 0
     notes: tuple[str, ...] = ()
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether the inputs are texts: not token ids, and not a table."""
-        return not self.columns and "text" in self.train.inputs.column_names
 
     def split(self, name: Part) -> Rows:
         """Return a split; ``train`` are here the rows that the model is trained on."""
@@ -168,17 +161,15 @@ def load(settings: TransformerDataSettings, kind: Kind | None) -> Splits | None:
             for name in train.column_names:
                 check_known("column", name, other.column_names, str(paths[key]))
             others[key] = other.select(train.column_names)
-        source, described = str(path), "target"
+        source = str(path)
         if settings.source == "table":
             target, few = str(settings.target), settings.few_values
             described = f"column {target!r}"
             values = pd.util.hash_pandas_object(train.to_pandas(), index=False)
             hashes = np.asarray(values, np.uint64)
         else:
-            inputs = train.column(0).to_pylist()
-            if "text" in train.column_names:
-                described = repr(settings.label)
-            hashes = text_hashes([text if isinstance(text, str) else str(text) for text in inputs])
+            described = repr(settings.label)
+            hashes = text_hashes(train["text"].to_pylist())
     test = others.get("test_file")
     if test is None:
         mask = held_out(hashes, settings.test_share, source, "data.test_share")
@@ -196,8 +187,6 @@ def load(settings: TransformerDataSettings, kind: Kind | None) -> Splits | None:
         numeric = sum(isinstance(column, Numeric) for column in columns)
         notes.append(f"{numeric} numeric and {len(columns) - numeric} categorical columns")
         vocabulary = 0
-    elif names == ["tokens"]:
-        vocabulary = 1 + max(int(pc.max(pc.list_flatten(part["tokens"])).as_py()) for part in parts)
     return Splits(
         *(splits[0], splits[1], made, chosen, identity, columns), vocabulary, tuple(notes)
     )
@@ -231,7 +220,7 @@ def _docstrings(settings: TransformerDataSettings) -> tuple[pa.Table, list[str]]
 def _read_table(path: Path, settings: TransformerDataSettings, notes: list[str]) -> pa.Table:
     """Return the columns of a table except those of ``data.ignore``."""
     del notes
-    table = table_of(path)
+    table = read_rows(path)
     for name in (str(settings.target), *settings.ignore):
         check_known("column", name, table.column_names, str(path))
     table = table.drop_columns(list(settings.ignore))
@@ -250,9 +239,7 @@ def _read_table(path: Path, settings: TransformerDataSettings, notes: list[str])
 
 
 def _read_sequences(path: Path, settings: TransformerDataSettings, notes: list[str]) -> pa.Table:
-    """Return ``text`` or ``tokens``, and ``target``; leave out and count rows without a label."""
-    if path.suffix == ".npz":
-        return _token_rows(path)
+    """Return ``text`` and ``target``; leave out and count rows without a label."""
     rows = read_rows(path)
     check_known("column", settings.label, rows.column_names, str(path))
     # a missing title or body is left out; a row without any text is refused below
@@ -290,31 +277,6 @@ def _picked(
         notes.append(f"{path.name}: {number} rows without a label left out")
     chosen = pa.chunked_array([pa.array([label[index] for label in lists if label])])
     return texts.filter(labeled), chosen
-
-
-def _token_rows(path: Path) -> pa.Table:
-    """Return the arrays ``tokens``, int ``[n, L]`` padded by 0 at the end, and ``target``."""
-    arrays = read_arrays(path)
-    if not {"tokens", _TARGET} <= arrays.keys():
-        raise CorpusError(f"{path}: needs the arrays tokens and target; it has {[*arrays]}")
-    tokens, target = arrays["tokens"], arrays[_TARGET]
-    if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or target.ndim != 1:
-        raise CorpusError(
-            f"{path}: tokens is {tokens.dtype} {tokens.shape}, target {target.shape}; expected "
-            "whole numbers [rows, length] and one target a row"
-        )
-    if tokens.min() < 0 or tokens.max() >= 2**31:
-        raise CorpusError(f"{path}: token ids go from {tokens.min()} to {tokens.max()}; from 0 up")
-    real = tokens != 0
-    lengths = real.sum(1)
-    if (lengths == 0).any():
-        raise CorpusError(f"{path}: row {int((lengths == 0).argmax())} has only padding")
-    gaps = (np.diff(real.astype(np.int8), axis=1) > 0).any(1)
-    if gaps.any():
-        raise CorpusError(f"{path}: row {int(gaps.argmax())} has padding (0) before a token")
-    offsets = pa.array(np.concatenate(([0], lengths.cumsum())).astype(np.int64))
-    ids = pa.LargeListArray.from_arrays(offsets, pa.array(tokens[real].astype(np.int32)))
-    return pa.table({"tokens": ids, _TARGET: pa.array(target)})
 
 
 def _with_validation(

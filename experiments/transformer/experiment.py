@@ -25,7 +25,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
     """
     data = load(settings.data, settings.model.kind)
     ngrams = settings.model.ngrams
-    if ngrams is not None and data is not None and not data.has_texts:
+    if ngrams is not None and data is not None and data.columns:
         raise ConfigError(
             "model.ngrams: n-grams are those of texts, but the data have none; leave it out, or "
             "give model.ngrams=null"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from experiments.common.blocks import PARTS, Block, Part, evenly_spread, map_blocks, text_hashes
@@ -125,14 +124,15 @@ def ngrams_path(run_dir: RunDirectory) -> str:
 
 def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContext) -> None:
     """Train the tokenizer and find n-grams on the training texts; encode and store the splits."""
-    length, tokenizer, known = context.settings.model.length, None, None
+    tokenizer, known = None, None
     for note in data.notes:
         context.say(note)
     splits = {part: rows for part in PARTS if len((rows := data.split(part)).target)}
-    if data.has_texts:
+    if not data.columns:
         texts = splits["train"].inputs["text"]
         spread = evenly_spread(range(len(texts)), _TRAINED_ON)
         sample = texts.take(pa.array(spread)).to_pylist()
+        length = context.settings.model.length
         tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
         if ngrams is not None:
             known = context.call("prepare/ngrams", known_ngrams, sample, ngrams)
@@ -142,7 +142,7 @@ def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContex
 
     def call(block: Block[Any]) -> tuple[Any, ...]:
         part = splits[block.split].inputs.slice(block.start, block.end - block.start)
-        return encode, data.columns, tokenizer, length, part.combine_chunks(), known, ngrams
+        return encode, data.columns, tokenizer, part.combine_chunks(), known, ngrams
 
     blocks: dict[str, list[pa.Table]] = {split: [] for split in splits}
     for block, inputs in map_blocks(context, sizes, _BLOCK, call):
@@ -162,19 +162,15 @@ def run_prepare(data: Splits, ngrams: NgramSettings | None, context: StageContex
 def encode(
     columns: tuple[Column, ...],
     tokenizer: str | None,
-    length: int,
     rows: pa.Table,
     known: pa.Table | None = None,
     ngrams: NgramSettings | None = None,
 ) -> pa.Table:
-    """Task: encode a block of inputs as the model takes them; cut sequences at ``length``."""
-    if columns:
+    """Task: encode a block of inputs as the model takes them, without a tokenizer of a table."""
+    if tokenizer is None:
         return encode_rows(columns, rows)
-    if tokenizer is not None:
-        texts = rows["text"].to_pylist()
-        tokens = {"tokens": token_lists(tokenizer, texts)}
-        if known is None or ngrams is None:
-            return pa.table(tokens)
-        return pa.table(tokens | encode_ngrams(texts, known, ngrams))
-    cut = pc.list_slice(rows["tokens"], 0, length)
-    return pa.table({"tokens": cut.cast(pa.list_(pa.int32()))})
+    texts = rows["text"].to_pylist()
+    tokens = {"tokens": token_lists(tokenizer, texts)}
+    if known is None or ngrams is None:
+        return pa.table(tokens)
+    return pa.table(tokens | encode_ngrams(texts, known, ngrams))

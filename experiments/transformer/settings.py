@@ -20,10 +20,10 @@ class TransformerDataSettings(Settings):
 
     source: Literal["builtin", "table", "sequences", "random"] = "builtin"
     """Docstrings of the standard library (builtin), a file of rows (table), a file of texts with
-    labels or of token ids (sequences), or random samples of a rule (random).
+    labels (sequences), or random samples of a rule (random).
     """
     file: Operational[Path | None] = None
-    """File of a table or of sequences: .parquet, .csv, .npz or .jsonl."""
+    """File of a table or of sequences: .parquet, .csv or .jsonl."""
     test_file: Operational[Path | None] = None
     """File of held-out rows; by default a fraction of `file` is held out."""
     test_share: float = Field(0.2, gt=0, lt=1)

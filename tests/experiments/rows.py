@@ -15,11 +15,9 @@ ROWS = 120
 
 
 def write_rows(path: Path, rows: pd.DataFrame | Sequence[dict[str, Any]]) -> Path:
-    """Write the table that the suffix names: JSON lines, CSV, Parquet or arrays."""
+    """Write the table that the suffix names: JSON lines, CSV or Parquet."""
     if path.suffix == ".parquet":
         pd.DataFrame(rows).to_parquet(path)
-    elif path.suffix == ".npz":
-        np.savez(path, **{name: column.to_numpy() for name, column in pd.DataFrame(rows).items()})
     elif ".csv" in path.suffixes:
         pd.DataFrame(rows).to_csv(path, index=False)
     else:

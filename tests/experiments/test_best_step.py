@@ -43,9 +43,9 @@ class Case:
 def numbers(path: Path, rows: int) -> Path:
     draw = np.random.default_rng(rows)
     inputs = draw.standard_normal((rows // 4, 4))
-    path = path.with_suffix(".npz")
-    np.savez(path, x=inputs, y=inputs[:, 0] + 2 * draw.standard_normal(rows // 4))
-    return path
+    columns = {f"x_{place}": inputs[:, place] for place in range(4)}
+    columns["y"] = inputs[:, 0] + 2 * draw.standard_normal(rows // 4)
+    return write_rows(path.with_suffix(".parquet"), pd.DataFrame(columns))
 
 
 def pairs(path: Path, rows: int) -> Path:

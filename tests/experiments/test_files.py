@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from experiments.common.corpora.bow import load_uci
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
 from experiments.lm_pretrain.data import read_texts, text_content
@@ -39,22 +37,14 @@ OTHERS = [
 
 
 def write(path: Path, content: Any) -> Path:
-    if isinstance(content, Mapping) and path.suffix == ".parquet":
+    if isinstance(content, Mapping):
         pq.write_table(pa.table(content), path)
-    elif isinstance(content, Mapping):
-        target = np.array(content["target"], float)
-        np.savez(path, tokens=np.array(content["tokens"]), target=target)
     elif content is not None:
         text = (
             content if isinstance(content, str) else "".join(f"{json.dumps(r)}\n" for r in content)
         )
         path.write_bytes(text.encode("latin-1"))
     return path
-
-
-def uci(path: Path) -> None:
-    (path.parent / "vocab.mine.txt").write_text("".join(f"word{i}\n" for i in range(9)))
-    load_uci(path.parent, "mine")
 
 
 def texts(path: Path) -> None:
@@ -76,11 +66,9 @@ def pairs_of(path: Path, **given: Any) -> None:
 READERS: dict[str, Callable[..., object]] = {
     "documents": lambda path: read_documents(path, CLASSES),
     "annotations": lambda path: read_annotations(path, ABC),
-    "uci": uci,
     "jsonl": lambda path: load_corpus("jsonl", "m", path.parent, min_df=1, max_df=1.0),
     "texts": texts,
     "sequences": sequences,
-    "token_ids": sequences,
     "pairs": pairs_of,
 }
 ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS

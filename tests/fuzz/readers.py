@@ -29,9 +29,8 @@ import pyarrow.parquet as pq
 import yaml
 from scipy import sparse
 
-from experiments.common.corpora.bow import load_bow, load_uci
+from experiments.common.corpora.bow import load_bow
 from experiments.common.corpora.corpus import Corpus, make_corpus
-from experiments.common.corpora.files import table_of
 from experiments.common.corpora.text import Tokenization, load_table, load_text
 from experiments.teleclass.corpus import read_annotations
 from experiments.teleclass.documents import Documents, read_documents
@@ -48,8 +47,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "raypipe" / "examples"))
 PROJECT = Path(__file__).parents[2]
 
 COUNTS = sparse.csr_matrix(np.array([[3, 0, 1, 0], [0, 0, 0, 0], [0, 2, 0, 70]]))
-WORDS = b"alpha\nbeta\ngamma\ndelta\n"
-UCI = b"3\n4\n4\n1 1 3\n1 3 1\n3 2 2\n3 4 70\n"
 LABELS = b"0\tfood\n1\tfruit\n2\tapple\n3\ttools\n"
 EDGES = b"0\t1\n1\t2\n"
 TERMS = b"fruit:sweet,juicy\napple:red\n"
@@ -136,23 +133,6 @@ def _pairs(content: bytes) -> list[tuple[str, str]]:
     return [(left.strip(), right.strip()) for left, right in rows]
 
 
-def _uci(corpus: Corpus, content: bytes) -> None:
-    lines = [line.split() for line in _filled(content)]
-    triples = [tuple(map(float, line)) for line in lines[3:]]
-    assert len(triples) == int(lines[2][0]), "fewer or more entries than declared"
-    counted = [(int(d) - 1, int(w) - 1, c) for d, w, c in triples if c]
-    expected = {(d, w): c for d, w, c in counted}
-    assert len(expected) == len(counted), "an entry twice"
-    matrix = corpus.counts.tocoo()
-    cells = zip(matrix.row.tolist(), matrix.col.tolist(), matrix.data.tolist(), strict=True)
-    assert {(d, w): c for d, w, c in cells} == expected
-
-
-def _vocabulary(corpus: Corpus, content: bytes) -> None:
-    lines = _plain(content).strip("\n").split("\n")
-    assert list(corpus.vocabulary) == [line.strip() for line in lines]
-
-
 def _bow(corpus: Corpus, content: bytes) -> None:
     assert corpus.fingerprint == make_corpus("x", COUNTS, source="").fingerprint
 
@@ -167,11 +147,6 @@ def _column(corpus: Corpus, content: bytes, *, form: str) -> None:
         is_table = form == "parquet"
         rows = pq.read_metadata(io.BytesIO(content)).num_rows if is_table else len(_filled(content))
         assert corpus.documents + corpus.dropped_documents == rows
-
-
-def _rows(table: pa.Table, content: bytes) -> None:
-    assert len(table)
-    table.validate(full=True)
 
 
 def _labels(taxonomy: Taxonomy, content: bytes) -> None:
@@ -391,12 +366,6 @@ def _cache_file() -> bytes:
     return written(write)["x.sqlite"]
 
 
-def _npz(**arrays: object) -> bytes:
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    return stream.getvalue()
-
-
 def _npz_matrix(matrix: object) -> bytes:
     stream = io.BytesIO()
     sparse.save_npz(stream, matrix)
@@ -422,7 +391,6 @@ def readers() -> dict[str, Reader | Own]:
     """Every reader by name."""
     bows = (_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo()))
     answers = b'{"a": "1", "b": {"labels": ["2", 3]}}'
-    arrays = _npz(x=np.arange(6.0).reshape(3, 2), y=np.arange(3))
     classes = {"labels.txt": LABELS, "edges.txt": EDGES}
     texts = {"x.txt": b"a\tsome text\nb\tmore text\n"}
 
@@ -435,9 +403,6 @@ def readers() -> dict[str, Reader | Own]:
     def gold(at: Path) -> Documents:
         return read_documents(at / "x.txt", _taxonomy(), labels=at / "gold.txt")
 
-    def uci(at: Path) -> Corpus:
-        return load_uci(at, "x")
-
     def answered(at: Path) -> Mapping[str, Any]:
         return read_annotations(at / "answers.json", _taxonomy())
 
@@ -446,8 +411,6 @@ def readers() -> dict[str, Reader | Own]:
             (MY_YAML,), "my.yaml", lambda at: config.read(at / "my.yaml"), _own
         ),
         "override": Own((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
-        "uci": Reader((UCI,), "docword.x.txt", uci, _uci, {"vocab.x.txt": WORDS}),
-        "vocabulary": Reader((WORDS,), "vocab.x.txt", uci, _vocabulary, {"docword.x.txt": UCI}),
         "bow": Reader(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
         "lines": Reader((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),
         "labels": Reader((LABELS,), "labels.txt", taxonomy, _labels, classes),
@@ -457,7 +420,6 @@ def readers() -> dict[str, Reader | Own]:
         ),
         "annotations": Reader((answers,), "answers.json", answered, _annotations),
         "gold": Reader((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
-        "rows.npz": Reader((arrays,), "x.npz", lambda at: table_of(at / "x.npz"), _rows),
         "weights": Own((_weights_file(),), _weights),
         "ledger": Own((LEDGER,), _ledger),
         "table": Own((artifacts.to_bytes(pa.table(TABLE)),), _table),

@@ -5,9 +5,7 @@ Then what fuzzing has found: crashes, endless work, and results that were not th
 
 from __future__ import annotations
 
-import io
 import os
-import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from raypipe.commands import report as inspection
 from raypipe.errors import ConfigError
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import JSONL, LEDGER, UCI, WORDS, Own, Reader, readers
+from tests.fuzz.readers import JSONL, LEDGER, Own, Reader, readers
 
 READERS = readers()
 #: of a reader; `make fuzz` has many more, drawn anew each time
@@ -61,9 +59,6 @@ LAUGHS = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 MERGES = (
     LAUGHS.replace(b"[x,x,x,x,x,x,x,x,x]", b"{k: 1}").replace(b"[", b"{<<: [").replace(b"]", b"]}")
 )
-NO_ARRAY = io.BytesIO()
-with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
-    _zip.writestr("x.npy", b"some text")
 
 
 @pytest.mark.parametrize(
@@ -85,17 +80,12 @@ with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
         ("override", b"study.options." + b"a." * 400 + b"a=1", "nested too deeply"),
         ("override", b"a." * 20_000 + b"a=1", "nested too deeply"),
         ("override", b"\x80=1", "must have the form"),
-        ("uci", UCI.replace(b"1 3 1", b"1 1 1"), "entry 2 is of document 1 and word 1"),
-        ("uci", UCI.replace(b"3", b"99999999", 1), "declares 99999999 documents"),
-        ("uci", UCI.replace(b"3", b"9" * 5000, 1), "number of documents"),
-        ("vocabulary", WORDS.replace(b"beta", b""), "line 2 has no word"),
         ("hierarchy", b"\xef\xbb", "cannot be read as UTF-8 text"),
         ("labels", b"[" * 50_000 + b"\t\n", "[[[..."),
         ("gold", b"a\t1,\t0 3\n", "expected document id"),
         ("column.jsonl", b"null" + JSONL, "line 1: not JSON"),
         ("column.jsonl", b"null\n" + JSONL, "line 1: expected an object"),
         ("column.csv", b"\x80id,text\n1,2\n", "cannot be read"),
-        ("rows.npz", NO_ARRAY.getvalue(), "cannot be read as arrays"),
         ("weights", WEIGHTS.replace(b"sha256", b"sha257"), "checksum is missing"),
     ],
 )

@@ -12,11 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from experiments.common.corpora.corpus import CorpusError
 from raypipe import artifacts
@@ -222,41 +220,6 @@ def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(test(kind) for test in tests)
-
-
-def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of an ``.npz`` file, all of the same length.
-
-    Raises:
-        CorpusError: the file is damaged or has no row, or the arrays differ in length.
-
-    """
-    with reading(path, "arrays"), np.load(path, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-        lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1 or not all(lengths.values()):
-        raise CorpusError(f"{path}: the arrays must have rows, equally many; they have {lengths}")
-    return arrays
-
-
-def table_of(path: Path) -> pa.Table:
-    """Return the columns of a file; those of a matrix in ``.npz`` are ``name_0``, ``name_1``, ...
-
-    Raises:
-        CorpusError: see the readers; or an array has three dimensions.
-
-    """
-    if path.suffix != ".npz":
-        return read_rows(path)
-    columns: dict[str, pa.Array] = {}
-    for name, array in read_arrays(path).items():
-        if array.ndim > 2:
-            raise CorpusError(f"{path}: {name} has {array.ndim} dimensions; allowed are 1 and 2")
-        parts = {name: array}
-        if array.ndim == 2:
-            parts = {f"{name}_{column}": array[:, column] for column in range(array.shape[1])}
-        columns |= {key: pa.array(np.ascontiguousarray(value)) for key, value in parts.items()}
-    return pa.table(columns)
 
 
 def _offer(name: str, known: Sequence[str], what: str) -> str:

@@ -9,14 +9,14 @@ from typing import Any, Literal, get_args
 
 from pydantic import PositiveInt, ValidationError
 
-from experiments.common.corpora.bow import load_bow, load_uci
+from experiments.common.corpora.bow import load_bow
 from experiments.common.corpora.corpus import Corpus, CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
 from experiments.common.corpora.files import check_known
 from experiments.common.corpora.text import Tokenization, load_table, load_text, vectorize
 from raypipe import Settings
 
-Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
+Source = Literal["builtin", "bow", "text", "jsonl", "csv", "parquet"]
 
 NAME = "stdlib"
 
@@ -45,7 +45,6 @@ class _TableOptions(Tokenization):
 _OPTIONS: Mapping[str, type[Settings]] = {
     "builtin": _BuiltinOptions,
     "bow": _BowOptions,
-    "uci": Settings,
     "text": Tokenization,
     **dict.fromkeys(("jsonl", "csv", "parquet"), _TableOptions),
 }
@@ -61,13 +60,13 @@ def load_corpus(
 
     Args:
         source: ``builtin`` (its only name is ``stdlib``); ``bow`` for
-            ``X_<name>_<split>_bow.npz``; ``uci`` for ``docword``/``vocab``; ``text`` for a file
+            ``X_<name>_<split>_bow.npz``; ``text`` for a file
             with one document per line or a folder of files; ``jsonl``, ``csv``, ``parquet`` for a
             column.
         name: the corpus.
         directory: the folder of the files; not used by ``builtin``.
         settings: ``max_documents`` (builtin); ``split`` (bow); ``column`` (tables); the fields of
-            :class:`Tokenization` (all but bow and uci).
+            :class:`Tokenization` (all but bow).
 
     Raises:
         CorpusError: the source, the name or a setting is unknown, the folder is missing, there are
@@ -96,8 +95,6 @@ def load_corpus(
         raise CorpusError(f"data.source={source} reads files: set data.dir to their folder")
     if source == "bow":
         return load_bow(directory, name, options.split)
-    if source == "uci":
-        return load_uci(directory, name)
     if source == "text":
         return load_text(directory, name, options)
     return load_table(directory, name, source, options.column, options)

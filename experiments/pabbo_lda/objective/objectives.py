@@ -149,7 +149,7 @@ def _of_corpus(name: str, data: CorporaSettings, lda: LdaSettings) -> CorpusObje
         corpora = _split(name, data, corpus)
     words = min(part.words for part in corpora.values())
     if lda.t_max > words:
-        hint = f"; {_TOKENS}" if data.source not in ("bow", "uci") else ""
+        hint = f"; {_TOKENS}" if data.source != "bow" else ""
         raise ConfigError(
             f"lda.t_max = {lda.t_max}: the corpus {name} has only {words} words; "
             f"T must lie in [2, words]{hint}"

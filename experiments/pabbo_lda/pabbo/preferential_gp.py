@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,12 @@ REFITS, FIT_STEPS = (2, 5, 10, 20), 10
 DRAWS = 256
 _JITTER = 1e-5  # of the largest variance
 
-Acquisition = Literal["best_option", "improvement"]
 
+def preferential_gp_scorer() -> Scorer:
+    """Return the noisy expected improvement of a preferential Gaussian process as a scorer.
 
-def preferential_gp_scorer(acquisition: Acquisition = "improvement") -> Scorer:
-    """Return the acquisition values of a preferential Gaussian process as a scorer.
-
-    ``best_option`` is the expected utility of the better end of a duel (Lin et al., AISTATS 2022).
-    ``improvement`` is its expected excess over the best point so far, which is not known for
-    certain: the mean over joint draws of the utilities (Letham et al. 2019: noisy expected
-    improvement).
+    It is the expected excess of a duel's better end over the best point so far, which is not known
+    for certain: the mean over joint draws of the utilities (Letham et al. 2019).
 
     The scorer keeps the hyperparameters of each search, so it is for one call of
     :func:`~experiments.pabbo_lda.pabbo.evaluation.simple_regret`.
@@ -49,10 +45,7 @@ def preferential_gp_scorer(acquisition: Acquisition = "improvement") -> Scorer:
                 mean, covariance = _posterior(
                     known, preferred[b, r].cpu(), points, kernels[b, r], len(known) in REFITS
                 )
-                if acquisition == "best_option":
-                    scores[b, r] = _best_option(mean, covariance, pairs)
-                else:
-                    scores[b, r] = _improvement(mean, covariance, pairs, torch.isin(points, known))
+                scores[b, r] = _improvement(mean, covariance, pairs, torch.isin(points, known))
         return scores.to(duels)
 
     return score
@@ -114,18 +107,6 @@ def _posterior(
 def _in_unit_interval(points: Tensor) -> Tensor:
     """Return points ``[n]`` of [-1, 1] as ``[n, 1]`` in [0, 1], for which the priors are made."""
     return (points[:, None] + 1) / 2
-
-
-def _best_option(mean: Tensor, covariance: Tensor, pairs: Tensor) -> Tensor:
-    """Return the expected maximum ``[P]`` of the jointly normal utilities of pairs ``[P, 2]``."""
-    i, j = pairs.unbind(1)
-    variance = covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]
-    deviation = variance.clamp_min(1e-12).sqrt()
-    gap = mean[i] - mean[j]
-    z = gap / deviation
-    density = torch.exp(-z.square() / 2) / (2 * torch.pi) ** 0.5
-    best: Tensor = mean[j] + gap * torch.special.ndtr(z) + deviation * density
-    return best
 
 
 def _improvement(mean: Tensor, covariance: Tensor, pairs: Tensor, known: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ def test_the_training_can_be_fitted(topics):
 
 def test_files_of_two_clear_topics_are_told_apart(tmp_path, topics, capsys):
     learning = ("train.training.epochs=30", "train.training.learning_rate=0.003")
-    refining = ("refine.max_labels=1", "refine.anchor=0", "refine.rule=core")
+    refining = ("refine.max_labels=1", "refine.anchor=0")
     rounds = ("refine.rounds=50", "refine.agreement=1")
     assert run(tmp_path / "run", *topics, *learning, *refining, *rounds) == 0
     assert "100.0% of choices agree" in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_pretrained_weights_encode_and_are_trained_further(tmp_path, topics):
 def test_labels_may_be_given_and_those_of_unknown_documents_are_counted(tmp_path, files, capsys):
     folder = tmp_path / "topics"
     shutil.copytree(files / "topics", folder)
-    given = [*TOPICS, f"data.dir={folder}", "refine.rule=given", "refine.given=core.json"]
+    given = [*TOPICS, f"data.dir={folder}", "refine.given=core.json"]
     core = {f"train{n}": ["b"] for n in range(50)}
     (folder / "core.json").write_text(json.dumps(core | {"x": ["b"], "test1": ["c"]}))
     assert run(tmp_path / "run", *given, only=("refine",)) == 0

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import sparse
 
@@ -216,40 +216,6 @@ def test_labels_end_at_the_largest_gap(seed, classes, least, more):
         expected, gap = naive_labels(values, least, most)
         assert labels[row].tolist() == expected + [-1] * (most - len(expected))
         assert width[row] == gap
-
-
-def naive_reached(scores: np.ndarray, taxonomy: Taxonomy) -> set[int]:
-    """The search of one document: level after level, classes with their path scores."""
-    similarity = {c: float(np.exp(np.float32(max(s, -1)))) for c, s in enumerate(scores)}
-
-    def nearest(classes: list[int], level: int) -> list[int]:
-        return sorted(classes, key=lambda c: -similarity[c])[: level + 3]
-
-    queue = {c: similarity[c] for c in nearest(taxonomy.roots.tolist(), 0)}
-    level, seen = 1, set()
-    while queue:
-        seen |= set(queue)
-        following: dict[int, float] = {}
-        for parent, path in queue.items():
-            for child in nearest(taxonomy.children[parent], level):
-                if child not in seen:
-                    score = path * similarity[child]
-                    following[child] = max(following.get(child, 0), score)
-        kept = sorted(following, key=lambda c: -following[c])[: (level + 2) ** 2]
-        queue = {c: following[c] for c in kept}
-        level += 1
-    return seen
-
-
-@settings(max_examples=25)
-@given(SEEDS, st.integers(1, 120), st.sampled_from([0.03, 0.06, 0.1, 0.3]))
-def test_the_search_is_that_of_the_paper(seed, size, share):
-    draw = np.random.default_rng(seed)
-    taxonomy = random_taxonomy(draw, size, share)
-    scores = draw.uniform(-1, 1, (4, size)).astype(np.float32)
-    found = refinement.reached(scores, taxonomy.children, taxonomy.roots)
-    for row, values in enumerate(scores):
-        assert set(np.flatnonzero(found[row])) == naive_reached(values, taxonomy)
 
 
 @pytest.mark.slow

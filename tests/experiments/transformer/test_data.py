@@ -46,7 +46,7 @@ def test_columns_are_numbers_or_categories(tmp_path, suffix):
 
 def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path):
     rows = frame().drop(columns=["colour", "flag", "y"])
-    paths = [tmp_path / f"rows{suffix}" for suffix in (".parquet", ".csv", ".npz")]
+    paths = [tmp_path / f"rows{suffix}" for suffix in (".parquet", ".csv")]
     ways = [table(write_rows(path, rows), target="price") for path in paths]
     encoded = [files.encode_rows(data.columns, data.train.inputs) for data in ways]
     for data, columns in zip(ways[1:], encoded[1:], strict=True):
@@ -152,14 +152,6 @@ def test_a_text_is_several_columns(tmp_path):
     rows[8] |= {"title": "", "body": None}
     with pytest.raises(CorpusError, match=r"row 8.* is empty"):
         texts(write_rows(tmp_path / "a.jsonl", rows), text=["title", "body"])
-
-
-def test_token_ids_have_no_padding_left(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, tokens=np.array([[3, 9, 0], [1, 0, 0]]), target=np.array([0, 1]))
-    data = texts(path, test_file=path)
-    assert data.train.inputs["tokens"].to_pylist() == [[3, 9], [1]]
-    assert data.sizes()["vocabulary"] == 10
 
 
 def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch):

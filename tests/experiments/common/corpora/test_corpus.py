@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from experiments.common.corpora.bow import load_bow, load_uci
+from experiments.common.corpora.bow import load_bow
 from experiments.common.corpora.corpus import CorpusError, make_corpus, validate_counts
 from experiments.common.corpora.load import load_corpus
 
@@ -148,21 +147,6 @@ def save_bow(folder: Path, name: str, matrix, split: str = "val") -> None:
     sparse.save_npz(folder / f"X_{name}_{split}_bow.npz", matrix)
 
 
-def save_uci(folder: Path, name: str, suffix: str = "") -> Path:
-    entries = COUNTS.tocoo()
-    triples = zip(entries.row, entries.col, entries.data, strict=True)
-    lines = [
-        *map(str, (*COUNTS.shape, entries.nnz)),
-        *(f"{d + 1} {w + 1} {c}" for d, w, c in triples),
-    ]
-    words = [f"word{number}" for number in range(9)]
-    for stem, content in (("vocab", words), ("docword", lines)):
-        data = "".join(f"{line}\n" for line in content).encode()
-        path = folder / f"{stem}.{name}.txt{suffix}"
-        path.write_bytes(gzip.compress(data) if suffix else data)
-    return path
-
-
 @pytest.mark.parametrize(("name", "split"), PUBLISHED)
 def test_real_corpora_have_the_published_sizes(data_dir, name, split):
     corpus = load_corpus("bow", name, data_dir / "lda_bow", split=split)
@@ -219,22 +203,3 @@ def test_bow_with_python_objects_is_refused_and_nothing_is_unpickled(tmp_path):
     with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
         load_bow(tmp_path, "bomb")
     assert not (tmp_path / "exploded").exists()
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_uci_reads_counts_words_and_keeps_empty_documents(tmp_path, suffix):
-    save_uci(tmp_path, "mine", suffix)
-    corpus = load_corpus("uci", "mine", tmp_path)
-    np.testing.assert_array_equal(corpus.counts.toarray(), COUNTS.toarray())
-    assert corpus.vocabulary == tuple(f"word{i}" for i in range(9))
-    assert corpus.empty_documents == (COUNTS.sum(axis=1) == 0).sum() > 0
-
-
-def test_missing_uci_files_are_named(tmp_path):
-    path = save_uci(tmp_path, "kos")
-    with pytest.raises(CorpusError, match=r"no docword\.koss\.txt or docword\.koss\.txt\.gz; .*"
-                                          "nearest is 'kos'"):  # fmt: skip
-        load_uci(tmp_path, "koss")
-    path.with_name("vocab.kos.txt").unlink()
-    with pytest.raises(CorpusError, match=r"no vocab\.kos\.txt"):
-        load_uci(tmp_path, "kos")

@@ -131,8 +131,8 @@ def test_load_corpus_refuses_what_does_not_belong(tmp_path):
         load_corpus("jsonlines", "x", tmp_path)  # type: ignore[arg-type]
     with pytest.raises(CorpusError, match=r"source=text: there is no option 'colum'"):
         load_corpus("text", "x", tmp_path, colum="body")
-    with pytest.raises(CorpusError, match=r"source=uci: there is no option 'split'"):
-        load_corpus("uci", "x", tmp_path, split="val")
+    with pytest.raises(CorpusError, match=r"source=text: there is no option 'split'"):
+        load_corpus("text", "x", tmp_path, split="val")
     with pytest.raises(CorpusError, match=r"no corpus 'stdlb'; .* nearest is 'stdlib'"):
         load_corpus("builtin", "stdlb")
     with pytest.raises(CorpusError, match=r"set data\.dir"):
