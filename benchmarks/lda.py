@@ -23,10 +23,8 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
@@ -96,36 +94,26 @@ def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
     return found
 
 
-def table(results: list[dict[str, Any]], title: str) -> Table:
-    """Return the summary to print."""
-    shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
-    columns = (
-        "T",
-        "max_iter",
-        "sklearn s",
-        "ours s",
-        "ratio",
-        "lowest",
-        "highest",
-        "of fit",
-        "goal",
-    )
-    for column in (*columns, "difference", "float32", "difference"):
-        shown.add_column(column, justify="right")
+def table(results: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return the summary to print, a row per number of topics."""
+    rows = []
     for row in results:
         ours, single = row["float64"], row["float32"]
-        shown.add_row(
-            f"{row['T']}",
-            f"{row['max_iter']}",
-            f"{row['sklearn']['whole_s']:.2f}",
-            f"{ours['whole_s']:.3f}",
-            *(f"{ours[key]:.1f}" for key in ("ratio", "lowest", "highest", "ratio_fit")),
-            f"{row['goal']:g}",
-            f"{ours['relative_difference']:.0e}",
-            f"{single['ratio']:.1f}",
-            f"{single['relative_difference']:.0e}",
+        rows.append(
+            {
+                "T": row["T"],
+                "max_iter": row["max_iter"],
+                "sklearn s": f"{row['sklearn']['whole_s']:.2f}",
+                "ours s": f"{ours['whole_s']:.3f}",
+                **{name: f"{ours[name]:.1f}" for name in ("ratio", "lowest", "highest")},
+                "of fit": f"{ours['ratio_fit']:.1f}",
+                "goal": f"{row['goal']:g}",
+                "difference": f"{ours['relative_difference']:.0e}",
+                "float32": f"{single['ratio']:.1f}",
+                "its difference": f"{single['relative_difference']:.0e}",
+            }
         )
-    return shown
+    return pd.DataFrame(rows)
 
 
 def load(name: str) -> tuple[str, csr_matrix]:
@@ -165,8 +153,8 @@ def main(
         "topics": results,
     }
     write_report(out / f"{name}.json", started, ("scikit-learn", "numba"), **report)
-    title = f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn"
-    Console(width=120).print(table(results, title))
+    typer.echo(f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn")
+    typer.echo(table(results).to_string(index=False))
     for row in results:
         for precision, tolerance in TOLERANCES.items():
             if not row[precision]["relative_difference"] <= tolerance:

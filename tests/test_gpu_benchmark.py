@@ -140,7 +140,7 @@ def test_rows_of_a_part_survive_its_process(
     tmp_path: Path, function: Any, rows: int, status: str, note: str
 ) -> None:
     bench = bench_of(tmp_path, CPU, "own")
-    part = Part("own", "Own", function, 60, 60, ())
+    part = Part("own", "Own", function, 60, 60)
     assert gpu.run_part(part, bench, 2 if status == "timed out" else 60) == (status, note)
     assert len(read_rows(bench.out, "own")) == rows
 
@@ -183,7 +183,7 @@ def test_no_process_of_a_part_outlives_the_command(tmp_path: Path) -> None:
     signal.signal(signal.SIGTERM, gpu.interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        gpu.run_part(Part("own", "Own", leaves_a_process, 60, 60, ()), bench, 50)
+        gpu.run_part(Part("own", "Own", leaves_a_process, 60, 60), bench, 50)
     thread.join()
     assert not is_alive(int(file.read_text()))
 

@@ -11,6 +11,35 @@ from benchmarks.gpu_parts.training import MFU_GOAL, RESERVED_GOAL
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import MISSING, cell, heading, number, percent
 
+_SPEED = "samples_per_s step_time_s mfu gpu_peak_bytes"
+_CONTENDERS = (
+    "contender compile micro_batch accumulation tokens_per_s step_time_s ratio ratio_low "
+    "ratio_high mfu cpu_s steps_bytes bursts loss_difference"
+)
+#: columns of each part's section, separated by spaces; the file of the part has all
+_COLUMNS = {
+    "rates": "key rate unit data_sheet share context_bytes predicted_context_bytes capacity_bytes",
+    "loop": _CONTENDERS,
+    "mfu": "compile dropout micro_batch accumulation precision tokens_per_s "
+    f"{_SPEED} mfu_measured loader_wait_share",
+    "out_of_memory": "precision micro_batch expected found as_predicted predicted_peak_bytes "
+    "gpu_peak_bytes attempts micro_batch_at_end accumulation_at_end checkpointing_at_end",
+    "losses": "workload phase precision difference_max difference_mean loss_final samples_per_s "
+    "gpu_peak_bytes skipped_steps",
+    "telemetry": "source samples gpu_util_mean power_w_mean memory_max_bytes energy_j",
+    "trainers": _CONTENDERS,
+    "quickstart": "status steps command_s training_s samples_per_s gpu_util_mean gpu_peak_bytes "
+    "loss_final",
+    "pabbo": "phase runs_on samples samples_per_s step_time_s kernels kernels_s graph_s graph",
+    "predictions": "workload precision micro_batch accumulation predicted_peak_bytes "
+    "gpu_peak_bytes peak_ratio predicted_step_time_s step_time_s speed_ratio speed_within_interval",
+    "t5": f"precision micro_batch {_SPEED} loss_first loss_final eval_cross_entropy",
+    "loader": "loader_workers samples_per_s step_time_s loader_wait_share gpu_util_mean",
+    "teleclass": "case status duration_s samples_per_s gpu_peak_bytes example_f1",
+    "sweep": "micro_batch precision status samples_per_s gpu_peak_bytes energy_j parity "
+    "recommended",
+    "two_cards": f"case {_SPEED} speedup loss_quotient attempts failures micro_batch_at_end",
+}
 _REHEARSAL = "Rehearsal on the CPU: nothing on this page is a measurement of a GPU"
 #: shares and relative differences
 _PERCENT = (
@@ -65,7 +94,8 @@ def _outcome(part: Part, row: Row | None) -> list[str]:
 
 def _section(part: Part, rows: Sequence[Row]) -> list[str]:
     """Return the verdict of a part, and its table without columns that are empty."""
-    columns = [name for name in part.columns if any(not _empty(row.get(name)) for row in rows)]
+    named = _COLUMNS[part.name].split()
+    columns = [name for name in named if any(not _empty(row.get(name)) for row in rows)]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     errors = [_plain(str(row["error"])) for row in rows if not _empty(row.get("error"))]
     verdict = _VERDICTS.get(part.name)

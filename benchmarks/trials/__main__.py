@@ -33,11 +33,9 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
+import pandas as pd
 import ray
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.rounds import extent, rotated, write_report
 from benchmarks.trials import by_ray, by_raypipe
@@ -116,7 +114,8 @@ def compare(study: Study, contenders: Mapping[str, Contender], rounds: int, out:
         "rounds": rows,
     }
     write_report(out / f"{study.name}.json", started, PACKAGES, **report)
-    Console().print(table(study, summary))
+    typer.echo(f"{study.name}: seconds of {len(study.points)} trainings; ratios to {REFERENCE}")
+    typer.echo(table(summary).to_string())
     typer.echo(
         f"last losses: {exceeding:.0%} differ by more than {TOLERANCE:g}, the largest by "
         f"{max(differences):.1e}"
@@ -140,20 +139,17 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def table(study: Study, summary: Mapping[str, Any]) -> Table:
+def table(summary: Mapping[str, Any]) -> pd.DataFrame:
     """Return the summary to print: medians, with the range of the ratios."""
-    title = f"{study.name}: seconds of {len(study.points)} trainings; ratios to {REFERENCE}"
-    shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
-    shown.add_column("", no_wrap=True)
-    for name in summary:
-        shown.add_column(name, justify="right")
-    for key in summary[REFERENCE]:
-        cells = [each[key] for each in summary.values()]
-        shown.add_row(
-            key.removesuffix("_s"),
-            *(f"{each['median']:.3g} ({each['low']:.3g} to {each['high']:.3g})" for each in cells),
-        )
-    return shown
+    return pd.DataFrame(
+        {
+            name: {
+                key.removesuffix("_s"): f"{of['median']:.3g} ({of['low']:.3g} to {of['high']:.3g})"
+                for key, of in found.items()
+            }
+            for name, found in summary.items()
+        }
+    )
 
 
 @app.command()
