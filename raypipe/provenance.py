@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -61,19 +59,6 @@ def git_commit() -> str | None:
         return None
 
 
-def git_changes(patterns: Sequence[str]) -> tuple[str | None, str]:
-    """Return the commit of the current directory, and what files of these names changed since.
-
-    None outside of a git repository; no changes if git takes longer than two seconds.
-    """
-    commit, changes = None, ""
-    with suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "HEAD", limit_s=2)
-        whole = [f":(top){pattern}" for pattern in patterns]
-        changes = _git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--", *whole, limit_s=2)
-    return commit, changes
-
-
 def environment_row() -> dict[str, Any]:
     """Return this node's row of the table ``environment``: hardware and package versions."""
     hardware = detect()
@@ -94,13 +79,13 @@ def environment_row() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str, limit_s: float = 10) -> str:
+def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", *arguments],
         capture_output=True,
         text=True,
         errors="replace",
         check=True,
-        timeout=limit_s,
+        timeout=10,
     )
     return done.stdout.strip()

@@ -34,7 +34,6 @@ from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
-from raypipe.graph.source import code_of
 from raypipe.graph.stored_results import is_done
 from raypipe.graph.training_stage import HARDWARE
 from raypipe.provenance import environment_row
@@ -183,7 +182,7 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
             _copy_files(run, stage, keyed, scratch)
             stage = replace(stage, units=group, needs=())
             rows += _computed(run, ledger, work, stage, scratch, tolerance)
-    changes = tuple(_changes(ledger, work, stages, names))
+    changes = tuple(_changes(ledger, work, names))
     return Replay(run.shown, len(stored), tuple(rows), changes, choice)
 
 
@@ -275,15 +274,13 @@ def _distance(stored: Any, now: Any) -> float:
     return 0.0 if math.isnan(stored) and math.isnan(now) else math.inf
 
 
-def _changes(
-    ledger: Ledger, work: Work, stages: Sequence[Stage], units: Sequence[str]
-) -> list[str]:
+def _changes(ledger: Ledger, work: Work, units: Sequence[str]) -> list[str]:
     """Return what changed since the units were stored: code, libraries, hardware."""
     changed: dict[str, None] = {}
-    code = code_of(work.configuration.source(), stages)
+    code = work.configuration.source()
     for version in {str((ledger.get(_UNITS, unit) or {}).get("code")) for unit in units}:
         if (row := ledger.get("code", version)) is not None:
-            changed |= dict.fromkeys(f"code: {name}" for name in code.changes(row))
+            changed |= dict.fromkeys(f"code: {name}" for name in code.changes(row["modules"]))
     rows = ledger.rows("environment")
     for key, value in environment_row().items() if rows else ():
         earlier = dict.fromkeys(row.get(key) for row in rows)

@@ -31,7 +31,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
-from raypipe.graph.source import ExperimentCode, code_of
+from raypipe.graph.source import SourceCode, keep_code, with_scripts
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
@@ -109,7 +109,7 @@ def execute(
             from raypipe.graph.training_stage import check_initial_weights
 
             check_initial_weights(place, stored, stages, configuration.origin)
-        code = code_of(configuration.source(), stages)
+        code = with_scripts(configuration.source(), stages)
 
         print(f"run directory: {place.shown}", flush=True)
         if stored.damage:
@@ -143,7 +143,7 @@ def execute(
                 launcher = cluster.local()
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
-                launcher = cluster.start(stack, code.source.modules)
+                launcher = cluster.start(stack, code.modules)
             _record_environment(ledger, launcher, command, command_id)
             wanted, values = configuration.settings.tracking, configuration.resolved()
             trackers = Trackers(wanted, place, run_id, work.name, values)
@@ -272,7 +272,7 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
         return False
 
 
-def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: ExperimentCode) -> str:
+def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: SourceCode) -> str:
     """Record what this command runs; return the run's name in every row.
 
     The name is made once for a run directory.
@@ -280,7 +280,7 @@ def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: ExperimentC
     text = dump_yaml(without_secrets(work.configuration.resolved()))
     run_dir.write(run_dir.config, text.encode())
     ledger.put("runs", {_SHOWN: {"all": False}})
-    code.record(ledger, run_dir)
+    keep_code(code, ledger, run_dir)
     work.graph.record(ledger)
     stored = ledger.get("runs", "run")
     if stored is None:

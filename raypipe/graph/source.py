@@ -10,47 +10,45 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-import io
+import json
 import sys
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import invalidate_caches
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
+from pathlib import Path
 
 from raypipe.config.shipped import importable, logical_source
 from raypipe.errors import ConfigError
 from raypipe.graph.experiment import Stage
 from raypipe.graph.identity import fingerprint as hash_of
-from raypipe.provenance import git_changes
 from raypipe.redaction import printable, source_without_secrets
-from raypipe.store.ledger import Ledger, Row
+from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 
 _MOST_NAMED = 5
-#: what differs from the commit, among the kept files
-_CHANGES = "changes.diff"
-#: bytes of a file that is kept
+#: bytes of a script's file that is kept
 _LARGEST = 2 * 2**20
-#: names of files that are source code
-_ENDINGS = ("py", "sh", "yaml", "yml", "toml", "r", "R", "jl", "c", "cpp", "cu", "h")
-_PATTERNS = tuple(f"*.{ending}" for ending in _ENDINGS)
+#: ends of the names of files that are source code
+_ENDINGS = (".py", ".sh", ".yaml", ".yml", ".toml", ".r", ".R", ".jl", ".c", ".cpp", ".cu", ".h")
 
 
 @dataclass(frozen=True)
 class SourceCode:
-    """The hash of each source module of an experiment, and the content of their files by path."""
+    """The hash of each source module of an experiment, and the content of their files by path.
+
+    ``scripts`` are the hashes of files that its stages start, by path.
+    """
 
     modules: Mapping[str, str]
     files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    scripts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
-        """The hash of all modules."""
-        return hash_of(dict(self.modules))
+        """The hash of all modules and scripts."""
+        return hash_of({**self.modules, **self.scripts})
 
     def changes(self, earlier: Mapping[str, str]) -> list[str]:
         """Return the modules that were edited, added or removed since, sorted."""
@@ -155,82 +153,35 @@ def _files(root: Path, module: str, own: str) -> list[Path]:
     return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
 
 
-@dataclass(frozen=True)
-class ExperimentCode:
-    """The source of this command's experiment; ``scripts`` are files that its stages start."""
-
-    source: SourceCode
-    scripts: Mapping[str, bytes]
-
-    @property
-    def hashes(self) -> dict[str, str]:
-        """The hashes of the scripts by path."""
-        return {
-            name: hashlib.sha256(content).hexdigest()[:16] for name, content in self.scripts.items()
-        }
-
-    @property
-    def fingerprint(self) -> str:
-        """The hash of all modules and scripts."""
-        hashes = self.hashes
-        return hash_of([self.source.fingerprint, hashes]) if hashes else self.source.fingerprint
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The content of the files by path, without raypipe's own."""
-        own = {p: each for p, each in self.source.files.items() if not p.startswith("raypipe/")}
-        return {**own, **self.scripts}
-
-    def changes(self, row: Row) -> list[str]:
-        """Return the modules and scripts that are not as an entry of the ledger has them."""
-        hashes = self.hashes
-        scripts = [name for name, h in row.get("scripts", {}).items() if hashes.get(name) != h]
-        return [*self.source.changes(row.get("modules", {})), *scripts]
-
-    def record(self, ledger: Ledger, run_dir: RunDirectory) -> None:
-        """Record the hashes of the files, and keep their content, once for each state of them.
-
-        Secrets are left out, and files of more than 2 MB, which the row names.
-        """
-        if ledger.get("code", self.fingerprint) is not None:
-            return
-        files = self.files
-        commit, changes = git_changes(_PATTERNS)
-        if changes:
-            files[_CHANGES] = changes.encode()
-        content, kept = _packed(files)
-        run_dir.write(run_dir.code(self.fingerprint), content)
-        row = {"modules": dict(self.source.modules), "scripts": self.hashes, "commit": commit}
-        left_out = sorted(files.keys() - set(kept))
-        ledger.put("code", {self.fingerprint: {**row, "files": kept, "left_out": left_out}})
+def with_scripts(source: SourceCode, stages: Sequence[Stage]) -> SourceCode:
+    """Return the source of an experiment with the source files of scripts that its stages start."""
+    units = (unit for stage in stages for unit in stage.units)
+    named = (unit.literals.get("files") for unit in units)
+    names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
+    paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
+    scripts = {
+        name: path.read_bytes()
+        for name, path in paths.items()
+        if path.suffix in _ENDINGS and path.is_file() and path.stat().st_size <= _LARGEST
+    }
+    hashes = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in scripts.items()}
+    return SourceCode(source.modules, {**source.files, **scripts}, hashes)
 
 
-def code_of(source: SourceCode, stages: Sequence[Stage]) -> ExperimentCode:
-    """Return the code of an experiment with that of the scripts that its stages start."""
-    return ExperimentCode(source, _scripts(stages))
+def keep_code(code: SourceCode, ledger: Ledger, run_dir: RunDirectory) -> None:
+    """Record the hashes of the modules, and keep the files, once for each state of them.
 
-
-def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
-    """Return the kept files by path; none if nothing was kept.
-
-    Raises:
-        ConfigError: it is damaged.
-
+    Secrets are left out, and so are raypipe's own files.
     """
-    path = run_dir.code(fingerprint)
-    if not run_dir.exists(path):
-        return {}
-    try:
-        with ZipFile(io.BytesIO(run_dir.read(path))) as archive:
-            infos = archive.infolist()
-            names = [PurePosixPath(info.filename) for info in infos]
-            outside = any(name.is_absolute() or ".." in name.parts for name in names)
-            if not outside and all(info.file_size <= _LARGEST for info in infos):
-                return {info.filename: archive.read(info).decode() for info in infos}
-            reason = "its files lie outside of it, or are too large"
-    except (BadZipFile, ValueError, OSError, zlib.error, NotImplementedError) as error:
-        reason = str(error)
-    raise ConfigError(f"{path}: is damaged ({reason}); delete it")
+    if ledger.get("code", code.fingerprint) is not None:
+        return
+    texts = {
+        name: source_without_secrets(content.decode(errors="replace"), python=name.endswith(".py"))
+        for name, content in code.files.items()
+        if not name.startswith("raypipe/")
+    }
+    run_dir.write(run_dir.code(code.fingerprint), json.dumps(texts).encode())
+    ledger.put("code", {code.fingerprint: {"modules": dict(code.modules)}})
 
 
 def code_text(run_dir: RunDirectory) -> str:
@@ -239,7 +190,7 @@ def code_text(run_dir: RunDirectory) -> str:
     The first version is shown whole, each later one by its differences to the one before it.
 
     Raises:
-        ConfigError: none is kept, or an archive is damaged.
+        ConfigError: none is kept, or a file of it is damaged.
 
     """
     ledger = Ledger.to_read(run_dir)
@@ -247,57 +198,25 @@ def code_text(run_dir: RunDirectory) -> str:
     for key, row in ledger.items("units"):
         units.setdefault(row["code"], []).append(key)
     parts, earlier = list[str](), dict[str, str]()
-    for fingerprint, row in ledger.items("code"):
-        files = kept_code(run_dir, fingerprint)
-        ran = units.get(fingerprint, [])
+    for fingerprint, _ in ledger.items("code"):
+        ran, path = units.get(fingerprint, []), run_dir.code(fingerprint)
         first = ", ".join(ran[:_MOST_NAMED]) + ", ..." * (len(ran) > _MOST_NAMED)
         parts.append(f"code {fingerprint[:12]}: {len(ran)} units{': ' * bool(ran)}{first}")
-        if row["commit"]:
-            changed = f"; what files differ is in {_CHANGES}" if _CHANGES in files else ""
-            parts.append(f"commit {row['commit']}{changed}")
-        if row["left_out"]:
-            parts.append(f"not kept, too large: {', '.join(row['left_out'])}")
-        parts += _shown(earlier, files)
-        earlier = files or earlier
-    if not earlier:
+        try:
+            files: dict[str, str] = json.loads(run_dir.read(path))
+            parts += _shown(earlier, files)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: is missing or damaged ({error})") from error
+        earlier = files
+    if not parts:
         raise ConfigError(f"{run_dir.shown}: keeps no code: nothing of it was computed here")
     return printable("\n".join(parts), keep="\n\t")
 
 
-def _scripts(stages: Sequence[Stage]) -> dict[str, bytes]:
-    """Return the source files that stages of scripts have in their identities."""
-    units = (unit for stage in stages for unit in stage.units)
-    named = (unit.literals.get("files") for unit in units)
-    names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
-    paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
-    return {
-        name: path.read_bytes()
-        for name, path in paths.items()
-        if any(map(path.match, _PATTERNS)) and path.is_file() and path.stat().st_size <= _LARGEST
-    }
-
-
-def _packed(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
-    """Return an archive of the files, and the names of those that are not too large for it."""
-    archive = io.BytesIO()
-    texts = {name: _without_secrets(name, content).encode() for name, content in files.items()}
-    kept = [name for name, text in texts.items() if len(text) <= _LARGEST]
-    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
-        for name in kept:
-            packed.writestr(ZipInfo(name), texts[name], ZIP_DEFLATED)
-    return archive.getvalue(), kept
-
-
-def _without_secrets(name: str, content: bytes) -> str:
-    text = content.decode(errors="replace")
-    return source_without_secrets(text, python=name.endswith((".py", _CHANGES)))
-
-
 def _shown(earlier: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
     """Yield the files; with earlier ones, the lines that differ from them."""
-    for name, text in files.items():
-        if not earlier or name == _CHANGES:
-            yield f"\n--- {name}\n{text}"
-    for name in sorted({*earlier, *files} - {_CHANGES}) if earlier else ():
+    for name, text in files.items() if not earlier else ():
+        yield f"\n--- {name}\n{text}"
+    for name in sorted({*earlier, *files}) if earlier else ():
         before, now = (each.get(name, "").splitlines() for each in (earlier, files))
         yield from difflib.unified_diff(before, now, f"before: {name}", name, lineterm="")

@@ -145,7 +145,7 @@ class RunDirectory:
 
     def code(self, fingerprint: str) -> str:
         """Return the path of the source files with this fingerprint, which computed results."""
-        return self.path("code", f"{_flat(fingerprint)}.zip")
+        return self.path("code", f"{_flat(fingerprint)}.json")
 
     def table(self, table: str) -> str:
         """Return the folder of a results table."""
