@@ -89,7 +89,10 @@ def test_steps_are_no_metric_of_a_point():
 
 DECLARED = {
     "": (),
-    "both": (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", ".")),
+    "both": (
+        Column("eval_loss", "real", ".", better="lower"),
+        Column("eval_accuracy", "real", ".", better="higher"),
+    ),
     "margin": (Column("eval_error_margin", "real", ".", better="higher"),),
 }
 

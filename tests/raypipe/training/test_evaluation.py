@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from raypipe.store import tables as results
+from raypipe.store.tables import Column
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.early_stopping import Monitor
 from raypipe.training.job import TrainingJob
@@ -20,6 +22,7 @@ from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import MonitorSettings
+from raypipe.training.tables import STEPS
 from raypipe.training.task import StepContext
 
 CPU = torch.device("cpu")
@@ -81,6 +84,15 @@ def test_the_best_model_is_the_result_and_patience_ends_the_run(
 def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"monitor\.metric = loss: .* has negative, written"):
         train(curve(tmp_path, {"metric": "loss"}), Worker(0, CPU))
+
+
+def test_the_name_of_a_declared_metric_tells_what_is_better(tmp_path: Path) -> None:
+    table = STEPS.extended([Column("eval_accuracy", "real", "Of held-out samples.")])
+    asked = replace(job(Regression(), tmp_path, monitor=MonitorSettings()), steps_table=table)
+    rows = [{"step": step, "eval_accuracy": 1 / step} for step in (1, 2)]
+    best = Monitor(asked, has_held_out=True).best(rows)
+    assert best is not None
+    assert (best.metric, best.step) == ("eval_accuracy", 1)
 
 
 def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
