@@ -19,7 +19,7 @@ from tests.raypipe.toy import TOY, raypipe
 from tests.scenario import named_cases, play
 
 #: as the real one, but for its speed
-FAST = Pace(beat_s=0.1, expiry_s=2)
+FAST = Pace(beat_s=0.1, expiry_s=2, settle_s=0.1)
 SECRET = "wJalrXUtnFEMI"
 
 
