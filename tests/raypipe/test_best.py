@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,64 +15,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raypipe as rp
+from raypipe.launch.inline import InlineLauncher
+from tests.command import forget, in_process
 from tests.raypipe.report.page_reader import Page
-from tests.raypipe.toy import raypipe
 from tests.scenario import cases, play
 
-#: writes the rows of rows.json, and fails if one of them is to fail
+#: returns what rows.json has, and fails where there is nothing
 SCORES = """
 import json
 from pathlib import Path
 
-import raypipe as rp
-
-
-class Settings(rp.Settings):
-    '''No settings.'''
-
-
-def fill(context):
-    failed = False
-    for key, (method, seed, score) in enumerate(json.loads(Path("rows.json").read_text())):
-        if score == "failed":
-            failed = True
-            continue
-        row = {"method": f"m{method}", "seed": seed, "score": score}
-        context.ledger.put("scores", {str(key): row})
-    if failed:
+def score(method, seed):
+    value = json.loads(Path("rows.json").read_text())[method][seed]
+    if value is None:
         raise RuntimeError("bad luck")
-
-
-COLUMNS = (rp.Column("method", "text", "The method."), rp.Column("seed", "integer", "Its seed."),
-           rp.Column("score", "real", "It.", better="DIRECTION"))
-EXPERIMENT = rp.Experiment("scores", 1, Settings, lambda _: [rp.Stage("fill", fill, reads=())],
-                           tables=(rp.Table("scores", "a score", COLUMNS, axes=("method",)),))
+    return {"score": value}
 """
-#: few numbers, so that there are ties; any number; what is none; no value; no row
+#: few numbers, so that there are ties; any number; what is none; no row
 VALUES = st.one_of(
     st.sampled_from([0.0, 1.0, 2.0]),
     st.floats(-1e150, 1e150),
-    st.sampled_from([math.nan, math.inf, -math.inf, None, "failed"]),
+    st.sampled_from([math.nan, math.inf, -math.inf, None]),
 )
 
 
-@pytest.fixture(scope="module")
-def modules() -> Iterator[None]:
-    """An experiment for either direction."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for better in ("lower", "higher"):
-            text = SCORES.replace("DIRECTION", better)
-            Path(folder, f"{better}_scores.py").write_text(text)
-        patch.syspath_prepend(folder)
-        yield
-        for better in ("lower", "higher"):
-            sys.modules.pop(f"{better}_scores", None)
-
-
 def printed(*arguments: str) -> str:
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
-        assert raypipe(*arguments) in (0, 1)
-    return out.getvalue()
+    ended = in_process(InlineLauncher(), *arguments, environment={})
+    assert ended.status in (0, 1)
+    return ended.output
 
 
 def leaders_of_both(metric: str) -> list[str]:
@@ -83,7 +51,6 @@ def leaders_of_both(metric: str) -> list[str]:
     return [each["points"] for each in best.get(metric, [])]
 
 
-@pytest.mark.usefixtures("modules")
 @settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from(["lower", "higher"]),
@@ -91,18 +58,23 @@ def leaders_of_both(metric: str) -> list[str]:
 )
 @pytest.mark.usefixtures("report")
 def test_all_views_name_the_same_best_result(better, scores):
-    rows = [(method, seed, score) for method, of in enumerate(scores)
-            for seed, score in enumerate(of)]  # fmt: skip
-    with TemporaryDirectory() as folder, chdir(folder):
+    seeds = max(map(len, scores))
+    rows = {f"m{n}": [*of, None][:seeds] for n, of in enumerate(scores)}
+    lists = (f"method=[{','.join(rows)}]", f"seed={list(range(seeds))}")
+    direction = {"lower": "--minimize", "higher": "--maximize"}[better]
+    with TemporaryDirectory() as folder, chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        Path("own.py").write_text(SCORES)
         Path("rows.json").write_text(json.dumps(rows))
-        Path("e.yaml").write_text(f"experiment: {better}_scores\n")
-        output = printed("run", "e.yaml", "--local", "--run-dir", "r")
+        words = ("map", "own:score", *lists, direction, "score", "--local", "--run-dir", "r")
+        output = printed(*words)
+        forget(Path(folder))
         best = rp.open("r").best()
         end = re.findall(r"^result: (.*)$", output, re.MULTILINE)
         (listed,) = json.loads(printed("ls", "--json", "."))
-        shown = re.findall(r"^result +scores\.score \(.* is better\): (.*)$", printed("show", "r"),
+        shown = re.findall(r"^result +calls\.score \(.* is better\): (.*)$", printed("show", "r"),
                            re.MULTILINE)  # fmt: skip
-        compared = leaders_of_both("scores.score")
+        compared = leaders_of_both("calls.score")
         page = Page(Path("r/report/index.html").read_text())
     finite = [[x for x in of if isinstance(x, float) and math.isfinite(x)] for of in scores]
     if best is None:

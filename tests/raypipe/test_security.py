@@ -19,6 +19,7 @@ from experiments.common.corpora.load import load_corpus
 from raypipe.commands import run as commands
 from raypipe.config.levels import hidden_override
 from raypipe.errors import ConfigError, UnitError
+from raypipe.launch.inline import InlineLauncher
 from raypipe.redaction import (
     Redactor,
     is_secret,
@@ -29,7 +30,8 @@ from raypipe.redaction import (
 from raypipe.report.plots import slug
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
-from tests.raypipe.toy import TOY, raypipe
+from tests.command import Ended, in_process, raypipe
+from tests.raypipe.toy import TOY
 
 PROJECT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
@@ -100,29 +102,6 @@ def marker(tmp_path: Path) -> Iterator[Path]:
     assert not path.exists(), "it was unpickled"
 
 
-def test_a_checkpoint_with_a_payload_does_not_run_it(run: RunDirectory, marker: Path) -> None:
-    import hashlib
-
-    import torch
-
-    from raypipe.training.checkpoint import Checkpoint, CheckpointStore
-
-    store = CheckpointStore(run, "t")
-    store.save(Checkpoint(1, {"w": torch.ones(2)}, {}, {}))
-    store.save(Checkpoint(2, {"w": torch.ones(2)}, {}, {}))
-    folder = Path(run.checkpoints("t"), "step_00000002")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    torch.save({"optimizer": {"state": Payload(marker)}}, folder / "state.pt")
-    # whoever writes there can vouch for it
-    manifest["sha256"] = hashlib.sha256((folder / "state.pt").read_bytes()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    told: list[str] = []
-    found = store.newest(told.append)
-    assert found is not None
-    assert found.step == 1
-    assert "step_00000002 is incomplete or corrupt" in told[0]
-
-
 def test_weights_and_tables_with_a_payload_do_not_run_it(run: RunDirectory, marker: Path) -> None:
     from raypipe.training.weights import read_weights
 
@@ -137,11 +116,7 @@ def test_weights_and_tables_with_a_payload_do_not_run_it(run: RunDirectory, mark
 
 @pytest.mark.parametrize(("place", "module"), [("out", "evil"), (".", "out.evil"), (".", "out")])
 def test_a_report_imports_no_module_of_the_run_directory(
-    work: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    module: str,
+    work: Path, monkeypatch: pytest.MonkeyPatch, place: str, module: str
 ) -> None:
     run = RunDirectory.at(work / "out")
     run.write(run.config, f"experiment: {module}\n".encode())
@@ -150,8 +125,7 @@ def test_a_report_imports_no_module_of_the_run_directory(
     for name in ("evil.py", "__init__.py"):
         (work / "out" / name).write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(place)
-    assert raypipe("report", run.location) == 2
-    told = capsys.readouterr().err
+    told = raypipe("report", run.location, expected=2)
     assert f"experiment = {module}: would be imported from the run directory" in told
 
 
@@ -221,17 +195,21 @@ def signed_in(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
+def ended(*words: str) -> Ended:
+    return in_process(InlineLauncher(), *words, environment={})
+
+
 def test_no_secret_is_in_any_file_or_on_the_terminal(
     signed_in: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    output = ""
     login = (f"login.api_key={SECRET}", f"login.url=https://me:{SECRET}@host/x", "login.token=5")
     for numbers, status in (("[1, 7]", 1), ("[1, 8]", 130), ("[1, 2]", 0), ("[1, 2]", 0)):
         given = (*login, f"squares.numbers={numbers}", "--run-dir", "out")
-        assert raypipe("run", "toy.yaml", *given) == status
-    assert raypipe("report", "out") == 0
-    told = capfd.readouterr()
-    assert "login.api_key=***" in told.out + told.err
-    assert_nowhere(signed_in / "out", *told, caplog.text)
+        output += raypipe("run", "toy.yaml", *given, expected=status)
+    output += raypipe("report", "out")
+    assert "login.api_key=***" in output
+    assert_nowhere(signed_in / "out", output, *capfd.readouterr(), caplog.text)
     kept = (signed_in / "out" / "config.yaml").read_text()
     assert "api_key: '***'" in kept
     assert "url: https://***@host/x" in kept
@@ -246,28 +224,26 @@ def test_no_secret_of_a_section_or_of_an_error_is_shown_or_stored(
     error = f'OSError("no answer from https://me:{SECRET}@host, /x?token={SECRET}")'
     toy.write_text(toy.read_text().replace('RuntimeError("seven is one too many")', error))
     given = (f"login={{api_key: {SECRET}}}", "squares.numbers=[7]", "--run-dir", "out")
-    assert raypipe("run", "toy.yaml", *given) == 1
-    told = capfd.readouterr().out
+    told = raypipe("run", "toy.yaml", *given, expected=1)
     assert "failed: squares: OSError: no answer from https://***@host, /x?token=***\n" in told
     assert "login=***" in told
     assert "no answer from" in (signed_in / "out/logs/squares.log").read_text()
-    assert_nowhere(signed_in / "out", told, caplog.text)
+    assert_nowhere(signed_in / "out", told, *capfd.readouterr(), caplog.text)
 
 
 @pytest.mark.parametrize(
     ("key", "place"),
     [(f"login={{api_key: {SECRET}}}", "s3://bucket/x"), ("login.token=5", f"s3://k:{SECRET}@b/x")],
 )
-def test_no_secret_of_a_command_is_sent_to_the_dashboard(signed_in, capsys, key, place) -> None:
+def test_no_secret_of_a_command_is_sent_to_the_dashboard(signed_in, key, place) -> None:
     where = ("--address", "http://127.0.0.1:1", "--run-dir", place)
-    assert raypipe("submit", "toy.yaml", key, *where) == 2
-    told = capsys.readouterr().err
+    told = raypipe("submit", "toy.yaml", key, *where, expected=2)
     assert "leave the credentials out" in told
     assert SECRET not in told
 
 
 def test_no_secret_of_a_failed_unit_is_on_the_terminal(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = f"no answer from https://me:{SECRET}@host"
 
@@ -275,14 +251,13 @@ def test_no_secret_of_a_failed_unit_is_on_the_terminal(
         raise UnitError("fit/8", "error", why)
 
     monkeypatch.setattr(commands, "fit", failing)
-    assert raypipe("fit", "toy.yaml") == 1
+    told = raypipe("fit", "toy.yaml", expected=1)
+    assert told == "raypipe: fit/8: error: no answer from https://***@host\n"
     row = {"stage": "fit", "failed": True, "note": why}
     monkeypatch.setattr(commands, "fit", lambda *given: [row])
-    assert raypipe("fit", "toy.yaml") == 1
-    told = capsys.readouterr()
-    assert told.err == "raypipe: fit/8: error: no answer from https://***@host\n"
-    assert "no answer from https://***@host" in told.out
-    assert SECRET not in told.out
+    told = raypipe("fit", "toy.yaml", expected=1)
+    assert "no answer from https://***@host" in told
+    assert SECRET not in told
 
 
 def test_no_secret_is_in_a_stream_however_it_is_cut() -> None:
@@ -314,11 +289,11 @@ def test_a_text_to_print_does_not_act_on_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("override", CASES["overrides"])
-def test_no_secret_is_in_a_message(signed_in, capsys, override: str) -> None:
-    assert raypipe("plan", "toy.yaml", override) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("raypipe: ")
-    assert SECRET not in told.out + told.err
+def test_no_secret_is_in_a_message(signed_in, override: str) -> None:
+    found = ended("plan", "toy.yaml", override)
+    assert found.status == 2
+    assert found.errors.startswith("raypipe: ")
+    assert SECRET not in found.output
 
 
 def test_what_is_hidden() -> None:
@@ -345,23 +320,23 @@ def test_secrets_in_the_query_of_a_uri_are_hidden(given: str, shown: str) -> Non
 
 @pytest.mark.parametrize("given", CASES["arguments"], ids=str)
 @pytest.mark.parametrize("key", ["arguments", "matrix.axes"])
-def test_a_secret_that_would_name_results_is_refused(work, capsys, key, given) -> None:
+def test_a_secret_that_would_name_results_is_refused(work, key, given) -> None:
     (work / "sec.py").write_text("def f(**given): return {'y': 1}\n")
     words = [f"{name}={json.dumps(value)}" for name, value in given.items()]
     if key == "matrix.axes":
         words = [f"matrix.arguments.{n}={json.dumps([v])}" for n, v in given.items()]
-    assert raypipe("map", "sec:f", *words, "--local", "--run-dir", "out") == 2
-    output = capsys.readouterr()
-    assert "os.environ[" in output.err
-    assert SECRET not in output.out + output.err
+    found = ended("map", "sec:f", *words, "--local", "--run-dir", "out")
+    assert found.status == 2
+    assert "os.environ[" in found.errors
+    assert SECRET not in found.output
     assert not (work / "out").exists()
 
 
-def test_a_secret_that_a_function_returns_is_not_stored(work, capsys) -> None:
+def test_a_secret_that_a_function_returns_is_not_stored(work) -> None:
     (work / "sec2.py").write_text(
         f"def f(token): return {{'api_key': '{SECRET}', 'place': 's3://k:{SECRET}@b/x'}}\n"
     )
-    assert raypipe("map", "sec2:f", "token=0..2", "--local", "--run-dir", "out") == 0
-    assert_nowhere(work / "out", *capsys.readouterr())
+    told = raypipe("map", "sec2:f", "token=0..2", "--local", "--run-dir", "out")
+    assert_nowhere(work / "out", told)
     row = rp.open(work / "out").table("calls").iloc[0]
     assert (row["token"], row["api_key"], row["place"]) == (0, "***", "s3://***@b/x")

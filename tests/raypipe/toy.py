@@ -1,10 +1,6 @@
-"""The smallest experiment, and commands on it in this process."""
+"""The smallest experiment."""
 
 from __future__ import annotations
-
-import sys
-
-from raypipe import cli
 
 TOY = """
 from pydantic import Field, PositiveInt
@@ -52,15 +48,3 @@ def stages(settings):
 
 EXPERIMENT = Experiment("toy", 1, Toy, stages)
 """
-
-
-def raypipe(*arguments: str) -> int:
-    """The exit status of a command."""
-    old, sys.argv = sys.argv, ["raypipe", *arguments]
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = old
-    return 0

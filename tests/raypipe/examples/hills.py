@@ -12,7 +12,7 @@ import pandas as pd
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests import scenario
-from tests.raypipe.toy import raypipe
+from tests.command import raypipe
 
 HILL = Path(__file__).with_name("example_hill.py").read_text()
 SEARCH = """
@@ -29,10 +29,10 @@ matrix:
 """
 
 
-def run(*matrix: str, folder: str = "run", words: tuple[str, ...] = ()) -> int:
-    """Run `hill.yaml` with these keys of the matrix; the exit status."""
+def run(*matrix: str, folder: str = "run", words: tuple[str, ...] = (), expected: int = 0) -> str:
+    """Run `hill.yaml` with these keys of the matrix; return the output, of a refusal the errors."""
     keys = [word for key in matrix for word in ("--matrix", key)]
-    return raypipe("run", "hill.yaml", *keys, *words, "--run-dir", folder)
+    return raypipe("run", "hill.yaml", *keys, *words, "--run-dir", folder, expected=expected)
 
 
 def edit(old: str, new: str) -> None:
@@ -53,9 +53,12 @@ def table(name: str, folder: str = "run") -> pd.DataFrame:
     return found.drop(columns=["run_id", "command_id"], errors="ignore")
 
 
-def killed(command: Callable[[], int]) -> bool:
+def killed(command: Callable[[], object]) -> bool:
     """Run a command in a forked process; return whether SIGKILL ended it."""
     if (child := os.fork()) == 0:
-        os._exit(command())
+        try:
+            command()
+        finally:
+            os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

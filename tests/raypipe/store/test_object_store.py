@@ -12,10 +12,12 @@ import pytest
 from pyarrow import fs as arrow_fs
 
 from raypipe.commands import run as commands
+from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.lock import Pace
 from raypipe.store.run_directory import RunDirectory
-from tests.raypipe.toy import TOY, raypipe
+from tests.command import Ended, in_process, raypipe
+from tests.raypipe.toy import TOY
 from tests.scenario import named_cases, play
 
 #: as the real one, but for its speed
@@ -50,14 +52,6 @@ def test_commands_on_a_bucket(work, uri, case):
         assert len(run.read(run.path(*file.split("/")))) > 30
 
 
-def test_a_lease_is_seen(uri):
-    run = RunDirectory.at(uri)
-    assert not lock.is_held(run)
-    with lock.writing(run, print, FAST):
-        assert lock.is_held(run)
-    assert not lock.is_held(run)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -66,7 +60,7 @@ def test_a_lease_is_seen(uri):
     ],
 )
 def test_what_another_command_stored_while_this_one_waited_is_not_altered(
-    work, uri, capsys, monkeypatch, name, message
+    work, uri, monkeypatch, name, message
 ):
     (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
     (work / "other.yaml").write_text(f"experiment: {name}\nsquares: {{power: 3}}\n")
@@ -75,16 +69,14 @@ def test_what_another_command_stored_while_this_one_waited_is_not_altered(
     @contextmanager
     def writing(run: RunDirectory, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
         monkeypatch.setattr(commands, "writing", real)
-        assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
+        raypipe("run", "other.yaml", "--run-dir", uri)
         with real(run, say) as check:
             yield check
 
     monkeypatch.setattr(commands, "writing", writing)
-    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2
-    assert message in capsys.readouterr().err
+    assert message in raypipe("run", "toy.yaml", "--run-dir", uri, expected=2)
     assert b"power: 3" in run.read(run.config)
-    assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in raypipe("run", "other.yaml", "--run-dir", uri)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +85,19 @@ def test_what_another_command_stored_while_this_one_waited_is_not_altered(
 )
 def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, numbers):
     location = _uri(server, f"secret{len(numbers)}{numbers[3]}", f"key:{SECRET}@")
+
+    def ended(*words: str) -> Ended:
+        return in_process(InlineLauncher(), *words, environment={})
+
     command = ("run", "toy.yaml", f"squares.numbers={numbers}", "--run-dir", location)
-    raypipe(*command)
-    assert raypipe(*command) == 0
-    raypipe("run", "toy.yaml", f"squares.numbers={numbers}", "squares.power=3", *command[-2:])
+    found = [ended(*command), ended(*command), ended(*command, "squares.power=3")]
     with lock.writing(RunDirectory.at(location), print, FAST):
-        raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,4]", *command[-2:])
-    assert raypipe("results", location, "no_such_table") == 2
-    assert raypipe("report", location) == 0
-    shown = capfd.readouterr()
-    assert "s3://***@runs/" in shown.out
-    assert SECRET not in shown.out + shown.err + caplog.text
+        found.append(ended(*command, "squares.numbers=[1,2,3,4]"))
+    found += [ended("results", location, "no_such_table"), ended("report", location)]
+    assert [each.status for each in found[1:]] == [0, 2, 2, 2, 0]
+    shown = "".join(each.output for each in found)
+    assert "s3://***@runs/" in shown
+    assert SECRET not in "".join([shown, *capfd.readouterr(), caplog.text])
     run = RunDirectory.at(location)
     everything = arrow_fs.FileSelector(run.path(), recursive=True)
     files = [info.path for info in run.fs.get_file_info(everything) if info.is_file]
@@ -126,10 +120,10 @@ def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, number
         ),
     ],
 )
-def test_a_location_that_does_not_work_is_one_message(work, server, uri, capsys, location, message):
+def test_a_location_that_does_not_work_is_one_message(work, server, uri, location, message):
     given = location.format(secret=SECRET, server=server)
-    assert raypipe("run", "toy.yaml", "--run-dir", given) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert "Traceback" not in captured.err
-    assert SECRET not in captured.out + captured.err
+    ended = in_process(InlineLauncher(), "run", "toy.yaml", "--run-dir", given, environment={})
+    assert ended.status == 2
+    assert message in ended.errors
+    assert "Traceback" not in ended.errors
+    assert SECRET not in ended.output

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from raypipe.config.matrix import RaceSettings
 from raypipe.stats import runs_needed
 from raypipe.study.race import Run, Standing, eliminate, standing
+from tests.command import raypipe
 from tests.raypipe.examples.hills import edit, killed, ran, run, table
-from tests.raypipe.toy import raypipe
 
 RACE = """
 experiment: hill
@@ -39,11 +39,9 @@ def race(hill: Path) -> None:
 
 
 @pytest.mark.usefixtures("report")
-def test_a_race_drops_what_is_worse_and_names_the_winner(capsys):
-    assert raypipe("plan", "hill.yaml") == 0
-    assert "race: 3 points, 7 to 12 seeds each" in capsys.readouterr().out
-    assert run() == 0
-    output = capsys.readouterr().out
+def test_a_race_drops_what_is_worse_and_names_the_winner():
+    assert "race: 3 points, 7 to 12 seeds each" in raypipe("plan", "hill.yaml")
+    output = run()
     assert "race: fit.layers=6 dropped" in output
     assert "fit.layers=3 wins with 7 seeds" in output
     race = table("race")
@@ -55,34 +53,31 @@ def test_a_race_drops_what_is_worse_and_names_the_winner(capsys):
     assert means.count().eq(1).all()
     assert "fit.layers=3 wins with a mean of" in Path("run/report/index.html").read_text()
     assert len(table("variant_tests"))
-    assert run() == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "nothing to do" in run()
     Path("stop.txt").write_text("25")
     assert killed(lambda: run(folder="killed"))
-    assert run(folder="killed") == 0
+    run(folder="killed")
     assert race.to_csv() == table("race", "killed").to_csv()
 
 
-def test_equal_points_stay_and_the_race_is_undecided(capsys):
+def test_equal_points_stay_and_the_race_is_undecided():
     edit("abs(s.layers - 3) + rng", "rng")
-    assert run() == 0
-    output = capsys.readouterr().out
-    assert "undecided between 3 points with 12 seeds; fit.layers=" in output
+    assert "undecided between 3 points with 12 seeds; fit.layers=" in run()
     assert set(table("race")["status"]) == {"contender"}
     ran()
-    assert run("race.most_runs=13") == 0
+    run("race.most_runs=13")
     assert ran() == {"fit": 3, "judge": 3}
 
 
-def test_a_point_that_fails_is_out_of_the_race_and_one_that_is_left_over_is_no_winner(capsys):
+def test_a_point_that_fails_is_out_of_the_race_and_one_that_is_left_over_is_no_winner():
     for layers, status in (("[2,3,13]", "winner"), ("[3,13]", "contender")):
-        assert run(f"fit.layers={layers}", folder=status) == 1
+        output = run(f"fit.layers={layers}", folder=status, expected=1)
         race = table("race", status)
         failed = race[race["status"] == "failed"]
         assert list(failed["point"]) == [json.dumps({"fit.layers": 13})]
         assert status in set(race["status"])
         assert ("winner" in set(race["status"])) == (status == "winner")
-    assert "fit.layers=3 is left: the other points failed" in capsys.readouterr().out
+    assert "fit.layers=3 is left: the other points failed" in output
 
 
 # the decisions alone
