@@ -29,6 +29,7 @@ from raypipe.store.tables import (
     write_table,
     write_tables,
 )  # fmt: skip
+from tests.raypipe.examples.sweeping import sweep
 
 TABLES = declared(EXPERIMENT)
 
@@ -185,25 +186,12 @@ def test_a_table_is_replaced_as_a_whole(run: RunDirectory) -> None:
 
 
 def test_a_damaged_file_is_named_with_what_to_do(run: RunDirectory) -> None:
-    rows = [{"unit": f"unit {number}", "message": "x" * number} for number in range(50)]
-    write_table(run, TABLES["failures"], rows, "run-1")
+    """Damage anywhere in a file: tests/fuzz."""
+    write_table(run, TABLES["failures"], [{"unit": "a", "message": "no"}], "run-1")
     path = Path(run.partition("failures"))
-    content = path.read_bytes()
-    intact = read_table(run, "failures")
-    for size in range(0, len(content), max(1, len(content) // 40)):
-        path.write_bytes(content[:size])
-        with pytest.raises(ConfigError, match=r"data\.parquet is damaged .* rebuilds it"):
-            read_table(run, "failures")
-    told, footer = 0, len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    for place in range(0, len(content), 7):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
-        try:
-            pd.testing.assert_frame_equal(read_table(run, "failures"), intact)
-        except ConfigError:
-            told += 1
-        except AssertionError:
-            assert place >= footer, "damaged rows were read as if they were whole"
-    assert told > 20
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"data\.parquet is damaged .* rebuilds it"):
+        read_table(run, "failures")
 
 
 ARTIFACT = pa.table({"tokens": [[1, 2], [], [3]], "target": [0, 1, 0]})
@@ -226,3 +214,57 @@ def test_a_table_is_read_as_it_was_written_or_not_at_all(
         anywhere.write(path, content[:cut])
         with pytest.raises(error):
             read(anywhere, path)
+
+
+# tables of different runs
+
+PLAIN = """
+experiment: example_sweep
+train:
+  training: {steps: 20, effective_batch: 16, micro_batch: 16, log_every: 5, eval_every: 10}
+"""
+SWEPT = f"""{PLAIN}
+sweep:
+  stage: train
+  kind: quality
+  axes: {{training.learning_rate: [0.01, 0.1], width: [2, 4]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that evaluates, a sweep, and a run that failed and has empty tables."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert sweep(PLAIN, folder / "a") is None
+    assert sweep(SWEPT, folder / "b") is None
+    assert sweep(PLAIN, folder / "c", ("fail=true",)) is not None
+    return folder
+
+
+@pytest.mark.parametrize("table", ["stages", "trials", "steps", "failures"])
+def test_a_table_of_several_runs_is_read_as_one(runs: Path, table: str) -> None:
+    pattern = str(runs / "*" / "results" / table / "*.parquet")
+    files = sorted(runs.glob(f"*/results/{table}/*.parquet"))
+    frames = [
+        pd.read_parquet(files),
+        pl.read_parquet(pattern).to_pandas(),
+        duckdb.sql(f"select * from '{pattern}'").df(),
+    ]
+    single = [read_table(RunDirectory.at(runs / name), table) for name in "abc"]
+    for frame in frames:
+        assert len(frame) == sum(map(len, single))
+        assert set(frame.columns) == set(frames[0].columns) >= set(single[1].columns)
+    types = {str(pl.read_parquet_schema(file)) for file in files}
+    assert len(types) == 1
+
+
+def test_the_axes_of_a_sweep_are_columns(runs: Path) -> None:
+    points = pl.read_parquet(str(runs / "b" / "results" / "sweep_points" / "*.parquet"))
+    assert points["train.training.learning_rate"].dtype == pl.Float64
+    assert points["width"].dtype == pl.Int64
+    pairs = points.select("train.training.learning_rate", "width").rows()
+    assert sorted(pairs) == [(0.01, 2), (0.01, 4), (0.1, 2), (0.1, 4)]
+    trials = pd.read_parquet(runs / "b" / "results" / "trials")
+    swept = trials[trials["stage"] == "sweep"]
+    assert sorted(swept["learning_rate"]) == [0.01, 0.01, 0.1, 0.1]
+    assert not any(trials[name].astype(str).str.startswith("{").any() for name in trials)
