@@ -25,79 +25,8 @@ from hypothesis.stateful import (
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.command import forget, raypipe
-from tests.scenario import content, edit
+from tests.command import EXAMPLES, forget, raypipe
 
-#: each call has a number of steps, of which a larger budget adds further ones
-MODULE = """
-from pathlib import Path
-
-import raypipe as rp
-
-
-class Killed(BaseException):
-    '''Nobody handles it, so that nothing is written any more.'''
-
-
-FAULTS = {"interrupt": KeyboardInterrupt, "error": RuntimeError, "kill": Killed}
-
-
-class Calls(rp.Settings):
-    numbers: tuple[int, ...] = (1,)
-    steps: int = 1
-    power: int = 1
-    scale: int = 1
-    seed: int = 0
-
-
-class Every(rp.Settings):
-    calls: Calls = Calls()
-
-
-def fail_at_last():
-    file = Path("fault.txt")
-    if file.exists():
-        left, kind = file.read_text().split()
-        file.write_text(f"{int(left) - 1} {kind}")
-        if left == "0":
-            file.unlink()
-            raise FAULTS[kind]
-
-
-def call(context):
-    s = context.settings.calls
-    for unit in context.todo():
-        done = context.ledger.get("values", unit.key) or {"steps": 0}
-        rows = {f"{unit.key}/{step}": {"unit": unit.key, "step": step, "value": s.scale * step}
-                for step in range(done["steps"], unit.budget)}
-        context.ledger.put("evaluations", rows)
-        fail_at_last()
-        with Path("ran.txt").open("a") as file:
-            file.write(f"{context.stage.key} {unit.key} {unit.budget}\\n")
-        value = s.scale * unit.literals["number"] ** s.power + s.seed
-        row = {"unit": unit.key, "value": value, "steps": unit.budget}
-        context.finish(unit, {"values": {unit.key: row}})
-        fail_at_last()
-
-
-def total(context):
-    value = sum(row["value"] for row in context.ledger.rows("values"))
-    context.ledger.put("totals", {"total": {"unit": "total", "value": value}})
-
-
-def stages(settings):
-    s = settings.calls
-    units = [rp.Unit(f"calls/{n}", {"number": n}, budget=s.steps, budget_key="calls.steps")
-             for n in s.numbers]
-    reads = tuple(f"calls.{name}" for name in ("power", "scale", "seed"))
-    return [rp.Stage("calls", call, units, reads=reads),
-            rp.Stage("total", total, needs=("calls",), reads=(), always_rerun=True)]
-
-
-COLUMNS = (rp.Column("unit", "text", "The unit."), rp.Column("value", "real", "Its value."))
-EXPERIMENT = rp.Experiment("resumed", 1, Every, stages, tables=tuple(
-    rp.Table(name, "a value", COLUMNS) for name in ("values", "totals")))
-"""
 TABLES = ("evaluations", "values", "totals", "variants")
 
 
@@ -116,7 +45,7 @@ def outcomes(folder: str) -> dict[str, list[Any]]:
 
 
 class Resumed(RuleBasedStateMachine):
-    """A run directory that is extended, interrupted, damaged and asked for what it refuses."""
+    """A run directory that is extended, interrupted and damaged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,19 +53,16 @@ class Resumed(RuleBasedStateMachine):
         self._patch = pytest.MonkeyPatch()
         self._patch.chdir(self._folder.name)
         self._patch.syspath_prepend(self._folder.name)
-        Path("resumed.py").write_text(MODULE)
+        shutil.copy(EXAMPLES / "example_resumed.py", "resumed.py")
         Path("c.yaml").write_text("experiment: resumed\n")
         self.numbers, self.powers, self.runs, self.steps = [1, 2], [1], 1, 1
         self.lost = 0
 
-    def command(self, *overrides: str, folder: str = "run", expected: int = 0) -> str:
+    def command(self, folder: str = "run", expected: int = 0) -> str:
         given = (f"calls.numbers={self.numbers}", f"calls.steps={self.steps}")
-        given += (f"matrix.calls.power={self.powers}", f"matrix.runs={self.runs}", *overrides)
+        given += (f"matrix.calls.power={self.powers}", f"matrix.runs={self.runs}")
         forget(Path.cwd())
         return raypipe("run", "c.yaml", *given, "--local", "--run-dir", folder, expected=expected)
-
-    def has_units(self) -> bool:
-        return Path("ran.txt").exists() and bool(outcomes("run"))
 
     @initialize()
     def begin(self) -> None:
@@ -180,25 +106,6 @@ class Resumed(RuleBasedStateMachine):
     @rule()
     def add_step(self) -> None:
         self.steps += 1
-
-    @precondition(has_units)
-    @rule(data=st.data())
-    def ask_for_other_results(self, data: st.DataObject) -> None:
-        before = content("run")
-        kind = data.draw(st.sampled_from(["value", "budget", "version", "keys"]))
-        if kind == "value":
-            shown = self.command("calls.scale=5", expected=2)
-            assert "calls.scale: stored 1, now 5" in shown
-        elif kind == "budget":
-            assert "calls.steps: stored" in self.command("calls.steps=0", expected=2)
-        elif kind == "version":
-            edit("resumed.py", '"resumed", 1', '"resumed", 2')
-            assert "version: stored 1, now 2" in self.command(expected=2)
-            edit("resumed.py", '"resumed", 2', '"resumed", 1')
-        else:
-            shown = self.command("matrix.calls.power=null", expected=2)
-            assert "matrix.keys: stored ['calls.power', 'seed'], now ['seed']" in shown
-        assert content("run") == before
 
     @rule(part=st.floats(0, 1, exclude_max=True))
     def tear_the_last_line(self, part: float) -> None:

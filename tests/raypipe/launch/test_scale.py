@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,48 +12,12 @@ import pytest
 
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from tests.command import start
-
-MANY = """
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.launcher import PoolOptions
-from raypipe.config.settings import Operational, Settings
-from raypipe.graph.training_stage import hardware_stage
-
-
-class Work(Settings):
-    count: Operational[int] = 100
-
-
-class Many(Settings):
-    work: Work = Work()
-
-
-def one(number):
-    return number
-
-
-def stages(settings):
-    work = settings.work
-    units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
-
-    def run(context):
-        calls = ((u.key, one, u.literals["n"]) for u in context.todo())
-        with context.pool(PoolOptions(1.0)) as pool:
-            for key, value in context.map(pool, calls):
-                row = {"dataset": "many", "value": float(value)}
-                context.finish(units[key], {"evaluations": {key: row}})
-
-    return [hardware_stage(), Stage("units", run, list(units.values()), ("hardware",))]
-
-
-EXPERIMENT = Experiment("many", 1, Many, stages)
-"""
+from tests.command import EXAMPLES, start
 
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    (tmp_path / "many.py").write_text(MANY)
+    shutil.copy(EXAMPLES / "example_many.py", tmp_path / "many.py")
     (tmp_path / "many.yaml").write_text("experiment: many\n")
     return tmp_path
 
