@@ -116,13 +116,6 @@ def _function(
     return RunResults(tables, "f", command, "function: m:f\narguments: {seed: 0}\n", declared)
 
 
-NODES = pd.DataFrame(
-    {"command_id": ["a", "b", "b"], "started_at": ["2026-01-01", "2026-01-02", "2026-01-02"],
-     "hostname": ["old", "n1", "n2"], "cpus": 8, "memory_bytes": 32 * 2**30, "gpus": "H100",
-     "command": ["raypipe run a", *["raypipe run b"] * 2]}
-)  # fmt: skip
-FAILURES = pd.DataFrame({"stage": ["stage1", "stage0"], "unit": ["a unit", "b"], "attempt": 1,
-                         "kind": "error", "message": "no"})  # fmt: skip
 OWN = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
 STUDIES = Table(
     "studies",
@@ -138,36 +131,14 @@ def run_of(case: Mapping[str, Any]) -> RunResults:
     """The run of a case: what it has of these tables, and the experiment's own section."""
     if "function" in case:
         return _function(**case["function"])
-    makers: dict[str, Callable[[Any], dict[str, pd.DataFrame]]] = {
-        "stages": lambda statuses: {"stages": _stages(*statuses)},
-        "environment": lambda _: {"environment": NODES},
-        "failures": lambda _: {"failures": FAILURES},
-        "matrix": lambda scores: _matrix(*scores),
-        "trainings": lambda accuracies: _trainings(*accuracies),
-        "measures": lambda found: {
-            "measures": pd.DataFrame(found.items(), columns=["method", "accuracy"])
-        },
-        "squares": lambda columns: {"squares": pd.DataFrame({"run_id": "r", **columns})},
-        "studies": lambda costs: {
-            "studies": pd.DataFrame(costs)
-            .melt(var_name="optimizer", value_name="cost")
-            .assign(run=lambda rows: rows.groupby("optimizer").cumcount())
-        },
-        "steps": lambda columns: {
-            "steps": pd.DataFrame({**columns, "trial_id": "train", "loss": 1.0}).assign(
-                step=lambda rows: 10 * (rows.index + 1), samples_per_s=9.0
-            )
-        },
-        "trials": lambda columns: {
-            "trials": pd.DataFrame(
-                {"trial_id": ["train"], "stage": "train", "status": "succeeded", **columns}
-            )
-        },
-    }
-    tables: dict[str, pd.DataFrame] = {}
-    for name in makers.keys() & case.keys():
-        tables |= makers[name](case[name])
-    declared = (STUDIES,) if "studies" in case else (MEASURES,)
+    tables = {name: pd.DataFrame(columns) for name, columns in case.get("tables", {}).items()}
+    if "stages" in case:
+        tables["stages"] = _stages(*case["stages"])
+    if "matrix" in case:
+        tables |= _matrix(*case["matrix"])
+    if "trainings" in case:
+        tables |= _trainings(*case["trainings"])
+    declared = (STUDIES,) if "studies" in tables else (MEASURES,)
     run = _run(case.get("configuration", CONFIGURATION), declared, **tables)
     return replace(run, sections=(OWN,) if case.get("own") else ())
 
