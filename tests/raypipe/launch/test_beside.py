@@ -64,13 +64,6 @@ def with_scaling(job: TrainingJob, **scaling: object) -> TrainingJob:
     return replace(job, settings=settings)
 
 
-def test_a_training_computes_with_the_cpus_that_it_holds(launcher, control, cpus, tmp_path):
-    one = with_scaling(job(tmp_path / "run", 16, 1, 1), cpus_per_worker=cpus)
-    one = replace(one, task=Threaded(tmp_path / "threads"))
-    assert launcher.train(one, ignore)["leased"][1] > 0
-    assert {int(line) for line in (tmp_path / "threads").read_text().split()} == {cpus}
-
-
 class Threaded(Regression):
     """Notes the number of threads of each step."""
 
@@ -123,10 +116,15 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
         assert full.wait(WAIT_S)
         one = job(tmp_path / "run", 16 // workers, 1, workers)
         one = with_scaling(one, workers=workers, cpus_per_worker=cpus // workers)
-        assert launcher.train(one, ignore)["steps"] == 12
+        one = replace(one, task=Threaded(tmp_path / "threads"))
+        outcome = launcher.train(one, ignore)
     finally:
         over.set()
     assert filling.result(WAIT_S) >= 4 * cpus
+    assert outcome["steps"] == 12
+    assert outcome["leased"][1] > 0
+    threads = (tmp_path / "threads").read_text().split()
+    assert set(threads) == {str(cpus // workers)}  # it computes with the CPUs that it holds
 
 
 class Beside(Regression):

@@ -26,16 +26,10 @@ from raypipe.launch.cluster import RayLauncher
 from tests.command import is_alive, until
 
 
-@pytest.fixture(params=[False, True], ids=["tasks", "kept"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["tasks", "kept"])
 def keep(request: pytest.FixtureRequest) -> bool:
-    """Whether a pool keeps its processes."""
+    """Whether a pool keeps its processes, each of which costs seconds."""
     return bool(request.param)
-
-
-#: each process that is kept costs seconds
-SLOW_IF_KEPT = pytest.mark.parametrize(
-    "keep", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["tasks", "kept"]
-)
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -116,7 +110,6 @@ TASKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, Any,
 }
 
 
-@SLOW_IF_KEPT
 def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep, tmp_path: Path):
     options = PoolOptions(0.5, time_limit_s=4, attempts=2, keep_processes=keep)
     with launcher.pool(options) as pool:
@@ -180,7 +173,6 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
         assert all(result.value for (result,) in collect(pool).values())
 
 
-@SLOW_IF_KEPT
 def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
     with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         waiting, most, done = 20 * cpus, 0, 0

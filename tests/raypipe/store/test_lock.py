@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -118,84 +119,53 @@ def test_what_another_command_left_is_taken_over_once_it_expired(store, said, le
     assert message in text
 
 
-HOLD = """
-import sys
-from raypipe.errors import ConfigError
-from raypipe.store.lock import Pace, writing
-from raypipe.store.run_directory import RunDirectory
-run, pace = RunDirectory.at(sys.argv[1]), Pace(*map(float, sys.argv[2:]))
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    with writing(run, lambda text: None, pace):
-        print("held", flush=True)
-        sys.stdin.readline()
-except ConfigError as error:
-    print(error, flush=True)
-"""
-
-
-@pytest.fixture
-def command() -> Iterator[Callable[..., subprocess.Popen]]:
-    """Start processes that hold the lock of a run directory from a line of input to the next."""
-    started: list[subprocess.Popen] = []
-
-    def start(run: RunDirectory) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, run.location, *map(str, astuple(FAST))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=PROJECT,
-        )
-        started.append(process)
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def answer(*processes: subprocess.Popen) -> list[str]:
-    """Let processes go on, and return what each prints."""
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    return [process.stdout.readline() for process in processes]
-
-
-@pytest.mark.parametrize(
-    "left",
-    [
-        pytest.param(None, id="nothing", marks=pytest.mark.slow),
-        pytest.param(b"", id="released", marks=pytest.mark.slow),
-        pytest.param(OTHER, id="expired"),
-    ],
-)
-def test_of_processes_that_begin_at_the_same_time_one_writes(store, command, left):
+@pytest.mark.parametrize("left", [None, b"", OTHER], ids=["nothing", "released", "expired"])
+def test_of_commands_that_begin_at_the_same_time_one_writes(store, said, left):
     if left is not None:
         store.write(store.lock, left)
-    processes = [command(store) for _ in range(2)]
-    answers = answer(*processes)
-    assert answers.count("held\n") == 1
-    assert ["is writing it" in text for text in answers].count(True) == 1
-    for process in processes:
-        process.communicate("\n")
+    begin, refused = threading.Barrier(3), threading.Semaphore(0)
+
+    def command() -> str:
+        begin.wait(20)
+        try:
+            with writing(store, said.append, FAST):
+                assert all(refused.acquire(timeout=20) for _ in range(2))
+                return "held"
+        except ConfigError as error:
+            refused.release()
+            return str(error)
+
+    with ThreadPoolExecutor(3) as threads:
+        answers = [each.result() for each in [threads.submit(command) for _ in range(3)]]
+    assert answers.count("held") == 1
+    assert ["is writing it" in text for text in answers].count(True) == 2
     assert is_free(store)
 
 
-def test_a_process_that_froze_beyond_the_expiry_ends(store, said, command):
-    frozen = command(store)
-    assert answer(frozen) == ["held\n"]
-    frozen.send_signal(signal.SIGSTOP)
-    with writing(store, said.append, FAST) as check:
-        mine = owner(store)
-        frozen.send_signal(signal.SIGCONT)
-        assert frozen.wait(60) == -signal.SIGTERM
-        check()
-        assert owner(store) == mine
+HOLD = """
+import sys, time
+from raypipe.store.lock import Pace, writing
+from raypipe.store.run_directory import RunDirectory
+with writing(RunDirectory.at(sys.argv[1]), print, Pace(*map(float, sys.argv[2:]))):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_froze_beyond_the_expiry_ends(store, said):
+    words = [sys.executable, "-c", HOLD, store.location, str(FAST.beat_s), str(FAST.expiry_s)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as frozen:
+        try:
+            assert frozen.stdout.readline() == "held\n"
+            frozen.send_signal(signal.SIGSTOP)
+            with writing(store, said.append, FAST) as check:
+                mine = owner(store)
+                frozen.send_signal(signal.SIGCONT)
+                assert frozen.wait(60) == -signal.SIGTERM
+                check()
+                assert owner(store) == mine
+        finally:
+            frozen.kill()
     assert is_free(store)
     assert f"process {frozen.pid} on" in said[0]
 

@@ -80,11 +80,6 @@ def test_the_direction_is_what_the_table_declares():
         metric_of(MetricSettings(metric="stages.duration_s"), TABLES, "here")
 
 
-def test_steps_are_no_metric_of_a_point():
-    with pytest.raises(ConfigError, match="take the table trials"):
-        metric_of(MetricSettings(metric="steps.loss"), TABLES, "here")
-
-
 # the metric of a sweep
 
 DECLARED = {

@@ -91,8 +91,6 @@ def test_a_column_of_the_training_is_searched(column, given, words, mode):
             "no row of the table has it; did you mean eval_accuracy? (numbers: ",
         ),
         ("los_final", 2, "did you mean loss_final"),
-        ("device", 2, "device holds no numbers"),
-        ("eval_odd", 2, "does not say which eval_odd is better"),
     ],
 )
 def test_a_column_that_does_not_exist_is_named(metric, status, message):

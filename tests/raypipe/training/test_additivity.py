@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,9 +187,28 @@ class Mean(Regression):
 
 
 def test_a_training_refuses_a_mean_at_its_first_step(tmp_path: Path) -> None:
-    with pytest.raises(UnitError, match=r"Mean\.loss: Loss\.total is a mean"):
+    with pytest.raises(UnitError, match=r"Mean\.loss: Loss\.total is a mean") as caught:
         train(job(Mean(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
+    assert caught.value.trace is not None
+    line = Mean.loss.__code__.co_firstlineno
+    assert caught.value.trace.frame == f"{__file__}:{line} in loss"
     train(replace(job(Mean(), tmp_path), measured=True), Worker(0, CPU))  # not a benchmark
+
+
+class Given(Regression):
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        total, weight, metrics = super().loss(model, batch, context)
+        means = {name: value / weight for name, value in metrics.items()}
+        return Loss.mean(total / weight, weight, means)
+
+
+def test_a_mean_that_says_so_trains_as_the_sum(tmp_path: Path) -> None:
+    steps = []
+    for task in (Regression(), Given()):
+        asked = job(task, tmp_path / type(task).__name__, (3, 3, 8, 1), steps=3)
+        train(asked, Worker(0, CPU))
+        steps.append(results.read_table(asked.run_dir, "steps")[["step", "loss", "mae"]])
+    pd.testing.assert_frame_equal(*steps, rtol=1e-12)
 
 
 def test_the_end_of_the_debugger_is_not_an_error_of_the_loss() -> None:

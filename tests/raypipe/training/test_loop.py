@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,11 @@ class Unnamed(Regression):
     blocks = TrainTask.blocks
 
 
+class Endless(Regression):
+    def build_dataset(self) -> Any:
+        return count()
+
+
 def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
         run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
@@ -224,6 +230,8 @@ def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
         train(job(TwoPhases(), tmp_path, (4, 1, 24, 6)), Worker(0, CPU, 6))
     with pytest.raises(ValueError, match="no samples"):
         run(job(Regression(samples=0), tmp_path))
+    with pytest.raises(ValueError, match=r"training\.epochs: the dataset is a stream"):
+        run(job(Endless(), tmp_path, steps=None, epochs=1))
     assert not (tmp_path / "results").exists()
 
 
