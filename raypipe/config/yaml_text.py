@@ -158,8 +158,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 _TAG = "tag:yaml.org,2002:"
-for _kind in ("binary", "omap", "pairs", "set", "timestamp"):  # not supported by JSON
-    del _Loader.yaml_constructors[_TAG + _kind]
+_UNKNOWN = {_TAG + kind for kind in ("binary", "omap", "pairs", "set", "timestamp")}  # not in JSON
+#: a copy: the dictionary of the class above is that of every ``yaml.safe_load``
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag not in _UNKNOWN
+}
 _KEPT = (_TAG + "bool", _TAG + "null", _TAG + "merge")
 #: without those of YAML 1.1 that read 1:30 as 90, 010 as 8 and 2024-01-01 as a date
 _Loader.yaml_implicit_resolvers = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,7 @@ def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_no
     )
     shown = run("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
     assert "matrix: 1 points" in shown
+
+
+def test_importing_raypipe_does_not_change_yaml_for_others():
+    assert yaml.safe_load("2024-01-01") == date(2024, 1, 1)
