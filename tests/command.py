@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -22,6 +23,8 @@ import raypipe as rp
 from raypipe import cli
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import read_table
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
@@ -36,6 +39,11 @@ class Ended:
     status: int
     output: str
     errors: str = ""
+
+
+def table(folder: str | Path, name: str) -> pd.DataFrame:
+    """A table of a run directory."""
+    return read_table(RunDirectory.at(folder), name)
 
 
 def status(

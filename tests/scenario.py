@@ -30,9 +30,7 @@ import pytest
 import yaml
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import Ended, forget, in_process
+from tests.command import Ended, forget, in_process, table
 
 Step = Mapping[str, Any]
 
@@ -62,7 +60,7 @@ def play(
     for each in commands:
         step = _filled(each, names)
         _prepare(step)
-        kept = {name: _table(at, name) for name in step.get("kept", ())}
+        kept = {name: table(at, name) for name in step.get("kept", ())}
         before = {path: content(path) for path in step.get("unchanged", ())}
         ended = run(step)
         assert ended.status == step.get("status", 0), ended.output
@@ -74,7 +72,7 @@ def play(
             assert found == set(left)
         _check_tables(at, step)
         for name, rows in kept.items():
-            _assert_kept(rows, _table(at, name))
+            _assert_kept(rows, table(at, name))
         assert {path: content(path) for path in before} == before
 
 
@@ -126,22 +124,18 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _table(at: str, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(at), name)
-
-
 def _check_tables(at: str, step: Step) -> None:
     for name, columns in step.get("columns", {}).items():
-        assert list(_table(at, name).columns[3:][: len(columns)]) == columns
+        assert list(table(at, name).columns[3:][: len(columns)]) == columns
     for name, columns in step.get("listed", {}).items():
-        rows = _table(at, name)
+        rows = table(at, name)
         for column, values in columns.items():
             assert [None if pd.isna(value) else value for value in rows[column]] == values
     for name, expected in step.get("tables", {}).items():
-        rows = _table(at, name).sort_values(list(expected[0])).to_dict("records")
+        rows = table(at, name).sort_values(list(expected[0])).to_dict("records")
         for row, values in zip(rows, expected, strict=True):
             assert [k for k, v in values.items() if not _is_like(row[k], v)] == [], row
-    assert {name: len(_table(at, name)) for name in step.get("rows", ())} == step.get("rows", {})
+    assert {name: len(table(at, name)) for name in step.get("rows", ())} == step.get("rows", {})
     for name, lines in step.get("logs", {}).items():
         logged = Path(at, "logs", f"{name}.log").read_text().splitlines()
         assert [line for line in lines if line not in logged] == []

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from raypipe.launch.inline import InlineLauncher
 from tests import command
+from tests.scenario import cases
 
-TABLE = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
+TABLE = cases(__file__, "mistakes")
 
 
 @pytest.fixture(scope="module")

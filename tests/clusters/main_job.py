@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
+from tests.command import table
 
 PROJECT = Path(__file__).resolve().parents[2]
 WAIT_S = 900
@@ -17,7 +16,9 @@ experiment: experiments.pabbo_lda
 data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
 train_small:
   training: {steps: 6, micro_batch: 4, log_every: 2, checkpoint_every: 2}
-  pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
+  pabbo: &pabbo
+    {policy_batch: 2, trajectories: 2, horizon: 4, query_points: 16, candidate_pairs: 32,
+     evaluation: {functions: 2, starts: 1, steps: 2, query_points: 16, candidate_pairs: 32}}
 evaluate_small: &evaluation
   {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
 train_large:
@@ -38,10 +39,6 @@ def write(folder: Path) -> None:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROJECT / package, folder / package, ignore=ignored)
     (folder / "tiny.yaml").write_text(CONFIG)
-
-
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), name)
 
 
 def stored_evaluations(folder: Path) -> int:

@@ -21,7 +21,7 @@ from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import PROJECT, WAIT_S
 from tests.clusters.namespaces import Host
 from tests.clusters.provider import Machines, completed
-from tests.command import until
+from tests.command import table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -204,7 +204,7 @@ def test_the_main_job_on_a_cluster_that_grows(
     shown = launcher.run(*submit(cluster, work, command, "delay_task:s=2"))
     assert "done: " in shown, shown
     main_job.assert_whole(folder)
-    evaluated = main_job.table(folder, "evaluations")["worker"]
+    evaluated = table(folder, "evaluations")["worker"]
     workers = {name.partition(":")[0] for name in evaluated}
     # on the nodes for tasks alone, on the one that came because of them too
     assert workers == {launcher.machines[name].name for name in ("cpu-1", "cpu-2")}
@@ -228,8 +228,8 @@ def test_what_is_taken_away_comes_again(
     launcher.take_away("cpu-2")
     launcher.offer("cpu-3")
     launcher.end(process)
-    assert set(main_job.table(folder, "failures")["kind"]) == {"node_lost"}
-    assert sorted(main_job.table(folder, "steps")["step"]) == list(range(1, 501))
+    assert set(table(folder, "failures")["kind"]) == {"node_lost"}
+    assert sorted(table(folder, "steps")["step"]) == list(range(1, 501))
     assert launcher.running() == 3
     launcher.offer("cpu-4")
     launcher.request(3)

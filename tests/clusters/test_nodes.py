@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import main_job, namespaces
-from tests.clusters.main_job import WAIT_S, stored_evaluations, table
+from tests.clusters.main_job import WAIT_S, stored_evaluations
 from tests.clusters.namespaces import Host, Network
-from tests.command import listens, until
+from tests.command import listens, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import raypipe as rp
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import status
+from tests.command import status, table
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -32,10 +29,6 @@ def run(config: str, folder: Path, *overrides: str, verb=rp.run, **options: obje
     with inline():
         given = {"profile": "cpu", **options}
         return status(verb, CONFIGS / f"{config}.yaml", overrides, run_dir=folder, **given)
-
-
-def table(folder: Path, name: str = "measures") -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), name)
 
 
 def assert_declared(folder: Path, tables, metrics=None) -> None:

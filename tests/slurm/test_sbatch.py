@@ -12,9 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import until
+from tests.command import table, until
 from tests.slurm.daemons import Slurm, missing
 
 PROJECT = Path(__file__).parents[2]
@@ -78,9 +76,9 @@ def submit(slurm: Slurm, folder: Path, *words: str) -> str:
 
 def done_by(folder: Path, job: str) -> dict[int, str]:
     """Which worker did which task; every task has one row."""
-    table = read_table(RunDirectory.at(folder / "runs" / f"slurm-{job}"), "evaluations")
-    assert table["T"].is_unique
-    return dict(zip(table["T"], table["worker"], strict=True))
+    rows = table(folder / "runs" / f"slurm-{job}", "evaluations")
+    assert rows["T"].is_unique
+    return dict(zip(rows["T"], rows["worker"], strict=True))
 
 
 def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slurm, folder):
