@@ -105,37 +105,41 @@ def test_only_the_launchers_import_ray() -> None:
     assert {file.parts[0] for file in users} == {"launch"}
 
 
-@pytest.mark.parametrize("module", ["raypipe", "raypipe.graph", "raypipe.graph.launcher"])
-def test_importing_the_api_changes_no_environment_variable(module: str) -> None:
+def test_importing_the_api_changes_no_environment_variable() -> None:
+    module = "raypipe.graph.launcher"
     code = f"import os; old = dict(os.environ); import {module}; assert dict(os.environ) == old"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+#: loading torch or ray takes seconds, scipy.stats half a second
+HEAVY = ("torch", "ray", "pandas", "pyarrow", "matplotlib", "sklearn")
+HELP = """import sys; sys.argv = ['raypipe', '--help']
+from raypipe.cli import main
+try: main()
+except SystemExit as done: assert not done.code"""
+TASKS = """import experiments.lm_pretrain.shards, experiments.summarization.tokenizer, pkgutil
+from experiments.pabbo_lda import objective
+for module in pkgutil.iter_modules(objective.__path__):
+    __import__(f'{objective.__name__}.{module.name}')"""
+
+
 @pytest.mark.parametrize(
-    "code",
+    ("code", "heavy"),
     [
-        "import raypipe",
-        "import sys; sys.argv = ['raypipe', '--help']\n"
-        "from raypipe.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as done: assert not done.code",
-        "import raypipe.launch.control, raypipe.launch.task  # in processes that may need none",
+        ("import raypipe", HEAVY),
+        (HELP, HEAVY),
+        ("import raypipe.launch.control, raypipe.launch.task", HEAVY),
+        ("import raypipe.commands.run", ("scipy.stats",)),
+        (TASKS, ("torch", "ray", "transformers", "optuna", "matplotlib")),
     ],
+    ids=["api", "help", "small processes", "commands", "CPU tasks of experiments"],
 )
-def test_help_and_small_processes_are_quick(code: str) -> None:
-    """Loading torch or ray takes seconds."""
-    heavy = ["torch", "ray", "pandas", "pyarrow", "matplotlib", "sklearn"]
+def test_what_is_small_or_quick_loads_nothing_heavy(code: str, heavy: tuple[str, ...]) -> None:
     shown = f"\nimport json, sys; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", code + shown], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout.splitlines()[-1]) == []
-
-
-def test_commands_start_without_the_statistics() -> None:
-    """Loading scipy.stats takes half a second; few commands need it."""
-    code = "import raypipe.commands.run, sys; assert 'scipy.stats' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_map_loads_what_a_function_needs_alone(tmp_path: Path) -> None:

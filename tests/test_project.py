@@ -48,22 +48,6 @@ def test_no_profile_takes_an_arithmetic_that_older_cards_lack(path, gb, monkeypa
     assert taken.isdisjoint({"tf32", "bf16"})
 
 
-def test_the_main_configuration_has_the_published_sizes(monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    document = config.read(PROJECT / "configs/pabbo_lda.yaml")
-    for node, sizes in (
-        (CPU, (2000, 16, 8000, 32, 20, 256)),
-        (GPU, (4000, 32, 12000, 64, 50, 512)),
-    ):
-        settings = config.resolve(document, (), "auto", [node]).settings
-        small, large = settings.train_small, settings.train_large
-        assert sizes == (
-            *(small.training.steps, small.training.effective_batch),
-            *(large.training.steps, large.training.effective_batch),
-            *(large.pabbo.max_context, settings.evaluate_large.query_points),
-        )
-
-
 def test_no_text_names_the_distribution_of_another_project():
     """``raypipe`` on PyPI belongs to another project; ours is ``raypipe-runner``."""
     wrong = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?raypipe(?![-_]runner\b)|\braypipe\[[a-z]")

@@ -27,7 +27,7 @@ import pytest
 
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
-from tests.command import in_process
+from tests.command import forget, in_process
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
@@ -160,16 +160,11 @@ class Reader:
                 f"{block.place}: {command.words[0]!r} does not run in tests; "
                 "begin the block with the comment `# needs ...`"
             )
+            python = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
             done = subprocess.run(
-                [sys.executable if word == "python" else word for word in command.words[:1]]
-                + command.words[1:],
-                cwd=self.folder,
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
+                command.words, cwd=self.folder, env={**os.environ, **environment, **python},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            )  # fmt: skip
             status, output = done.returncode, done.stdout
         assert status == command.status, f"{block.place}: {command.words}:\n{output}"
         return output
@@ -186,9 +181,7 @@ def visiting(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            for name, module in list(sys.modules.items()):
-                if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
-                    del sys.modules[name]
+            forget(folder)
 
 
 def differences(expected: Block, printed: str) -> None:

@@ -190,29 +190,6 @@ def test_the_site_builds(tmp_path):
         assert not loaded.search(page.read_text("utf-8")), page
 
 
-@pytest.mark.parametrize(
-    ("page", "written", "expected"),
-    [
-        ("howto/gpu.md", "[a](../training.md#x)", "[a](../training.md#x)"),
-        ("howto/gpu.md", "[a](../../README.md)", "[a](../project/README.md)"),
-        ("security.md", "[a](../SECURITY.md)", "[a](project/SECURITY.md)"),
-        ("project/README.md", "[a](docs/training.md)", "[a](../training.md)"),
-        ("project/README.md", "[a](CONTRIBUTING.md#b)", "[a](CONTRIBUTING.md#b)"),
-        ("faq.md", "[a](../raypipe/stats.py)", "a"),
-        ("faq.md", "[a](https://x.org) [b](#c)", "[a](https://x.org) [b](#c)"),
-        ("faq.md", "`[a](../x.py)`", "`[a](../x.py)`"),
-        ("faq.md", "```text\n[a](../x.py)\n```\n", "```text\n[a](../x.py)\n```\n"),
-    ],
-)
-def test_links_of_the_site(page, written, expected):
-    pytest.importorskip("mkdocs")
-    from docs.site_links import rewritten
-
-    assert rewritten(written, page, None) == expected
-    source = "[a](https://x.org/r/blob/main/raypipe/stats.py)"
-    assert rewritten("[a](../raypipe/stats.py)", "faq.md", "https://x.org/r") == source
-
-
 _HEADING = re.compile(r"^### `(.+)`$", re.MULTILINE)
 MESSAGES = _HEADING.findall((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
 _VALUE = "\0"  # a value that a message inserts
@@ -277,15 +254,3 @@ SHOWN = re.findall(r"^```yaml\n(.*?)^```$", SCRIPTS_GUIDE, re.MULTILINE | re.DOT
 def test_the_guide_shows_the_examples(name: str) -> None:
     shown = [yaml.safe_load(text.replace("train.py", "plain.py")) for text in SHOWN]
     assert yaml.safe_load((SCRIPTS / f"{name}.yaml").read_text()) in shown
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("trainer", ["class JsonLines(TrainerCallback):", "resume_from_checkpoint=get_last_check"]),
-        ("light", ["flush_logs_every_n_steps=10", "accumulate_grad_batches=args.accum"]),
-    ],
-)
-def test_the_guide_shows_lines_of_the_scripts(name: str, lines: list[str]) -> None:
-    script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
-    assert [line for line in lines if line not in script or line not in SCRIPTS_GUIDE] == []
