@@ -1,4 +1,7 @@
-"""Hardware detection on machines that a stand-in for NVML shows. Needs a C compiler, no CUDA."""
+"""Machines that a stand-in for NVML shows: what is detected, and what commands say of it.
+
+Detection needs a C compiler, the commands need the CUDA wheel of torch, too.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import psutil
 import pytest
 
 from tests import scenario
+from tests.gpu.conftest import Rig
 from tests.gpu.rig import build
 
 #: torch with kernels for 7.5 to 12.0, built for CUDA 13.0
@@ -78,3 +82,38 @@ def test_numbers_are_those_of_nvml(found):
         (0, A100),
         (1, H100),
     ]
+
+
+COMMANDS = """
+import contextlib, io, json, os, sys
+from raypipe.cli import main
+results = {}
+for name, (machine, command) in json.loads(os.environ["COMMANDS"]).items():
+    os.environ.update(machine)
+    output, sys.argv = io.StringIO(), ["raypipe", *command.split()]
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            main()
+        except SystemExit as ended:
+            results[name] = [ended.code or 0, output.getvalue()]
+    for variable in machine:
+        del os.environ[variable]
+print(json.dumps(results))
+"""
+CASES = scenario.cases(__file__, "doctor")
+
+
+@pytest.fixture(scope="module")
+def results(rig: Rig) -> dict[str, Any]:
+    """The exit status and the output of every command, from one process."""
+    commands = {name: (case.get("machine", {}), case["command"]) for name, case in CASES.items()}
+    return rig.run(COMMANDS, env={"COMMANDS": json.dumps(commands)})
+
+
+@pytest.mark.gpu_rig
+@pytest.mark.parametrize("name", CASES)
+def test_a_command_says_what_is_wrong_with_the_gpus(name, results):
+    status, output = results[name]
+    assert status == CASES[name].get("status", 0), output
+    for part in CASES[name]["says"]:
+        assert part in output

@@ -103,7 +103,8 @@ values = torch.zeros(4, 100, device="cuda")
 candidates = Candidates.of(values, values, draw_pairs(0, 0, samples, 100, 256))
 
 def kernels():
-    return counters["launches"] - counters["gemms"]
+    now = counters()
+    return now["launches"] - now["gemms"]
 
 def launches(trajectories):
     for _ in range(2):
@@ -137,9 +138,10 @@ def block():
 def step(optimizer):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    before = dict(counters)
+    before = counters()
     optimizer.step()
-    return {name: counters[name] - before[name] for name in ("syncs", "launches", "h2d", "d2h")}
+    after = counters()
+    return {name: after[name] - before[name] for name in ("syncs", "launches", "h2d", "d2h")}
 
 model = nn.Sequential(nn.Embedding(100, 64), *(block() for _ in range(10)), nn.Linear(64, 100))
 model.to("cuda")

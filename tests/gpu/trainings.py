@@ -124,7 +124,7 @@ def counted(job: TrainingJob, worker: Worker) -> dict[str, Any]:
 
     def marked(update: Update, *arguments: Any, **named: Any) -> Any:
         norm = step(update, *arguments, **named)
-        marks.append(dict(counters))
+        marks.append(counters())
         return norm
 
     Update.step = marked  # type: ignore[method-assign]

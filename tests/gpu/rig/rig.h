@@ -5,7 +5,7 @@
 
 #include "machine.h"
 
-/* counters.py lists the same names in the same order */
+/* counters.py reads the names from here */
 typedef struct {
     long launches, gemms, syncs, event_syncs, h2d, d2h, d2d, h2d_bytes, d2h_bytes, mallocs, frees,
         ooms, collectives, memsets, gather_bytes, scatter_bytes, reduce_bytes,
