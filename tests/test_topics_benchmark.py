@@ -68,15 +68,6 @@ def test_measures_of_a_study_equal_a_plain_loop(corpus: Corpus) -> None:
     assert found["regret"] == pytest.approx(0, abs=1e-12)
 
 
-def test_regret_is_that_of_the_mean_over_seeds(corpus: Corpus) -> None:
-    assert corpus.expected(20) - corpus.lowest == pytest.approx(0.1 * math.log(2))
-
-
-def test_starts_of_low_and_high_are_apart() -> None:
-    low, high = (start_of(name, Space(2, 1000), 0) for name in ("low", "high"))
-    assert max(low) < 15 < 150 < min(high)
-
-
 def studies(areas: dict[str, float]) -> pd.DataFrame:
     """Twenty runs on two corpora; the areas differ by a fixed amount."""
     rows = [
@@ -102,22 +93,10 @@ def test_leaderboard_counts_corpora_with_clear_differences() -> None:
     assert rows.loc["good", "rank_half"] == 0
 
 
-def test_runs_of_one_seed_and_start_are_one_block() -> None:
-    """An optimizer without random draws repeats its run from the published start."""
-    once = studies({"gp_ei": 0.2, "other": 0.1}).query("run < 10")
-    twice = pd.concat([once, once.assign(run=once["run"] + 10)])
-    assert against_control(twice)["n"].tolist() == [10, 10]
-    pd.testing.assert_frame_equal(against_control(twice), against_control(once))
-
-
 def test_tests_are_corrected_for_all_corpora_and_optimizers() -> None:
     tests = against_control(studies({"gp_ei": 0.2, "good": 0.1, "bad": 0.3}))
     assert len(tests) == 4
     assert tests["p_holm"].min() == pytest.approx(4 * tests["p_value"].min())
-
-
-def test_medians_have_a_row_per_corpus_and_start() -> None:
-    assert medians(studies({"gp_ei": 0.2})).loc[("a", "low"), "gp_ei"] == 3
 
 
 @pytest.mark.parametrize(("never", "median"), [(9, 3), (10, np.inf), (11, np.inf)])

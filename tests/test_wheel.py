@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from tests.clusters.main_job import CONFIG
+from tests.command import table
 
 pytest.importorskip("hatchling")
 PROJECT = Path(__file__).resolve().parents[1]
@@ -197,29 +196,13 @@ def test_source_and_identities_do_not_depend_on_the_installation(
 
 
 @pytest.mark.slow
-def test_the_samplers_of_pabbo_propose_points_with_the_weights_of_the_wheel(
-    installed: Path, empty: Path
-) -> None:
-    code = (
-        "import optuna\n"
-        "from raypipe.shipped.experiments.pabbo_lda.samplers.optuna import PabboSampler\n"
-        "from raypipe.shipped.experiments.pabbo_lda.samplers.ray_tune import PabboSearch\n"
-        "study = optuna.create_study(sampler=PabboSampler(seed=0, n_startup_trials=3))\n"
-        "study.optimize(lambda trial: trial.suggest_float('x', 0, 1) ** 2, n_trials=5)\n"
-        "assert study.best_trial.number >= 3, study.trials\n"
-        "assert PabboSearch(metric='loss', mode='min', seed=0)\n"
-    )
-    subprocess.run([str(installed), "-c", code], cwd=empty, check=True)
-
-
-@pytest.mark.slow
 def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(
     installed: Path, empty: Path, tmp_path: Path
 ) -> None:
     (empty / "tiny.yaml").write_text(CONFIG)  # `experiments.pabbo_lda`, as in the repository
     run = tmp_path / "run"
     command(installed, empty, "run", "tiny.yaml", "--run-dir", run)
-    stages = read_table(RunDirectory.at(run), "stages")
+    stages = table(run, "stages")
     assert set(stages["status"]) == {"succeeded"}
     assert len(stages) == 7
     (run / "report" / "index.html").unlink()
