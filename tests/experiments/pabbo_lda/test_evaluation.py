@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from experiments.pabbo_lda.pabbo.functions import (
     winners,
 )
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
-from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
@@ -215,20 +213,6 @@ def test_the_rows_have_intervals_shares_and_tests_of_each_kind_of_start():
     assert rows["near", "random"]["reached_1_percent"] == pytest.approx(1 / 3)
 
 
-GP = SETTINGS.model_copy(update={"functions": 4, "preferential_gp": True})
-needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="BoTorch is missing")
-
-
-@needs_botorch
-def test_the_process_is_ahead_of_random_search_on_smooth_functions():
-    smooth = SyntheticFunctionSettings(length_scale=(1.0, 2.0), sharp_probability=0)
-    settings = GP.model_copy(update={"functions": 12, "starts": 1})
-    held_out = evaluation.held_out_functions(settings, smooth)
-    ours = evaluation.simple_regret(preferential_gp_scorer(), held_out, settings)
-    random = evaluation.simple_regret(evaluation.random_scorer(0, held_out), held_out, settings)
-    assert ours[..., 1:].mean() < random[..., 1:].mean()
-
-
 def test_the_acquisition_equals_a_mean_of_draws(monkeypatch):
     monkeypatch.setattr(preferential_gp, "DRAWS", 400_000)
     mean = torch.tensor([0.0, 0.5, -1.0], dtype=torch.float64)
@@ -242,20 +226,6 @@ def test_the_acquisition_equals_a_mean_of_draws(monkeypatch):
     improvement = preferential_gp._improvement(mean, covariance, pairs, known)
     expected = (ends - utility[:, :1]).relu().mean(0)
     torch.testing.assert_close(improvement, expected, atol=0.01, rtol=0)
-
-
-@needs_botorch
-def test_an_evaluation_can_compare_with_the_process(tmp_path):
-    torch.manual_seed(0)
-    run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
-    write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
-    weights = read_verified(run, run.model("m"))
-    drawn = GP.model_copy(update={"sampled": True})
-    searches = evaluation.search({"pabbo": weights}, drawn, FUNCTIONS)
-    assert list(searches.regret) == ["pabbo", "random", "preferential_gp"]
-    held_out = evaluation.held_out_functions(GP, FUNCTIONS)
-    alone = evaluation.simple_regret(preferential_gp_scorer(), held_out, GP)
-    assert torch.equal(searches.regret["preferential_gp"], alone)
 
 
 def test_a_missing_library_is_refused_with_its_extra(monkeypatch):

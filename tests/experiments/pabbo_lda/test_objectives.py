@@ -96,6 +96,7 @@ def test_coherence_counts_the_documents_that_hold_both_words():
 
 def test_recorded_values_are_looked_up(folder):
     found = objective(folder, objective="tabular", table=folder / "table.csv", seed=1, runs=2)
+    assert settings(objective="tabular", table=folder / "table.csv").unseen_seeds == 0
     assert value(found, Point(8), 1) == 4
     assert value(found, Point(4), 1) == pytest.approx(6)  # halfway in log T and in log value
     assert value(found, Point(40), 1) == 4

@@ -125,7 +125,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, name: OptimizerName) -> Case:
     slow = name in ("gp_ei", "pfn_ei")  # a fit, or a prediction of every candidate, per value
-    start, budget, widest = (4, 8, 100) if slow else (25, 45, 2000)
+    start, budget, widest = (3, 5, 100) if slow else (25, 45, 2000)
     t_min = draw(st.integers(1, 50))
     t_max = t_min + draw(st.integers(1, 3) | st.integers(4, widest))
     ratios = st.sampled_from([1.002, 1.3, 100.0])
@@ -185,7 +185,11 @@ def test_the_seed_decides_and_global_generators_are_left_alone(name):
         assert asked(make(name, 5), lambda T: 10 ** min(300.0, bowl(T) * 15)) == first
 
 
-@pytest.mark.parametrize("name", ["ga", "es", "sabbo", "tpe", "cma_es", "gp_ei", "pfn_ei"])
+@pytest.mark.parametrize(
+    "name",
+    ["ga", "es", "sabbo", "tpe", "cma_es"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("gp_ei", "pfn_ei")],
+)
 def test_finds_the_bottom_of_a_bowl_in_three_dimensions(name):
     """Better than random search, after 20 evaluations that are spread over the space."""
     center = WIDE.positions([Point(8, 0.01, 2.0)])

@@ -10,7 +10,8 @@ import pytest
 import raypipe as rp
 from experiments.pabbo_lda import settings
 from raypipe.commands import configuration as config
-from tests.experiments.runs import CONFIGS, run, table
+from tests.command import table
+from tests.experiments.runs import CONFIGS, run
 
 OWN = ("data.source=bow", "data.dir=bow", "lda.datasets=[mine]")
 #: shipped models, and a study of three evaluations

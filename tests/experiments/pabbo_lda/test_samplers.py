@@ -119,18 +119,6 @@ def test_trials_count_by_their_state():
     assert told == pytest.approx({0.0: 3.0, 0.1: 4.0, 0.5: 4.0, 0.6: 4.0, 0.7: 2.0, 0.8: 2.0})
 
 
-def test_of_many_trials_the_surrogate_sees_the_best_and_distant_ones():
-    own = sampler(n_startup_trials=1)
-    study = study_of(own)
-    for x in np.linspace(0, 1, 201):
-        study.add_trial(create_trial(params={"x": float(x)}, distributions=X, value=abs(x - 0.3)))
-    study.ask(X)
-    seen = (own._surrogate.known[:, 0] + 1) / 2
-    assert len(seen) == 40
-    assert {0.0, 1.0, 0.3} <= set(np.round(seen, 9))
-    assert np.diff(np.sort(seen)).max() < 0.06
-
-
 def test_processes_that_share_a_storage_propose_different_points(tmp_path):
     where = {"storage": f"sqlite:///{tmp_path}/study.db", "study_name": "shared"}
     studies = [study_of(**where, load_if_exists=True) for _ in range(2)]

@@ -23,7 +23,7 @@ from experiments.pabbo_lda.space import Point
 from experiments.pabbo_lda.study import runner
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.evaluations import lda_seeds
-from experiments.pabbo_lda.study.runner import StudySpec, run_studies, study_specs
+from experiments.pabbo_lda.study.runner import run_studies, study_specs
 from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, Study
 from raypipe.errors import UnitError
 from raypipe.graph.context import Session, StageContext
@@ -358,12 +358,9 @@ def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undistur
     ledger, _, error = run_with_another_tpe(tmp_path / "run", study_settings())
     after = outcome(ledger)
     assert isinstance(error, UnitError)
-    assert after["values"].items() >= before["values"].items()
     for table in ("studies", "study_history"):
         assert of_tpe(after[table]) == of_tpe(before[table])
-        finished = {key: row for key, row in after[table].items() if "/tpe/" not in key}
-        assert finished.items() <= undisturbed[table].items()
-        assert len(finished) == len(undisturbed[table]) - len(of_tpe(undisturbed[table]))
+        assert {**after[table], **of_tpe(undisturbed[table])} == undisturbed[table]
     first = before["study_history"][f"{error.unit}/4"]["T"]  # after the start
     assert error.message == (
         f"the stored history of {error.unit} cannot be continued: the optimizer proposed "
@@ -403,27 +400,3 @@ def test_every_fit_is_computed_once_and_the_value_is_their_mean(
         assert row["duration_s"] == 6 * seeds  # of the search alone
     tables = aggregate(*map(ledger.rows, ("study_history", "evaluations", "studies")))
     assert any("/confirmed_value/" in key for key in tables["rankings"])
-
-
-@pytest.mark.usefixtures("cache")
-def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path):
-    run(tmp_path / "one", small(optimizers=("random",), cache=True))
-    ledger, pool, _ = run(tmp_path / "three", small(optimizers=("random",), cache=True, seeds=3))
-    start = [row for row in ledger.rows("evaluations") if row["T"] in (90, 150, 190)]
-    assert len(start) == 3 * 2 * 3
-    assert sorted(row["seed"] for row in start if row["cached"]) == [0, 0, 0, 1, 1, 1]
-    assert not any(f"seed {seed}/T=90" in " ".join(pool.ran) for seed in (0, 1))
-
-
-def test_the_numbers_of_seeds_decide_a_study(tmp_path):
-    def decisive(name: OptimizerName = "tpe", **changed) -> Any:
-        spec = StudySpec(objective("hills"), name, 0, 0)
-        return spec.unit(small(**changed), None).literals.get("lda")
-
-    assert decisive() is None
-    assert decisive(seeds=2) == {"seeds": 2}
-    assert decisive(final_seeds=3) == {"final_seeds": 3}
-    assert decisive("pabbo_small", seeds=2).keys() == {"policy", "seeds"}
-    assert LdaSettings().unseen_seeds == 3
-    recorded = {"objective": "tabular", "table": tmp_path / "values.csv"}
-    assert small(**recorded, final_seeds=3).unseen_seeds == 0

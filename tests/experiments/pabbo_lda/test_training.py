@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
 from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs, sample_functions
@@ -15,7 +15,6 @@ from experiments.pabbo_lda.pabbo.model import (
     SMALL,
     PabboModel,
     PabboModelSettings,
-    attend,
     restore_model,
 )
 from experiments.pabbo_lda.pabbo.training import (
@@ -58,32 +57,6 @@ def test_the_encoder_is_pytorch_s_with_the_context_as_keys(settings):
     ).train()  # the training path: no fused inference kernel  # fmt: skip
     expected = encoder(joint, mask=blocked)[:, 5:].view(2, 3, 7, -1)
     torch.testing.assert_close(model(context, targets), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_the_cpu_s_attention_is_the_fused_one_with_its_gradient():
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 4))
-    tensors = [
-        torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes
-    ]
-    for mask in (None, torch.arange(5) < torch.tensor([1, 3, 5])[:, None, None, None]):
-        results = []
-        for attention in (attend, nn.functional.scaled_dot_product_attention):
-            out = attention(*tensors, mask)
-            results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
-        torch.testing.assert_close(results[0], results[1])
-
-
-def test_a_mask_is_a_shorter_context():
-    model = _model()
-    context, targets = _tokens(SMALL, size=6)
-    sizes = torch.tensor([[1, 6, 3], [2, 5, 4]])
-    masked = model(context, targets, torch.arange(6) < sizes[..., None])
-    for b in range(2):
-        for r in range(3):
-            short = context[b : b + 1, r : r + 1, : sizes[b, r]]
-            alone = model(short, targets[b : b + 1])
-            torch.testing.assert_close(masked[b, r], alone[0, 0])
 
 
 def test_scores_are_the_acquisition_mlp_of_the_pair_and_the_time():

@@ -1,21 +1,24 @@
-"""The T5 model, its loss, and the tokens of documents and summaries."""
+"""The T5 model, its loss, the texts it writes, and the tokens of documents and summaries."""
 
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from experiments.summarization import model as t5
+from experiments.summarization.generation import GenerationSettings, generate
 from experiments.summarization.tokenizer import Lengths as TokenLengths
 from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import RandomPairs, SummarizationTask, pad
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 from tests.experiments.references import counted_flops, parameter_count
-from tests.experiments.summarization.references import BOTH, batch
+from tests.experiments.summarization.references import BOTH, GATED, batch, lively_t5
 
 
 @BOTH
@@ -99,13 +102,62 @@ def test_what_is_attended_to_is_copied():
     shares = {}
     for copying in (True, False):
         hits = 0
-        for seed in range(100):
+        for seed in range(50):
             torch.manual_seed(seed)
             task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=copying)
             token = torch.tensor([[2 + seed % 18]])
             seen = torch.ones_like(token, dtype=torch.bool)
             logits = t5.next_token_logits(task.build_model(), token, seen, torch.tensor([[t5.PAD]]))
             hits += int(logits[0, 0].argmax() == token[0, 0])
-        shares[copying] = hits / 100
+        shares[copying] = hits / 50
     assert shares[True] >= 0.65
     assert shares[False] <= 0.15
+
+
+def ending(settings: t5.T5Settings, seed: int = 0) -> Any:
+    """A model whose texts end now and then."""
+    model = lively_t5(settings, seed)
+    with torch.no_grad():
+        first = model.decoder.block[0].layer[0].SelfAttention
+        first.relative_attention_bias.weight.mul_(3)
+        model.lm_head.weight[t5.END].mul_(1.5)
+    return model
+
+
+def _sources(settings: t5.T5Settings) -> tuple[Tensor, Tensor]:
+    parts = [batch(settings, seed)[:2] for seed in range(4)]
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([mask for _, mask in parts])
+
+
+def _library_texts(model: Any, inputs: Tensor, mask: Tensor, how: GenerationSettings) -> list:
+    texts = model.generate(
+        input_ids=inputs, attention_mask=mask.long(), num_beams=how.beams,
+        max_new_tokens=how.length, length_penalty=how.length_penalty,
+        no_repeat_ngram_size=how.no_repeat_ngram, early_stopping=False, do_sample=False,
+        use_cache=False, decoder_start_token_id=t5.PAD, pad_token_id=t5.PAD, eos_token_id=t5.END,
+    ).tolist()  # fmt: skip
+    return [[token for token in text if token not in (t5.PAD, t5.END)] for text in texts]
+
+
+@BOTH
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(
+    ("penalty", "ngram"), [(1.0, 0), (0.0, 0), (2.0, 2), (-1.0, 1), (0.6, 3), (1.0, 2)]
+)
+def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(settings, beams, penalty, ngram):
+    how = GenerationSettings(
+        beams=beams, length=12, length_penalty=penalty, no_repeat_ngram=ngram, batch=5
+    )
+    lengths = set()
+    for seed in range(2):
+        model, (inputs, mask) = ending(settings, seed), _sources(settings)
+        texts = generate(model, inputs, mask, how)
+        assert texts == _library_texts(model, inputs, mask, how)
+        lengths |= {len(text) for text in texts}
+    assert len(lengths) > 2  # some end, at different lengths
+
+
+def test_a_model_in_training_is_refused():
+    model, (inputs, mask) = ending(GATED).train(), _sources(GATED)
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        generate(model, inputs, mask, GenerationSettings())

@@ -20,8 +20,9 @@ from experiments.summarization.tokenizer import documents_path, pairs_path, toke
 from raypipe.commands import configuration as config
 from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
+from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import CONFIGS, assert_declared, table
+from tests.experiments.runs import CONFIGS, assert_declared
 
 PLAIN = CONFIGS / "summarization.yaml"
 SMALL = (
@@ -53,7 +54,7 @@ def settings(files: Path):
 
 
 def test_a_summarizer_beats_the_lead_sentence(trained, files):
-    rows = table(trained).set_index("method")
+    rows = table(trained, "measures").set_index("method")
     assert sorted(rows.index) == [
         *("central sentence", "central three sentences"),
         *("lead sentence", "lead three sentences", "summarizer"),

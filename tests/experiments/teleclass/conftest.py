@@ -1,4 +1,4 @@
-"""A stage's context without Ray, and run directories on both kinds of file systems."""
+"""A stage's context without Ray, and a corpus with pseudo-labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import fs as arrow_fs
 from scipy import sparse
 
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
@@ -25,17 +24,6 @@ from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.tracking import Trackers
 from tests.experiments.teleclass.sections import taxonomy_of
-
-
-@pytest.fixture(params=["local", "remote"])
-def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """A run directory, also on a file system that is not local, as object storage is."""
-    if request.param == "local":
-        return RunDirectory.at(tmp_path / "run")
-    run = RunDirectory("bucket://run")
-    filesystem = arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem())
-    run.__dict__["_opened"] = (filesystem, "remote")
-    return run
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from experiments.common import pretrained
 from experiments.teleclass.encoders import LsaEncoder, fit_lsa, sentence_encoder
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
+from raypipe.store.run_directory import RunDirectory
 
 WORDS = [a + b for a in ("gal", "rov", "tin", "mek", "sul") for b in ("axy", "ent", "omb", "ira")]
 
@@ -23,25 +24,27 @@ def written(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(WORDS[: 5 + 3 * (i % 6)], k=12)) for i in range(count)]
 
 
-def test_lsa_is_that_of_scikit_learn(anywhere):
+def test_lsa_is_that_of_scikit_learn(tmp_path):
+    run = RunDirectory.at(tmp_path)
     texts = [*written(60), "Gälaxy of the 42 gal_axy rent"]
     sizes = EncodeSettings(dimensions=8, seed=3)
-    assert fit_lsa(texts, sizes, anywhere) == 8
+    assert fit_lsa(texts, sizes, run) == 8
     vectorizer = TfidfVectorizer(
         token_pattern=r"[^\W\d_]{2,}", stop_words="english", min_df=2, max_df=0.5, sublinear_tf=True
     )
     svd = TruncatedSVD(8, n_iter=5, random_state=3).fit(vectorizer.fit_transform(texts))
     others = [*written(20, seed=1), "GALAXY rovira", texts[-1]]
     expected = normalize(svd.transform(vectorizer.transform(others)))
-    found = LsaEncoder.stored(anywhere).encode(others)
+    found = LsaEncoder.stored(run).encode(others)
     assert found.dtype == np.float32
     # bases of the same space: where two singular values are close, they may be turned
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
 
 
-def test_a_text_without_a_known_word_is_the_zero_vector(anywhere):
-    fit_lsa(written(40), EncodeSettings(dimensions=5), anywhere)
-    found = LsaEncoder.stored(anywhere).encode(["unheard of", "", "galaxy 99 galent"])
+def test_a_text_without_a_known_word_is_the_zero_vector(tmp_path):
+    run = RunDirectory.at(tmp_path)
+    fit_lsa(written(40), EncodeSettings(dimensions=5), run)
+    found = LsaEncoder.stored(run).encode(["unheard of", "", "galaxy 99 galent"])
     assert not found[:2].any()
     assert np.linalg.norm(found[2]) == pytest.approx(1)
 

@@ -123,12 +123,3 @@ def test_the_sources_are_read_once(library, tmp_path, records):
     assert in_another_process() == records[:2000]
     assert len(library) == 1
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".sqlite"]
-
-
-def test_a_damaged_cache_costs_only_time(library, tmp_path, records):
-    in_another_process()
-    (path,) = (tmp_path / "cache").iterdir()
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    assert in_another_process() == records[:2000]
-    assert len(library) == 2
