@@ -1,15 +1,25 @@
-"""Stages of tests that belong to no experiment, with the identities that they would have."""
+"""Stages of tests that belong to no experiment, and sessions that run them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from raypipe.config.settings import Settings
-from raypipe.graph import runner, stored_results
+from raypipe.graph import runner
 from raypipe.graph.configuration import compose
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
+from raypipe.graph.launcher import Launcher
+from raypipe.graph.progress import Display
+from raypipe.hardware import Hardware
+from raypipe.launch.inline import InlineLauncher
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+from raypipe.tracking import Trackers
 
+HERE = Hardware("here", 2, 2**30)
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
 
 
@@ -21,6 +31,10 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     return runner.run_stages(composed(stages), session)
 
 
-def resume(session: Session, stages: Sequence[Stage]) -> None:
-    ledger, asked = session.ledger, (composed(stages), True)
-    stored_results.resume(session.run_dir, ledger, {}, lambda _: asked)
+def session_in(
+    folder: Path, launcher: Launcher | None = None, node: Hardware = HERE, **more: Any
+) -> Session:
+    """Return a session on a run directory, by default in this process."""
+    run, launcher = RunDirectory.at(folder), launcher or InlineLauncher()
+    none = Trackers((), run, "r", "example", {})
+    return Session(run, "r", Ledger(run), launcher, Display(), [node], none, **more)

@@ -8,20 +8,14 @@ import pandas as pd
 
 from raypipe.commands import configuration as config
 from raypipe.commands.configuration import declared
-from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage
-from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.stored_results import resume
 from raypipe.hardware import Hardware
-from raypipe.launch.inline import InlineLauncher
-from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.study.sweep import with_sweep
-from raypipe.tracking import Trackers
-
-HERE = Hardware("here", 2, 2**30)
+from tests.raypipe.composed import HERE, session_in
 
 
 def stages_of(text: str, overrides: tuple[str, ...] = (), node: Hardware = HERE) -> list[Stage]:
@@ -34,12 +28,10 @@ def sweep(
     text: str, folder: Path, overrides: tuple[str, ...] = (), node: Hardware = HERE
 ) -> str | None:
     """Run the stages of a configuration in a run directory; what failed."""
-    run = RunDirectory.at(folder)
-    stages, ledger = stages_of(text, overrides, node), Ledger(run)
-    resume(run, ledger, {}, lambda _: (stages, True))
-    none = Trackers((), run, "r", "swept", {})
+    stages = stages_of(text, overrides, node)
     tables = declared(config.load_experiment("example_sweep", text))
-    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none, tables=tables)
+    session = session_in(folder, node=node, tables=tables)
+    resume(session.run_dir, session.ledger, {}, lambda _: (stages, True))
     return run_stages(stages, session)
 
 

@@ -29,15 +29,12 @@ from raypipe.graph.stored_results import is_done
 from raypipe.graph.tables import CORE
 from raypipe.graph.training_stage import train_stage
 from raypipe.graph.unit_logs import Failure
-from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
-from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from raypipe.tracking import Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
-from tests.raypipe.composed import composed, run_stages
+from tests.raypipe.composed import composed, run_stages, session_in
 
 Do = Callable[[StageContext], None]
 WAIT_S = 400
@@ -86,9 +83,7 @@ def endless(context: StageContext) -> None:
 
 
 def open_session(folder: Path, launcher: type[InlineLauncher] = Threads) -> Session:
-    run, node = RunDirectory.at(folder), Hardware("here", 2, 2**30)
-    none = Trackers((), run, "r", "example", {})
-    return Session(run, "r", Ledger(run), launcher(), Display(), [node], none)
+    return session_in(folder, launcher())
 
 
 @pytest.fixture

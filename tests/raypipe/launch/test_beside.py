@@ -15,23 +15,20 @@ import pytest
 import ray
 import torch
 
-from raypipe.graph.context import Session, StageContext
+from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import PoolOptions
-from raypipe.graph.progress import Display
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
-from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from raypipe.tracking import Trackers
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
-from tests.raypipe.composed import run_stages
+from tests.raypipe.composed import run_stages, session_in
 from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_pool import wait_until
 from tests.raypipe.launch.test_train import ignore, job
-from tests.raypipe.study.test_sweep import HERE, YAML, stages_of
+from tests.raypipe.study.test_sweep import YAML, stages_of
 
 WAIT_S = 400
 
@@ -159,8 +156,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
     signs.mkdir()
-    none = Trackers((), run, "r", "both", {})
-    session = Session(run, "r", Ledger(run), launcher, Display(), [HERE], none)
+    session = session_in(run.path(), launcher)
     long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
 
     def fill(context: StageContext) -> None:

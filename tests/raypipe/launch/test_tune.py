@@ -16,25 +16,22 @@ from torch import nn
 
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
-from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
-from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.training_stage import train_stage
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import Trackers
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.command import is_alive, until
+from tests.raypipe.composed import session_in
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
-from tests.raypipe.study.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, table, trials
+from tests.raypipe.study.test_sweep import NONE, ONLY, YAML, row_of, stages_of, table, trials
 from tests.raypipe.study.test_sweep import cache as cache
 
 WITHIN_S = 400
@@ -81,9 +78,8 @@ def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
     """Run the sweep alone; None, or what failed."""
     text = YAML.replace("example_sweep", __name__) + f"notes: {folder / 'notes'}\n"
     folder.mkdir(parents=True, exist_ok=True)
-    [stage, _], run = stages_of(*overrides, text=text), RunDirectory.at(folder)
-    none = Trackers((), run, "r", "noted", {})
-    return run_stages([stage], Session(run, "r", Ledger(run), launcher, Display(), [HERE], none))
+    [stage, _] = stages_of(*overrides, text=text)
+    return run_stages([stage], session_in(folder, launcher))
 
 
 def both(folder: Path, launcher: Launcher, *overrides: str) -> tuple[Path, Path]:

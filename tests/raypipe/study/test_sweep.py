@@ -15,9 +15,7 @@ from ray.tune.search import create_searcher
 
 from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage
-from raypipe.graph.progress import Display
 from raypipe.graph.stored_results import is_done
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
@@ -27,9 +25,9 @@ from raypipe.store.tables import read_table, write_table
 from raypipe.study.largest_batch import fit_stage, fitting
 from raypipe.study.sweep import TrialMaker
 from raypipe.study.sweep_settings import Searcher
-from raypipe.tracking import Trackers
 from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS
+from tests.raypipe.composed import session_in
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
 from tests.scenario import cases
@@ -295,9 +293,7 @@ def test_a_larger_micro_batch_needs_more_unless_it_saves_the_gradients():
 
 
 def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
-    where = RunDirectory.at(tmp_path)
-    none = Trackers((), where, "r", "swept", {})
-    session = Session(where, "r", Ledger(where), InlineLauncher(), Display(), [HERE], none)
+    session = session_in(tmp_path)
     configuration = config.resolve(config.parse(YAML, "c.yaml"), (), "auto", [HERE])
     (maker,) = fitting(configuration, None, [HERE])
 
