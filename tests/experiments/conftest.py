@@ -75,8 +75,9 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
         "主题 模型 测试 文档 数据集合 机器学习算法 自然语言处理\n" * 4
     )
     for split, documents in (("train", 60), ("val", 30)):
-        counts = sparse.csr_matrix(draw.integers(0, 3, (documents, 1200)))
-        sparse.save_npz(folder / f"bow/X_mine_{split}_bow.npz", counts)
+        for name in ("mine", "other"):
+            counts = sparse.csr_matrix(draw.integers(0, 3, (documents, 1200)))
+            sparse.save_npz(folder / f"bow/X_{name}_{split}_bow.npz", counts)
     (folder / "bert").symlink_to(tiny_bert)
     return folder
 

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.command import table
 from tests.experiments.conftest import SUMMARIZED
 from tests.experiments.rows import write_rows
-from tests.experiments.runs import run, table
+from tests.experiments.runs import run
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ CASES = {
         ("data.source=table", "data.target=y", "data.validation_share=0.2", "model.hidden=32",
          "model.layers=1", "model.dropout=0"),
         ("learning_rate=0.01", "weight_decay=0", "warmup_steps=0"), 150, "eval_mae",
-        lambda folder: table(folder).set_index("method").loc["transformer", "rmse"],
+        lambda folder: table(folder, "measures").set_index("method").loc["transformer", "rmse"],
     ),
     "summarization": Case(
         pairs,
@@ -90,7 +91,8 @@ CASES = {
          "model.context=16", "sample.prompt=a", "sample.tokens=20"),
         ("log_every=400", "learning_rate=0.005", "weight_decay=0", "warmup_steps=5",
          "optimizer=adamw", "micro_batch=12", "effective_batch=12"), 400, "eval_loss",
-        lambda folder: table(folder).set_index("method")["bits_per_byte"].drop("xz").to_dict(),
+        lambda folder: table(folder, "measures")
+        .set_index("method")["bits_per_byte"].drop("xz").to_dict(),
     ),
 }  # fmt: skip
 

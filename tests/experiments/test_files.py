@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
@@ -25,8 +24,9 @@ from experiments.teleclass.taxonomy import read_taxonomy
 from experiments.transformer.data import load
 from experiments.transformer.settings import TransformerDataSettings
 from tests.experiments.teleclass.sections import taxonomy_of
+from tests.scenario import cases
 
-TABLE = yaml.safe_load(Path(__file__).with_name("files.yaml").read_text())
+TABLE = cases(__file__, "files")
 TABLE.pop("labels")
 CLASSES, ABC = taxonomy_of(("0", "10", "11", "12")), taxonomy_of("ab7")
 DEEP = "[" * 100_000
@@ -63,8 +63,13 @@ def pairs_of(path: Path, **given: Any) -> None:
     pairs.load(SummarizationDataSettings.model_validate(settings))
 
 
+def gold(path: Path) -> None:
+    read_documents(write(path.with_name("a.txt"), "a\tsome text\n"), CLASSES, labels=path)
+
+
 READERS: dict[str, Callable[..., object]] = {
-    "documents": lambda path: read_documents(path, CLASSES),
+    "documents": lambda path: read_documents(path, CLASSES, max_documents=1),
+    "gold": gold,
     "annotations": lambda path: read_annotations(path, ABC),
     "jsonl": lambda path: load_corpus("jsonl", "m", path.parent, min_df=1, max_df=1.0),
     "texts": texts,

@@ -6,13 +6,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import yaml
 
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_process
+from tests.scenario import cases
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-TABLE = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
+TABLE = cases(__file__, "refusals")
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
 from raypipe.commands import configuration as config
 from raypipe.graph.configuration import Configuration
-from raypipe.graph.experiment import Unit
 from raypipe.store.run_directory import RunDirectory
+from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import CONFIGS, assert_declared, table
+from tests.experiments.runs import CONFIGS, assert_declared
 
 PLAIN = CONFIGS / "lm_pretrain.yaml"
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
@@ -84,7 +84,7 @@ def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path
 
 def test_it_learns_more_than_the_baseline_and_writes_on(trained):
     _, _, folder = trained
-    measures = table(folder).set_index("method")
+    measures = table(folder, "measures").set_index("method")
     model, unigram = measures.loc["language model"], measures.loc["unigram"]
     assert model["bits_per_byte"] < 0.7 * unigram["bits_per_byte"]
     assert model["perplexity"] == pytest.approx(np.exp(model["loss"]))
@@ -159,7 +159,7 @@ def test_a_short_text_is_repeated_a_few_times_only(run, tmp_path, capsys):
 
 def test_without_a_validation_part_there_is_no_mixture(run, tmp_path):
     run("run", "data.validation_share=0", "data.tokens=bytes", "train.training.steps=2")
-    methods = set(table(tmp_path / "run")["method"])
+    methods = set(table(tmp_path / "run", "measures")["method"])
     assert "kneser-ney tokens" in methods
     assert "language model + kneser-ney" not in methods
 
@@ -233,21 +233,8 @@ def test_what_cannot_work_is_said_before_the_training(
     assert not found.exists(found.checkpoints("train"))
 
 
-def test_the_cache_may_be_out_of_reach(run, monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file"))
-    run("run", only=("tokenize",))
-    assert "the tokens cannot be cached" in caplog.text
-
-
 def resolved(*overrides: str) -> Configuration:
     return config.resolve(config.read(PLAIN), overrides, "cpu", [])
-
-
-def named(*overrides: str) -> dict[str, Unit]:
-    """The unit of each stage."""
-    found = resolved(*overrides).stages()
-    return {stage.name: stage.units[0] for stage in found}
 
 
 def test_a_cpu_trains_the_tiny_model():
@@ -256,36 +243,6 @@ def test_a_cpu_trains_the_tiny_model():
     assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
     assert settings.train.training.effective_batch == 8
     check_exportable(settings.model)
-
-
-@pytest.mark.parametrize(
-    ("override", "tokenized", "trained", "sampled"),
-    [
-        ("model.layers=2", False, True, True),
-        ("model.vocabulary=500", True, True, True),
-        ("data.tokens=bytes", True, True, True),
-        ("data.held_out_share=0.2", True, True, True),
-        ("data.validation_share=0.1", False, True, True),
-        ("train.training.seed=1", False, True, True),
-        ("sample.top_k=5", False, False, True),
-        ("sample.prompt=line", False, False, True),
-        ("export=true", False, False, False),
-        ("data.samples=100", False, False, False),  # of random tokens
-        ("train.training.gradient_checkpointing=true", False, False, False),
-        ("train.training.micro_batch=4", False, False, False),
-    ],
-)
-def test_what_decides_the_result_is_the_identity(override, tokenized, trained, sampled):
-    before, after = named(), named(override)
-    differ = {name: unit.fingerprint != after[name].fingerprint for name, unit in before.items()}
-    assert differ == {
-        "hardware": False,
-        "tokenize": tokenized,
-        "baselines": tokenized or "validation" in override,
-        "train": trained,
-        "evaluate": trained,
-        "sample": sampled,
-    }
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):

@@ -19,9 +19,9 @@ from experiments.transformer.figures import sections
 from experiments.transformer.training import StoredSamples
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
+from tests.command import table
 from tests.experiments import runs
 from tests.experiments.rows import write_rows
-from tests.experiments.runs import table
 
 SMALL = (
     *("model.hidden=32", "model.layers=1", "model.length=16", "data.vocabulary=300"),
@@ -33,7 +33,7 @@ SMALL = (
 def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
     """The measures of a run, by method."""
     assert runs.run("transformer", folder, *SMALL, *overrides, **options) == 0
-    return table(folder).set_index("method") if not options else pd.DataFrame()
+    return table(folder, "measures").set_index("method") if not options else pd.DataFrame()
 
 
 def of_table(files: Path, *more: str) -> list[str]:
