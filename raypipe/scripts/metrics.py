@@ -212,25 +212,11 @@ def _clean(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_").lower() or "value"
 
 
-class _Arrival(NamedTuple):
-    """Time at which records came, the last step by then, and the samples if known."""
-
-    at: float
-    step: int
-    samples: float | None
-
-    def rate(self, first: _Arrival) -> float | None:
-        """Return the samples per second since an earlier arrival."""
-        if first.samples is None or self.samples is None or self.at <= first.at:
-            return None
-        return (self.samples - first.samples) / (self.at - first.at)
-
-
 class ScriptHistory:
     """Rows of the table ``steps`` by step, from the records of a script, and its speed.
 
     Records of the same step are one row. ``effective_batch`` is None if the script does not
-    receive the batch sizes: its speed is then known only if it writes ``samples`` (so far).
+    receive the batch sizes: its speed is then known only if it writes ``samples_per_s``.
 
     Args:
         job: the training.
@@ -252,8 +238,10 @@ class ScriptHistory:
         #: rows before those of the file that is read, and its records from an earlier attempt
         self._earlier: dict[int, Row] = {}
         self._old = 0
-        self._first: _Arrival | None = None
-        self._last: _Arrival | None = None
+        #: when the first and the last records came, with the last step by then
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
+        self._counts_steps = False
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
@@ -283,27 +271,27 @@ class ScriptHistory:
         columns = columns_of(dict.fromkeys(k for r in written for k in r), self._own)
         records = [{columns[name]: value for name, value in r.items()} for r in written]
         rows, summary, notes = dict[int, Row](), dict[str, float](), [reading.note]
-        arrived: list[tuple[int, float | None]] = []
-        counts_steps = any("step" in record for record in records)
+        arrived = list[int]()
+        self._counts_steps = any("step" in record for record in records)
         for place, values in enumerate(records):
             step = self._step(
-                values, max(rows or self._earlier, default=0) if counts_steps else None
+                values, max(rows or self._earlier, default=0) if self._counts_steps else None
             )
             if step is None:
                 if any(summary.get(name, value) != value for name, value in values.items()):
                     notes.append(_NO_STEPS)
                 summary |= values
                 continue
-            samples = values.pop("samples", None)
-            if samples is None and counts_steps and self._effective_batch is not None:
-                samples = float(step * self._effective_batch)
             if place >= self._old:
-                arrived.append((step, samples))
+                arrived.append(step)
             row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
             row |= {name: finite_or_none(value) for name, value in values.items()}
         self.summary |= summary
         self.notes += [each for each in dict.fromkeys(notes) if each and each not in self.notes]
-        self._time(arrived, at)
+        newest = max(arrived, default=0)
+        if at is not None and arrived and (self._last is None or newest > self._last[1]):
+            self._last = at, newest
+            self._first = self._first or self._last
         first, before = min(rows, default=math.inf), self.rows
         self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
         self.check_losses(_OVERFLOWS)
@@ -324,15 +312,6 @@ class ScriptHistory:
             message += "steps as step, and anything else by another name"
             raise UnitError(self._job.trial_id, "error", message)
         return None if step is None else int(step)
-
-    def _time(self, arrived: list[tuple[int, float | None]], at: float | None) -> None:
-        """Record when steps came, each with its samples if known; None if that is unknown."""
-        last = self._last
-        arrived = [each for each in arrived if last is None or each[0] > last.step]
-        if at is not None and arrived:
-            samples = next((count for _, count in reversed(arrived) if count is not None), None)
-            self._last = _Arrival(at, max(step for step, _ in arrived), samples)
-            self._first = self._first or self._last
 
     def check_losses(self, number: int = 1) -> None:
         """Raise FloatingPointError if the last losses, so many, are not finite."""
@@ -377,13 +356,12 @@ class ScriptHistory:
         """
         rates = [row["samples_per_s"] for row in self.rows.values() if row.get("samples_per_s")]
         rate = sum(rates) / len(rates) if rates else None
+        rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
         step_s, first, last = None, self._first, self._last
         if first is not None and last is not None and first is not last:
-            step_s = (last.at - first.at) / (last.step - first.step)
-            rate = rate or last.rate(first)
-        elif first is not None:
-            rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
-            if seconds is not None:
-                step_s = seconds / first.step if first.step else None
-                rate = rate or (first.samples or 0.0) / seconds or None
+            step_s = (last[0] - first[0]) / (last[1] - first[1])
+        elif first is not None and first[1] and seconds is not None:
+            step_s = seconds / first[1]
+        if self._counts_steps and self._effective_batch is not None and step_s:
+            rate = rate or self._effective_batch / step_s
         return {"samples_per_s": rate, "step_time_s": step_s}

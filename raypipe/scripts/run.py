@@ -245,7 +245,7 @@ class ScriptRun:
             message = (
                 "its speed is not known, since its records came at once, or have no number of "
                 "samples; write each record when it is logged (flush), and let the script receive "
-                "{micro_batch}, or write `samples` (so far) or `samples_per_s`"
+                "{micro_batch}, or write `samples_per_s`"
             )
             raise UnitError(job.trial_id, "error", message)
         return outcome
