@@ -484,7 +484,6 @@ def results(
     *,
     columns: str | None = None,
     sort: str | None = None,
-    limit: int | None = None,
     sql: str | None = None,
     as_csv: bool = False,
     as_json: bool = False,
@@ -496,7 +495,6 @@ def results(
         table: e.g. studies, trials, failures.
         columns: Show these columns, in this order.
         sort: Sort by these columns; `-` before a name: largest first.
-        limit: Rows at most; 0 for all. [default: 100 on a terminal, else all]
         sql: Query all tables of the run by SQL (DuckDB) instead.
         as_csv: Print CSV: all rows and columns.
         as_json: Print a JSON list of objects: all rows and columns.
@@ -514,7 +512,7 @@ def results(
     if sql is not None and table is not None:
         raise ConfigError("--sql: the query names its tables; leave TABLE out")
     form = "csv" if as_csv else "json" if as_json else ""
-    return printed(run_dir, table, columns, sort, limit, sql, form)
+    return printed(run_dir, table, columns, sort, sql, form)
 
 
 def report(run_dir: str) -> str:

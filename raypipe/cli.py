@@ -47,7 +47,6 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "function": {"metavar": "MODULE:FUNCTION"},
     "arguments": {"metavar": "[NAME=VALUE]..."},
     "units": {"metavar": "[UNIT]..."},
-    "limit": {"min": 0},
 }
 
 

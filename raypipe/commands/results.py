@@ -22,7 +22,7 @@ from raypipe.redaction import without_credentials
 from raypipe.store import tables
 from raypipe.store.run_directory import RunDirectory
 
-#: rows on a terminal without --limit
+#: rows on a terminal
 _MOST_ROWS = 100
 
 
@@ -47,7 +47,6 @@ def results(
     name: str | None,
     columns: str | None,
     sort: str | None,
-    limit: int | None,
     query: str | None,
     form: str,
 ) -> str:
@@ -59,7 +58,6 @@ def results(
         columns: names, separated by commas; all if not given.
         sort: names of columns, separated by commas; ``-`` before a name sorts from the largest.
             Missing values come last.
-        limit: the first rows; 0 for all, None for as many as a terminal shows.
         query: SQL over all tables instead.
         form: ``csv``, ``json``, or empty for a reader.
 
@@ -83,8 +81,6 @@ def results(
             column = _column(rows, key.removeprefix("-") if is_falling else key, "--sort")
             order.append((column, "descending" if is_falling else "ascending"))
         rows = rows.take(pc.sort_indices(rows, sort_keys=order))
-    if limit:
-        rows = rows.slice(0, limit)
     if columns:
         rows = rows.select([_column(rows, each, "--columns") for each in _names(columns)])
     if form == "csv":
@@ -95,11 +91,11 @@ def results(
     if form == "json":
         objects = [{k: _finite(_plain(v)) for k, v in row.items()} for row in rows.to_pylist()]
         return "[\n" + ",\n".join(map(json.dumps, objects)) + "\n]" if objects else "[]"
-    shown = rows.slice(0, _MOST_ROWS) if limit is None and sys.stdout.isatty() else rows
+    shown = rows.slice(0, _MOST_ROWS) if sys.stdout.isatty() else rows
     text = view(shown, terminal_width(), whole=columns is not None or name is None)
     if len(shown) == len(rows):
         return text
-    return f"{text}\n{len(shown):,} of {len(rows):,} rows; --limit 0 shows all"
+    return f"{text}\n{len(shown):,} of {len(rows):,} rows; --csv prints all"
 
 
 def _plain(value: Any) -> Any:

@@ -138,8 +138,8 @@ def test_rows_are_chosen_sorted_and_written_whole(run):
     write(run, status())
     write_table(run, table, rows, "r")
 
-    text = results(run.location, "t", columns="b,a", sort="b,-a", limit=3, as_json=True)
-    assert [list(row.values()) for row in json.loads(text)][1:] == [["y", 3], ["y", 2]]
+    text = results(run.location, "t", columns="b,a", sort="b,-a", as_json=True)
+    assert [list(row.values()) for row in json.loads(text)][1:] == [["y", 3], ["y", 2], ["z", None]]
     as_json = json.loads(results(run.location, "t", as_json=True))
     assert as_json[0]["x"] == 0.1 + 0.2
     assert as_json[1]["x"] is None
