@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
-import platform
 import signal
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raypipe import api
+from raypipe import __version__, api
 from raypipe.commands import stops_with_command
 from raypipe.errors import ConfigError, Interrupted, UnitError
 from raypipe.redaction import without_credentials
@@ -185,14 +184,7 @@ for _verb in VERBS:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from raypipe.provenance import package_version
-
-        versions = [
-            f"raypipe {package_version('raypipe-runner') or 'unknown'}",
-            f"Python {platform.python_version()}",
-            *(f"{name} {package_version(name) or 'missing'}" for name in ("torch", "ray")),
-        ]
-        typer.echo(", ".join(versions))
+        typer.echo(f"raypipe {__version__}")
         raise typer.Exit
 
 
@@ -204,7 +196,7 @@ def _common(
             "--version",
             callback=_show_version,
             is_eager=True,
-            help="Print the versions of raypipe, Python, torch and Ray.",
+            help="Print the version; `raypipe doctor` has those of Python, torch and Ray.",
         ),
     ] = False,
 ) -> None:
