@@ -16,7 +16,7 @@ from raypipe.store.run_directory import RunDirectory
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """The ``host:port`` of a server with the bucket ``runs``."""
+    """The ``host:port`` of a server with the buckets ``runs`` and ``unconditional``."""
     if importlib.util.find_spec("moto") is None:
         pytest.skip("the package moto[server] is not installed")
     script = Path(__file__).with_name("s3_server.py")
@@ -38,6 +38,7 @@ def server() -> Iterator[str]:
             allow_bucket_creation=True,
         )
         store.create_dir("runs")
+        store.create_dir("unconditional")
         yield address
     finally:
         process.kill()

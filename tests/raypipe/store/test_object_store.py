@@ -21,7 +21,7 @@ from tests.raypipe.toy import TOY
 from tests.scenario import named_cases, play
 
 #: as the real one, but for its speed
-FAST = Pace(beat_s=0.1, expiry_s=2, settle_s=0.1)
+FAST = Pace(beat_s=0.1, expiry_s=2)
 SECRET = "wJalrXUtnFEMI"
 
 
