@@ -29,11 +29,7 @@ from experiments.teleclass.documents import Documents
 from experiments.teleclass.encoders import Embeddings
 from experiments.teleclass.model import build_classifier
 from experiments.teleclass.refine import run_refine
-from experiments.teleclass.settings import (
-    ClassifierSettings,
-    EncodeSettings,
-    TeleclassSettings,
-)
+from experiments.teleclass.settings import ClassifierSettings, EncodeSettings, TeleclassSettings
 from experiments.teleclass.taxonomy import Row, Taxonomy, make_taxonomy
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
 from raypipe.graph.context import Session, StageContext

@@ -220,10 +220,7 @@ def baseline_bits(run_dir: RunDirectory) -> dict[str, float]:
     share = len(test) / max(1, len(test) - ends)  # bytes to predict, per byte of text
     train_bytes, test_bytes = (np.frombuffer(text, np.uint8) for text in (train, test))
     likely = kneser_ney(train_bytes, test_bytes, 256)
-    bits = {
-        "kneser-ney": float(-np.log2(likely).mean()),
-        "xz": compressed_bits(train, test),
-    }
+    bits = {"kneser-ney": float(-np.log2(likely).mean()), "xz": compressed_bits(train, test)}
     return {method: value * share for method, value in bits.items()}
 
 

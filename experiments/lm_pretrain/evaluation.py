@@ -11,12 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from experiments.common.blocks import Split, map_blocks
-from experiments.common.evaluation import (
-    load_trained,
-    measure_rows,
-    task_arithmetic,
-    task_device,
-)
+from experiments.common.evaluation import load_trained, measure_rows, task_arithmetic, task_device
 from experiments.lm_pretrain.baselines import token_log_probabilities
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder

@@ -56,11 +56,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
             settings.train,
             build_task,
             needs=("tokenize",),
-            reads=(
-                *("model", "train", "sample.prompt"),
-                "data.validation_share",
-                "data.most_passes",
-            ),
+            reads=("model", "train", "sample.prompt", "data.validation_share", "data.most_passes"),
         ),
         Stage(
             "evaluate",

@@ -13,30 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from experiments.common.pretrained import save_model
-from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
+from experiments.lm_pretrain.model import NORM_EPSILON, ROPE_BASE, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
 from experiments.lm_pretrain.training import model_of
 from raypipe import RunDirectory, StageContext, weights
-
-_LLAMA = ("rms", "rotary", "swiglu")
-_GPT2 = ("layer", "learned", "gelu")
-
-
-def check_exportable(settings: LmSettings) -> None:
-    """Reject a combination of parts that no architecture of the library has.
-
-    Raises:
-        ValueError: names the settings and the allowed combinations.
-
-    """
-    if _parts(settings) not in (_LLAMA, _GPT2):
-        norm, positions, mlp = _parts(settings)
-        raise ValueError(
-            f"export: model.norm = {norm}, model.positions = {positions} and model.mlp = {mlp} are "
-            "not an architecture of transformers; use rms, rotary and swiglu (LlamaForCausalLM) or "
-            "layer, learned and gelu (GPT2LMHeadModel), or leave export out"
-        )
 
 
 def run_export(context: StageContext) -> None:
@@ -51,13 +32,11 @@ def export(run_dir: RunDirectory, settings: LmSettings, folder: str) -> None:
     """Write a run's model and tokenizer to a folder of its directory.
 
     Raises:
-        ValueError: see :func:`check_exportable`.
         DamagedError: the tokenizer is missing or damaged.
 
     """
-    check_exportable(settings)
     state, _ = weights.read_weights(run_dir, run_dir.model("train"))
-    tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
+    tensors = {name: part.contiguous() for name, part in renamed(state, settings.layers).items()}
     about = {"bos_token": END, "eos_token": END, "model_max_length": settings.context}
     tokenizer = library_tokenizer(run_folder(run_dir).tokenizer())
     save_model(run_dir, folder, tensors, tokenizer, about, {"config.json": architecture(settings)})
@@ -66,50 +45,52 @@ def export(run_dir: RunDirectory, settings: LmSettings, folder: str) -> None:
 def architecture(settings: LmSettings) -> dict[str, Any]:
     """Return the content of ``config.json``."""
     s = settings
-    common = {
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "vocab_size": s.vocabulary,
         "tie_word_embeddings": s.tied,
         "bos_token_id": END_OF_TEXT,
         "eos_token_id": END_OF_TEXT,
-    }
-    if _parts(s) == _LLAMA:
-        return common | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": s.width,
-            "intermediate_size": s.feed_forward,
-            "num_hidden_layers": s.layers,
-            "num_attention_heads": s.heads,
-            "num_key_value_heads": s.heads,
-            "max_position_embeddings": s.context,
-            "hidden_act": "silu",
-            "rms_norm_eps": NORM_EPSILON,
-            # the key up to version 4, and the key from version 5 on
-            "rope_theta": s.rope_base,
-            "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_base},
-            "attention_bias": False,
-            "attention_dropout": s.dropout,
-            "mlp_bias": False,
-        }
-    return common | {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "n_embd": s.width,
-        "n_inner": s.feed_forward,
-        "n_layer": s.layers,
-        "n_head": s.heads,
-        "n_positions": s.context,
-        "activation_function": "gelu",
-        "layer_norm_epsilon": NORM_EPSILON,
-        "embd_pdrop": s.dropout,
-        "attn_pdrop": s.dropout,
-        "resid_pdrop": s.dropout,
+        "hidden_size": s.width,
+        "intermediate_size": s.feed_forward,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.heads,
+        "max_position_embeddings": s.context,
+        "hidden_act": "silu",
+        "rms_norm_eps": NORM_EPSILON,
+        # the key up to version 4, and the key from version 5 on
+        "rope_theta": ROPE_BASE,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "attention_bias": False,
+        "attention_dropout": s.dropout,
+        "mlp_bias": False,
     }
 
 
-def renamed(state: Mapping[str, Tensor], settings: LmSettings) -> dict[str, Tensor]:
+def renamed(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Return the weights of a model by the library's names."""
-    return (_llama if _parts(settings) == _LLAMA else _gpt2)(state, settings.layers)
+    names = {"model.embed_tokens": state["embedding.weight"], "model.norm": state["norm.weight"]}
+    if "head.weight" in state:  # otherwise it is the embedding
+        names["lm_head"] = state["head.weight"]
+    for n in range(layers):
+        ours, theirs = f"layers.{n}.", f"model.layers.{n}."
+        queries, keys, values = state[f"{ours}attention.query_key_value.weight"].chunk(3)
+        gate, up = state[f"{ours}feed_forward.up.weight"].chunk(2)
+        parts = {
+            "input_layernorm": state[f"{ours}norm_attention.weight"],
+            "self_attn.q_proj": queries,
+            "self_attn.k_proj": keys,
+            "self_attn.v_proj": values,
+            "self_attn.o_proj": state[f"{ours}attention.out.weight"],
+            "post_attention_layernorm": state[f"{ours}norm_feed_forward.weight"],
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": state[f"{ours}feed_forward.down.weight"],
+        }
+        names |= {f"{theirs}{name}": weight for name, weight in parts.items()}
+    return {f"{name}.weight": weight for name, weight in names.items()}
 
 
 def library_tokenizer(tokenizer: TextTokenizer) -> Tokenizer:
@@ -130,58 +111,6 @@ def library_tokenizer(tokenizer: TextTokenizer) -> Tokenizer:
         converted.decoder = decoders.Fuse()
     converted.add_special_tokens([END])
     return converted
-
-
-def _parts(settings: LmSettings) -> tuple[str, str, str]:
-    return settings.norm, settings.positions, settings.mlp
-
-
-def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    renamed_state = {"model.embed_tokens.weight": state["embedding.weight"]}
-    for n in range(layers):
-        ours, theirs = f"layers.{n}.", f"model.layers.{n}."
-        queries, keys, values = state[f"{ours}attention.query_key_value.weight"].chunk(3)
-        gate, up = state[f"{ours}feed_forward.up.weight"].chunk(2)
-        parts = {
-            "input_layernorm": state[f"{ours}norm_attention.weight"],
-            "self_attn.q_proj": queries,
-            "self_attn.k_proj": keys,
-            "self_attn.v_proj": values,
-            "self_attn.o_proj": state[f"{ours}attention.out.weight"],
-            "post_attention_layernorm": state[f"{ours}norm_feed_forward.weight"],
-            "mlp.gate_proj": gate,
-            "mlp.up_proj": up,
-            "mlp.down_proj": state[f"{ours}feed_forward.down.weight"],
-        }
-        renamed_state |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
-    return renamed_state | {"model.norm.weight": state["norm.weight"]} | _head(state)
-
-
-def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Return GPT-2's weights: its matrices are transposed, and its biases are zero here."""
-    renamed_state = {
-        "transformer.wte.weight": state["embedding.weight"],
-        "transformer.wpe.weight": state["positions.weight"],
-    }
-    norms = {"transformer.ln_f": state["norm.weight"]}
-    matrices = {}
-    for n in range(layers):
-        ours, theirs = f"layers.{n}.", f"transformer.h.{n}."
-        norms[f"{theirs}ln_1"] = state[f"{ours}norm_attention.weight"]
-        norms[f"{theirs}ln_2"] = state[f"{ours}norm_feed_forward.weight"]
-        matrices[f"{theirs}attn.c_attn"] = state[f"{ours}attention.query_key_value.weight"]
-        matrices[f"{theirs}attn.c_proj"] = state[f"{ours}attention.out.weight"]
-        matrices[f"{theirs}mlp.c_fc"] = state[f"{ours}feed_forward.up.weight"]
-        matrices[f"{theirs}mlp.c_proj"] = state[f"{ours}feed_forward.down.weight"]
-    for name, weight in {**norms, **matrices}.items():
-        renamed_state[f"{name}.weight"] = weight.T if name in matrices else weight
-        renamed_state[f"{name}.bias"] = weight.new_zeros(len(weight))
-    return renamed_state | _head(state)
-
-
-def _head(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the output matrix, unless it is the embedding."""
-    return {"lm_head.weight": state["head.weight"]} if "head.weight" in state else {}
 
 
 def _byte_letters() -> list[tuple[int, str]]:

@@ -1,10 +1,10 @@
 """A decoder-only transformer: tokens in, logits of each next token out.
 
 Each block is normalized before it, and the output once more (Radford et al. 2019, Language models
-are unsupervised multitask learners, section 2.3). There are no biases, as in PaLM (Chowdhery et al.
-2022, section 2). The parts to choose from: RMSNorm (Zhang, Sennrich 2019) or LayerNorm (Ba et al.
-2016), rotary (Su et al. 2021, RoFormer) or learned positions, SwiGLU (Shazeer 2020, GLU variants
-improve transformer) or two matrices with GELU between them.
+are unsupervised multitask learners, section 2.3), by RMSNorm (Zhang, Sennrich 2019). Positions are
+rotary (Su et al. 2021, RoFormer). There are no biases, as in PaLM (Chowdhery et al. 2022, section
+2). The feed-forward block is SwiGLU (Shazeer 2020, GLU variants improve transformer), or two
+matrices with GELU between them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from raypipe import Settings
 
 _INITIAL_STD = 0.02
 NORM_EPSILON = 1e-5
+#: base of the rotary wavelengths; the longest is about 2 pi times the base
+ROPE_BASE = 10_000.0
 
 
 class LmSettings(Settings):
@@ -40,26 +42,19 @@ class LmSettings(Settings):
     """Length of a sequence, in tokens."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of embeddings, attention weights and block outputs."""
-    norm: Literal["rms", "layer"] = "rms"
-    """RMSNorm or LayerNorm."""
-    positions: Literal["rotary", "learned"] = "rotary"
-    """Positions: rotation of queries and keys, or a learned embedding per position."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     """Feed-forward block: SwiGLU with three matrices, or GELU with two."""
     tied: bool = False
     """Whether the output matrix is the embedding (weight tying)."""
-    rope_base: PositiveFloat = 10_000.0
-    """Base of the rotary wavelengths; the longest is about 2 pi times the base."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> LmSettings:
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads} must divide width={self.width}")
-        if self.positions == "rotary" and self.head_width % 2:
+        if self.head_width % 2:
             raise ValueError(
                 f"width={self.width} over heads={self.heads} is {self.head_width} per head; "
-                "rotary positions turn pairs and need an even number: change one of them, or use "
-                "learned positions"
+                "rotary positions turn pairs and need an even number: change one of them"
             )
         return self
 
@@ -117,12 +112,12 @@ def flops_per_token(settings: LmSettings) -> int:
     return 6 * weights + 12 * s.layers * s.width * s.context
 
 
-def rotary_tables(context: int, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines ``[context, 1, 1, e]`` of RoFormer's angles (3.2.2).
 
-    Position ``p`` turns the pair (i, i + e/2) of a head's numbers by ``p base^(-2i/e)``.
+    Position ``p`` turns the pair (i, i + e/2) of a head's numbers by ``p ROPE_BASE^(-2i/e)``.
     """
-    frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    frequencies = ROPE_BASE ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)[:, None, None]
     cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
     sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
@@ -151,22 +146,18 @@ class Attention(nn.Module):
         s = settings
         self.heads = s.heads
         self.dropout = s.dropout
-        self.rotary = s.positions == "rotary"
         self.query_key_value = nn.Linear(s.width, 3 * s.width, bias=False)
         self.out = nn.Linear(s.width, s.width, bias=False)
-        if self.rotary:
-            cosine, sine = rotary_tables(s.context, s.head_width, s.rope_base)
-            self.register_buffer("cosine", cosine, persistent=False)
-            self.register_buffer("sine", sine, persistent=False)
+        cosine, sine = rotary_tables(s.context, s.head_width)
+        self.register_buffer("cosine", cosine, persistent=False)
+        self.register_buffer("sine", sine, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return for each token ``[B, L, d]`` what it attends to: itself and earlier tokens."""
         length = tokens.shape[1]
         heads = self.query_key_value(tokens).unflatten(-1, (3, self.heads, -1))
         query_key, value = heads.split((2, 1), dim=2)
-        if self.rotary:
-            query_key = rotate(query_key, self.cosine[:length], self.sine[:length])
-        query, key = query_key.unbind(2)
+        query, key = rotate(query_key, self.cosine[:length], self.sine[:length]).unbind(2)
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
@@ -206,9 +197,9 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, settings: LmSettings) -> None:
         super().__init__()
-        self.norm_attention = _norm(settings)
+        self.norm_attention = nn.RMSNorm(settings.width, eps=NORM_EPSILON)
         self.attention = Attention(settings)
-        self.norm_feed_forward = _norm(settings)
+        self.norm_feed_forward = nn.RMSNorm(settings.width, eps=NORM_EPSILON)
         self.feed_forward = FeedForward(settings)
         self.dropout = nn.Dropout(settings.dropout)
 
@@ -228,10 +219,9 @@ class LanguageModel(nn.Module):
         self.settings = s
         self.context = s.context
         self.embedding = nn.Embedding(s.vocabulary, s.width)
-        self.positions = nn.Embedding(s.context, s.width) if s.positions == "learned" else None
         self.dropout = nn.Dropout(s.dropout)
         self.layers = nn.ModuleList(DecoderLayer(s) for _ in range(s.layers))
-        self.norm = _norm(s)
+        self.norm = nn.RMSNorm(s.width, eps=NORM_EPSILON)
         self.head = None if s.tied else nn.Linear(s.width, s.vocabulary, bias=False)
         self._initialize()
 
@@ -261,10 +251,7 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"a sequence of {length} tokens exceeds the model's context={self.context}"
             )
-        hidden = self.embedding(tokens)
-        if self.positions is not None:
-            hidden = hidden + self.positions.weight[:length]
-        hidden = self.dropout(hidden)
+        hidden = self.dropout(self.embedding(tokens))
         for layer in self.layers:
             hidden = layer(hidden)
         states: Tensor = self.norm(hidden)
@@ -284,9 +271,3 @@ class LanguageModel(nn.Module):
             if isinstance(module, DecoderLayer):
                 nn.init.normal_(module.attention.out.weight, std=residual)
                 nn.init.normal_(module.feed_forward.down.weight, std=residual)
-
-
-def _norm(settings: LmSettings) -> nn.Module:
-    if settings.norm == "rms":
-        return nn.RMSNorm(settings.width, eps=NORM_EPSILON)
-    return nn.LayerNorm(settings.width, eps=NORM_EPSILON, bias=False)

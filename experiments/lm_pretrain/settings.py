@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from experiments.common.corpora.files import check_files
 from experiments.common.tokenizer import FEWEST_TOKENS
-from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
 from raypipe import ConfigError, Operational, Settings, TrainingSettings, TrainStageSettings
@@ -53,14 +53,7 @@ class LmDataSettings(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> LmDataSettings:
-        if (self.source == "text") != bool(self.files) or (
-            self.held_out_files and self.source != "text"
-        ):
-            raise ValueError(
-                f"source = {self.source} with {len(self.files)} files and "
-                f"{len(self.held_out_files)} held_out_files: only source = text reads files, and "
-                "it needs some"
-            )
+        check_files(self, ["text"], "files", "held_out_files")
         return self
 
 
@@ -135,8 +128,11 @@ class PretrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_exported(self) -> PretrainingSettings:
-        if self.export:
-            check_exportable(self.model)
+        if self.export and self.model.mlp != "swiglu":
+            raise ValueError(
+                f"export = true with model.mlp = {self.model.mlp}: transformers has no such "
+                "architecture; use swiglu (LlamaForCausalLM), or leave export out"
+            )
         if self.export and self.data.source == "random":
             raise ValueError(
                 "export = true with data.source = random: there is no tokenizer; train on text or "

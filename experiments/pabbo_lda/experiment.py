@@ -21,18 +21,10 @@ from experiments.pabbo_lda.pabbo.evaluation import (
     search,
 )
 from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
-from experiments.pabbo_lda.pabbo.model import (
-    PabboModelSettings,
-    restore_model,
-    shipped_weights,
-)
+from experiments.pabbo_lda.pabbo.model import PabboModelSettings, restore_model, shipped_weights
 from experiments.pabbo_lda.pabbo.training import PabboTask, PreferenceTask
 from experiments.pabbo_lda.report_sections import sections
-from experiments.pabbo_lda.settings import (
-    CurveStageSettings,
-    MainSettings,
-    PabboStageSettings,
-)
+from experiments.pabbo_lda.settings import CurveStageSettings, MainSettings, PabboStageSettings
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES

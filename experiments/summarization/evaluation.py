@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from experiments.common.blocks import map_blocks
-from experiments.common.evaluation import (
-    load_trained,
-    task_arithmetic,
-    task_device,
-)
+from experiments.common.evaluation import load_trained, task_arithmetic, task_device
 from experiments.summarization.baselines import (
     CONFIDENCE,
     baseline_scores,

@@ -211,7 +211,9 @@ def next_token_states(
 ) -> Tensor:
     """Return states ``[B, T, d]``, whose products with ``lm_head.weight`` are the logits.
 
-    The arguments are those of :func:`next_token_logits`.
+    The logits are of the token after each of ``decoder_inputs``, int64 ``[B, T]``: the summary
+    after a :data:`PAD`; what pads it at its end changes no logit before it. ``inputs``, int64
+    ``[B, S]``, are read where ``mask``, bool ``[B, S]``, is true.
     """
     source = model.encoder(input_ids=inputs, attention_mask=mask).last_hidden_state
     states: Tensor = model.decoder(
@@ -224,18 +226,3 @@ def next_token_states(
     if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
         states = states * model.model_dim**-0.5
     return states
-
-
-def next_token_logits(
-    model: T5ForConditionalGeneration, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor
-) -> Tensor:
-    """Return logits ``[B, T, V]`` of the token after each of ``decoder_inputs``, int64 ``[B, T]``.
-
-    These are the summary after a :data:`PAD`; what pads them at their end changes no logit
-    before it. ``inputs``, int64 ``[B, S]``, are read where ``mask``, bool ``[B, S]``, is true.
-    """
-    output = model(
-        input_ids=inputs, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False
-    )
-    logits: Tensor = output.logits
-    return logits

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from experiments.common.pretrained import (
-    check_saved_model,
-    load_fast_tokenizer,
-    require_libraries,
-)
+from experiments.common.pretrained import check_saved_model, load_fast_tokenizer, require_libraries
 from experiments.summarization.model import (
     ACTIVATIONS,
     END,

@@ -8,16 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
+from experiments.common.corpora.files import check_files
 from experiments.summarization.generation import GenerationSettings
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
 from experiments.summarization.tokenizer import FEWEST_TOKENS
-from raypipe import (
-    ConfigError,
-    Operational,
-    Settings,
-    TrainingSettings,
-    TrainStageSettings,
-)
+from raypipe import ConfigError, Operational, Settings, TrainingSettings, TrainStageSettings
 
 SIZES = {"small": small, "t5_220m": t5_220m, "mt5_1_2b": mt5_1_2b}
 
@@ -63,13 +58,7 @@ class SummarizationDataSettings(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> SummarizationDataSettings:
-        more = self.held_out_files or self.validation_files
-        if (self.source == "files") != bool(self.files) or (more and self.source != "files"):
-            raise ValueError(
-                f"source = {self.source} with {len(self.files)} files, {len(self.held_out_files)} "
-                f"held_out_files and {len(self.validation_files)} validation_files: only source = "
-                "files reads files, and it needs some"
-            )
+        check_files(self, ["files"], "files", "held_out_files", "validation_files")
         return self
 
 

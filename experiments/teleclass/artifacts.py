@@ -63,7 +63,6 @@ def pool_options(context: StageContext, settings: StageSettings, *, neural: bool
     return PoolOptions(
         cpus=settings.cpus,
         gpus=gpus,
-        time_limit_s=settings.time_limit_s,
         keep_processes=True,
         most_tasks=settings.workers,
     )

@@ -113,9 +113,7 @@ def _file(folder: Path, name: str, given: str | None) -> Path | None:
     return next((p for form in _FORMS if (p := folder / f"{name}{form}").is_file()), None)
 
 
-def builtin_documents(
-    max_documents: int | None = None,
-) -> tuple[Taxonomy, Documents, Documents]:
+def builtin_documents(max_documents: int | None = None) -> tuple[Taxonomy, Documents, Documents]:
     """Return taxonomy, training and test documents from Python's standard library.
 
     Documents are the docstrings of classes, functions and methods, without repeated texts or

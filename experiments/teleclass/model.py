@@ -49,12 +49,11 @@ class ScratchClassifier(nn.Module):
 
 
 class PretrainedClassifier(nn.Module):
-    """A BERT-style encoder of ``transformers`` with a linear head on its pooled states."""
+    """A BERT-style encoder of ``transformers`` with a linear head on the mean of its states."""
 
     def __init__(self, encoder: nn.Module, settings: ClassifierSettings, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.mean = settings.pooling == "mean"
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(int(encoder.config.hidden_size), classes)  # type: ignore[union-attr, arg-type]
 
@@ -63,11 +62,8 @@ class PretrainedClassifier(nn.Module):
         del vectors
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         states = self.encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
-        if self.mean:
-            weights = mask[..., None].to(states.dtype)
-            pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
-        else:
-            pooled = states[:, 0]
+        weights = mask[..., None].to(states.dtype)
+        pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
         logits: Tensor = self.head(self.dropout(pooled))
         return logits
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from experiments.common.corpora.files import check_files
 from raypipe import Operational, Settings, TrainingSettings, TrainStageSettings
 
 #: precisions of a model that is not trained
@@ -64,11 +65,7 @@ class TeleclassDataSettings(Settings):
 
     @model_validator(mode="after")
     def _whole(self) -> TeleclassDataSettings:
-        if (self.source == "files") != (self.dir is not None):
-            raise ValueError(
-                f"source = {self.source} with dir = {self.dir}: give a folder for files, and none "
-                "for the built-in corpus"
-            )
+        check_files(self, ["files"], "dir")
         return self
 
 
@@ -81,8 +78,6 @@ class StageSettings(Settings):
     """CPUs per task, or a fraction of one."""
     gpus: Operational[float | None] = Field(None, ge=0)
     """GPUs per task; by default 1 for a neural model if there is one."""
-    time_limit_s: Operational[PositiveFloat | None] = None
-    """Time limit of an attempt at a task, in seconds."""
 
     @model_validator(mode="after")
     def _whole_above_one(self) -> Self:
@@ -195,8 +190,6 @@ class ClassifierSettings(Settings):
     """Longest text in tokens; longer ones are cut."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout rate before the head, and inside a new encoder."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """Pooling of a pretrained model's states."""
     vectors: bool = True
     """Whether a new encoder also reads the text's vector of phase 1."""
     vocabulary: int = Field(8000, ge=512)

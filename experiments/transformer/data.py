@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from experiments.common.blocks import Part, held_out, text_hashes, validation
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import docstring_records
-from experiments.common.corpora.files import (
-    check_known,
-    checksum,
-    is_text,
-    read_rows,
-    text_column,
-)
+from experiments.common.corpora.files import check_known, checksum, is_text, read_rows, text_column
 from experiments.transformer.settings import TransformerDataSettings
 from raypipe import fingerprint
 

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Subset
 
 from experiments.common.blocks import map_blocks
-from experiments.common.evaluation import (
-    load_trained,
-    measure_rows,
-    task_arithmetic,
-    task_device,
-)
+from experiments.common.evaluation import load_trained, measure_rows, task_arithmetic, task_device
 from experiments.transformer.comparison import measures, store_predictions
 from experiments.transformer.data import PredictionTarget, Splits
 from experiments.transformer.model import Transformer, combined

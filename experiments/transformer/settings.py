@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
+from experiments.common.corpora.files import check_files
 from raypipe import ConfigError, Operational, Settings, TrainingSettings, TrainStageSettings
 
 _HEAD_WIDTH = 64
@@ -61,14 +62,7 @@ class TransformerDataSettings(Settings):
 
     @model_validator(mode="after")
     def _whole(self) -> TransformerDataSettings:
-        from_files = self.source in ("table", "sequences")
-        more = self.test_file or self.validation_file
-        if from_files != (self.file is not None) or (more and not from_files):
-            raise ValueError(
-                f"source = {self.source} with file = {self.file}, test_file = {self.test_file}, "
-                f"validation_file = {self.validation_file}: table and sequences are read from a "
-                "file, the others are not"
-            )
+        check_files(self, ["table", "sequences"], "file", "test_file", "validation_file")
         if self.source == "table" and self.target is None:
             raise ValueError("source = table: target must name the column to predict")
         return self

@@ -125,9 +125,7 @@ def _records(
         )
 
 
-def _definitions(
-    node: ast.AST,
-) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _definitions(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield the definitions directly inside, also under ``if``, ``try``, ``with`` and ``match``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

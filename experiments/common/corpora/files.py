@@ -133,6 +133,32 @@ def checksum(path: Path, key: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_files(settings: Any, sources: Sequence[str], *keys: str) -> None:
+    """Reject files that the source does not read, and a source of files without the first of them.
+
+    Args:
+        settings: a section with the key ``source``.
+        sources: the sources that read files.
+        keys: the section's keys of files; the first one is required.
+
+    Raises:
+        ValueError: the source and the files do not fit together.
+
+    """
+    given = {key: getattr(settings, key) for key in keys}
+    missing = settings.source in sources and not given[keys[0]]
+    if missing or (settings.source not in sources and any(given.values())):
+        listed = ", ".join(f"{key} = {_listed(value)}" for key, value in given.items())
+        raise ValueError(
+            f"source = {settings.source} with {listed}: only source = {' or '.join(sources)} "
+            f"reads files, and it needs {keys[0]}"
+        )
+
+
+def _listed(files: Any) -> str:
+    return (", ".join(map(str, files)) if isinstance(files, tuple) else str(files or "")) or "none"
+
+
 def read_rows(path: Path, texts: Sequence[str] = (), others: Sequence[str] = ()) -> pa.Table:
     """Return the rows of a ``.parquet``, ``.csv`` or ``.jsonl`` file, the latter two also ``.gz``.
 

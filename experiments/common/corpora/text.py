@@ -13,13 +13,7 @@ from pydantic import PositiveInt, field_validator
 from sklearn.feature_extraction.text import CountVectorizer
 
 from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
-from experiments.common.corpora.files import (
-    check_name,
-    find_file,
-    open_text,
-    read_rows,
-    reading,
-)
+from experiments.common.corpora.files import check_name, find_file, open_text, read_rows, reading
 from raypipe import Settings
 
 #: At least three letters in a row: parts of identifiers are words, numbers are not.

@@ -30,7 +30,7 @@ from raypipe import Settings, keyed_random, stats
 #: number of the first held-out sample, beyond the samples of any training
 HELD_OUT = 2**62
 #: streams of the keyed draws
-_STREAM_PAIRS, _STREAM_STARTS, _STREAM_RANDOM, _STREAM_SAMPLED = range(20, 24)
+_STREAM_PAIRS, _STREAM_STARTS, _STREAM_RANDOM = range(20, 23)
 #: a start is far if both ends of its duel are farther from the optimum, a quarter of the range
 FAR = 0.5
 #: largest regret, as a share of a function's range, that counts as close
@@ -55,8 +55,6 @@ class EvaluationSettings(Settings):
     """Points per function."""
     candidate_pairs: PositiveInt = 1024
     """Pairs of the points that a search can query as duels, per function."""
-    sampled: bool = False
-    """Whether to draw duels from the policy instead of the best score."""
     seed: int = Field(0, ge=0)
     """Seed of the held-out functions."""
     preferential_gp: bool = False
@@ -148,8 +146,7 @@ def held_out_functions(
 def simple_regret(score: Scorer, held_out: HeldOut, settings: EvaluationSettings) -> Tensor:
     """Return the regret ``[B, R, steps + 1]`` of the best point so far, the starting duel first.
 
-    Each step queries the new duel with the best score or, with ``sampled``, draws one from the
-    softmax of the scores.
+    Each step queries the new duel with the best score.
     """
     candidates = held_out.candidates
     functions, pairs = candidates.preferred.shape
@@ -158,10 +155,6 @@ def simple_regret(score: Scorer, held_out: HeldOut, settings: EvaluationSettings
     best = [held_out.utility.amax((2, 3))]
     for step in range(settings.steps):
         scores = score(duels, preferred, candidates, (step + 1) / settings.steps)
-        if settings.sampled:
-            samples = held_out.samples(step)
-            noise = keyed_random.gumbel(settings.seed, _STREAM_SAMPLED, samples, pairs)
-            scores = scores + noise.view_as(scores)
         choice = scores.masked_fill(asked, -torch.inf).argmax(2, keepdim=True)
         asked = asked.scatter(2, choice, True)
         index = choice.expand(-1, -1, 2)
@@ -255,8 +248,7 @@ def search(
 ) -> Searches:
     """Return the searches of trained models, and of the methods that they are compared with.
 
-    These are random search and, if the settings say so, a preferential Gaussian process, which
-    takes the pair with the best score, also where the models' duels are drawn.
+    These are random search and, if the settings say so, a preferential Gaussian process.
 
     Args:
         models: the models' safetensors files, by method.
@@ -275,8 +267,7 @@ def search(
     if settings.preferential_gp:
         from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
 
-        best = settings.model_copy(update={"sampled": False})
-        regret["preferential_gp"] = simple_regret(preferential_gp_scorer(), held_out, best)
+        regret["preferential_gp"] = simple_regret(preferential_gp_scorer(), held_out, settings)
     regret = {name: values.cpu() for name, values in regret.items()}
     return Searches(regret, held_out.far.cpu(), held_out.spread.cpu())
 

@@ -19,12 +19,7 @@ from experiments.pabbo_lda.optimizers import OptimizerName, deciding_libraries, 
 from experiments.pabbo_lda.optimizers.pabbo import PairScorer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.space import Point
-from experiments.pabbo_lda.study.evaluations import (
-    EvaluationRequest,
-    Evaluations,
-    Fits,
-    lda_seeds,
-)
+from experiments.pabbo_lda.study.evaluations import EvaluationRequest, Evaluations, Fits, lda_seeds
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe import Cache, Failure, PoolOptions, StageContext, TaskResult, Unit, UnitError
 

@@ -139,10 +139,7 @@ class SurrogateTrainingSettings(Settings):
 
 def stages(settings: SurrogateTrainingSettings) -> list[Stage]:
     """Return the hardware check and the training."""
-    return [
-        hardware_stage(),
-        train_stage("train", settings.train, _build_task, reads=("train",)),
-    ]
+    return [hardware_stage(), train_stage("train", settings.train, _build_task, reads=("train",))]
 
 
 def _build_task(

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from experiments.common.blocks import Block, evenly_spread, map_blocks
 from experiments.common.pretrained import model_fingerprint
+from experiments.common.tables import columns
 from experiments.common.tokenizer import (
     FEWEST_TOKENS,
     read_tokenizer,
@@ -127,3 +128,16 @@ def test_special_tokens_come_first_and_are_no_text():
     tokenizer = Tokenizer.from_str(content)
     assert [tokenizer.id_to_token(number) for number in (0, 1)] == ["<pad>", "</s>"]
     assert tokenizer.decode(tokens) == "<pad> the cat</s>"
+
+
+def test_a_column_is_a_line():
+    found = columns(
+        rate="real higher [rows per second]: How fast.", start_s="real: When.", n="text: ."
+    )
+    assert [(c.name, c.type, c.unit, c.better) for c in found] == [
+        ("rate", "real", "rows per second", "higher"), ("start_s", "real", "s", ""),
+        ("n", "text", "", ""),
+    ]  # fmt: skip
+    assert found[0].meaning == "How fast."
+    with pytest.raises(ValueError, match=r"n: expected 'type \[better\] \[unit\]: meaning'"):
+        columns(n="integer")

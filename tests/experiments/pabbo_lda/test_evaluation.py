@@ -142,15 +142,13 @@ def test_all_runs_together_are_each_run_alone():
     torch.testing.assert_close(together[b, r], HELD_OUT.best_utility[b] - torch.stack(best))
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_the_parts_of_an_evaluation_are_the_whole(tmp_path, sampled):
-    settings = SETTINGS.model_copy(update={"sampled": sampled})
+def test_the_parts_of_an_evaluation_are_the_whole(tmp_path):
     torch.manual_seed(0)
     run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
     write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
     models = {"pabbo": read_verified(run, run.model("m"))}
     whole, *parts = (
-        evaluation.search(models, settings, FUNCTIONS, part)
+        evaluation.search(models, SETTINGS, FUNCTIONS, part)
         for part in (None, range(1), range(1, 4), range(4, 6))
     )
     joined = evaluation.Searches.of(parts)

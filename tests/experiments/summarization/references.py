@@ -39,6 +39,14 @@ def batch(settings: T5Settings, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     return inputs.where(mask, 0), mask, targets
 
 
+def next_token_logits(model: Any, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor) -> Tensor:
+    """Logits ``[B, T, V]`` of the token after each of ``decoder_inputs``, by the library."""
+    logits: Tensor = model(
+        input_ids=inputs, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False
+    ).logits
+    return logits
+
+
 def library_model(model: Any, settings: T5Settings, family: str = "T5") -> Any:
     """The same weights in a model that ``transformers`` alone built, ``family`` T5 or MT5."""
     config = getattr(transformers, f"{family}Config")(**library_config(settings))

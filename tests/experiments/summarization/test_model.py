@@ -18,13 +18,19 @@ from experiments.summarization.training import RandomPairs, SummarizationTask, p
 from raypipe.training.schedule import Phase
 from raypipe.training.task import StepContext
 from tests.experiments.references import counted_flops, parameter_count
-from tests.experiments.summarization.references import BOTH, GATED, batch, lively_t5
+from tests.experiments.summarization.references import (
+    BOTH,
+    GATED,
+    batch,
+    lively_t5,
+    next_token_logits,
+)
 
 
 @BOTH
 def test_flops_are_those_that_pytorch_counts(settings):
     model, given = t5.build_model(settings), batch(settings)
-    found = counted_flops(lambda: t5.next_token_logits(model, *given).sum().backward())
+    found = counted_flops(lambda: next_token_logits(model, *given).sum().backward())
     assert found == 3 * t5.flops_per_sample(settings, 14, 16)
 
 
@@ -60,7 +66,7 @@ def test_the_loss_is_the_cross_entropy_of_the_tokens_of_each_target(smoothing):
     for source, target in PAIRS:
         before = torch.cat((torch.tensor([t5.PAD]), target[:-1]))
         mask = torch.ones(1, len(source), dtype=torch.bool)
-        (logits,) = t5.next_token_logits(network, source[None], mask, before[None])
+        (logits,) = next_token_logits(network, source[None], mask, before[None])
         total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         tokens += len(target)
     plain, loss = (
@@ -107,7 +113,7 @@ def test_what_is_attended_to_is_copied():
             task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=copying)
             token = torch.tensor([[2 + seed % 18]])
             seen = torch.ones_like(token, dtype=torch.bool)
-            logits = t5.next_token_logits(task.build_model(), token, seen, torch.tensor([[t5.PAD]]))
+            logits = next_token_logits(task.build_model(), token, seen, torch.tensor([[t5.PAD]]))
             hits += int(logits[0, 0].argmax() == token[0, 0])
         shares[copying] = hits / 50
     assert shares[True] >= 0.65

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.common import pretrained
-from experiments.summarization.model import END, PAD, library_config, next_token_logits
+from experiments.summarization.model import END, PAD, library_config
 from experiments.summarization.pretrained import (
     load_pretrained,
     pretrained_settings,
@@ -28,6 +28,7 @@ from tests.experiments.summarization.references import (
     batch,
     library_model,
     lively_t5,
+    next_token_logits,
     transformers,
 )
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import raypipe as rp
 from experiments.summarization.baselines import score
 from experiments.summarization.evaluation import load_model, summarize
-from experiments.summarization.model import END, PAD, next_token_logits
+from experiments.summarization.model import END, PAD
 from experiments.summarization.tables import STEP_METRICS, TABLES, sections
 from experiments.summarization.tokenizer import documents_path, pairs_path, tokenizer_of
 from raypipe.commands import configuration as config
@@ -118,6 +118,8 @@ def test_a_prefix_begins_every_document_and_what_is_cut_is_told(files, tmp_path,
 
 def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     transformers = pytest.importorskip("transformers")
+    from tests.experiments.summarization.references import next_token_logits
+
     assert run(trained, files, "train.training.epochs=14", "export=true") == 0
     directory = RunDirectory.at(trained)
     folder = directory.artifact("export")

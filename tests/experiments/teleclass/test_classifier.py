@@ -28,12 +28,12 @@ SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, hea
 WIDTH = 7
 
 
-@pytest.fixture(params=["vectors", "scratch", "mean", "cls"])
+@pytest.fixture(params=["vectors", "scratch", "pretrained"])
 def settings(request):
     if request.param in ("vectors", "scratch"):
         return SCRATCH.model_copy(update={"vectors": request.param == "vectors"})
     folder = request.getfixturevalue("tiny_bert")
-    return SCRATCH.model_copy(update={"pretrained": folder, "pooling": request.param})
+    return SCRATCH.model_copy(update={"pretrained": folder})
 
 
 @pytest.fixture
