@@ -222,7 +222,7 @@ def test_two_workers_on_ray_end_at_the_same_step(tmp_path: Path) -> None:
     given += ["train.training.log_every=5", "train.training.eval_every=null"]
     given += ["train.training.monitor=null"]  # neither evaluated nor ended on the way
     process = start(
-        tmp_path, *given, "pause_s=0.3", "--time-budget", "110s", environment=environment
+        tmp_path, *given, "pause_s=0.3", "--time-budget", "130s", environment=environment
     )
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
