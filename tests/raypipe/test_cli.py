@@ -24,8 +24,7 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import in_process, raypipe
+from tests.command import in_process, raypipe, table
 from tests.raypipe.toy import TOY
 from tests.scenario import cases, play
 
@@ -112,7 +111,7 @@ def test_a_disk_that_is_full_ends_a_run_in_order(after, work, monkeypatch):
     assert f"raypipe run toy.yaml --run-dir {work / 'out'}" in shown
     assert not list(work.rglob("*.tmp"))
     raypipe("run", "toy.yaml", "--run-dir", "out")
-    assert len(read_table(RunDirectory.at("out"), "evaluations")) == 3
+    assert len(table("out", "evaluations")) == 3
 
 
 def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, monkeypatch):

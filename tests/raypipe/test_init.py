@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.commands.init import init
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import raypipe
+from tests.command import raypipe, table
 
 SMALL = ("function", "training")
 
@@ -37,7 +35,7 @@ def test_the_printed_commands_of_the_training_work() -> None:
     first, *_ = printed[printed.index("cd mine") + 1 :]
     with contextlib.chdir("mine"):
         raypipe(*first.split()[1:], "train.training.steps=60")
-    steps = read_table(RunDirectory.at("mine/runs/first"), "steps")
+    steps = table("mine/runs/first", "steps")
     assert steps["eval_accuracy"].dropna().iloc[-1] > 0.7
 
 

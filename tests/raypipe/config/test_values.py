@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import raypipe
+from tests.command import raypipe, table
 
 MODULE = """
 def kind(x, y=None):
@@ -42,7 +40,7 @@ def run(*words: str, expected: int = 0) -> str:
 
 
 def received(run_dir: str) -> set[str]:
-    return set(read_table(RunDirectory.at(run_dir), "calls")["value"])
+    return set(table(run_dir, "calls")["value"])
 
 
 def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_configuration():
@@ -113,7 +111,7 @@ def test_axes_of_the_command_line_are_merged_with_those_of_the_file(case):
     Path("c.yaml").write_text(SEARCH)
     given = [word for text in case["words"] for word in ("--matrix", text)]
     run("run", "c.yaml", *given, "--run-dir", "r")
-    points = [json.loads(p) for p in read_table(RunDirectory.at("r"), "search")["point"]]
+    points = [json.loads(p) for p in table("r", "search")["point"]]
     for point in points:
         assert {key.removeprefix("arguments.") for key in point} == set(case["axes"])
         for name, (low, high) in case["axes"].items():
@@ -127,7 +125,7 @@ MAPPING = "function: valued:kind\narguments: {x: [{a: 1, b: {c: 2}}], y: {d: 4}}
 def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(case):
     Path("c.yaml").write_text(MAPPING)
     run("run", "c.yaml", *case["words"], "--run-dir", "r")
-    assert set(read_table(RunDirectory.at("r"), "calls")["other"]) == {repr(case["value"])}
+    assert set(table("r", "calls")["other"]) == {repr(case["value"])}
 
 
 def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_nothing():

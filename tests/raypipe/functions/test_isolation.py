@@ -6,13 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from tests import command
+from tests.command import table
 from tests.scenario import Step, cases, play
 
 
@@ -50,10 +48,6 @@ def test_calls(place, folder, commands):
 
 def mapped(place: Any, function: str, *words: str) -> command.Ended:
     return command.in_process(place, "map", f"example_calls:{function}", *words, environment={})
-
-
-def table(run: str, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(run), name)
 
 
 def wait_for_the_end(folder: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import forget, raypipe
+from tests.command import forget, raypipe, table
 from tests.scenario import cases, content, named_cases, play
 
 MODULE = """
@@ -34,7 +32,7 @@ def _own(folder: Path) -> None:
 
 
 def calls() -> pd.DataFrame:
-    return read_table(RunDirectory.at("r"), "calls")
+    return table("r", "calls")
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "commands"))

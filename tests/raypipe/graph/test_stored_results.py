@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.checkpoint import CheckpointStore
-from tests.command import EXAMPLES, raypipe, start
+from tests.command import EXAMPLES, raypipe, start, table
 from tests.scenario import cases, content
 
 CONFIG = """
@@ -58,19 +58,19 @@ def assert_same_training(one: str, other: str) -> None:
     assert weights.keys() == whole.keys()
     assert all(torch.equal(weights[name], whole[name]) for name in whole)
     names = ["steps", "best_step", "stopped_early", "eval_loss"]
-    trials = [read_table(RunDirectory.at(each), "trials") for each in (one, other)]
+    trials = [table(each, "trials") for each in (one, other)]
     pd.testing.assert_frame_equal(*(table.reindex(columns=names) for table in trials))
 
 
 def probes(folder: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), "probes")
+    return table(folder, "probes")
 
 
 def assert_fresh(folder: str) -> None:
     """What depends on the model is of the stored one."""
     total = sum(float(each.sum()) for each in trained(folder)[1].values())
     assert list(probes(folder)["weights"]) == pytest.approx([total], rel=1e-12)
-    doubles = read_table(RunDirectory.at(folder), "doubles")
+    doubles = table(folder, "doubles")
     assert list(doubles["weights"]) == pytest.approx([2 * total], rel=1e-12)
 
 
@@ -162,7 +162,7 @@ def _failing_at(step: int) -> Callable[..., Any]:
 
 def test_points_of_a_matrix_with_other_lengths_are_variants() -> None:
     run("run", "matrix.train.training.steps=[6,12]", monitor="null")
-    lengths = read_table(RunDirectory.at("run"), "trials").set_index("variant")["steps"].to_dict()
+    lengths = table("run", "trials").set_index("variant")["steps"].to_dict()
     assert lengths == {"train.training.steps=6": 6, "train.training.steps=12": 12}
     assert probes("run")["weights"].nunique() == 2
 
@@ -188,7 +188,7 @@ def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
     assert "--time-budget 1h" in again
     (saved,) = Path("run/checkpoints/train").glob("step_*")
     assert 0 < int(saved.name.removeprefix("step_")) < 40
-    assert list(read_table(RunDirectory.at("run"), "stages")["status"]) == ["interrupted"]
+    assert list(table("run", "stages")["status"]) == ["interrupted"]
     run("run", *budget, **given)
     run("whole", "--only", "train", **given)
     assert_same_training("run", "whole")

@@ -13,9 +13,7 @@ from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Experiment, Stage, Unit
 from raypipe.graph.identity import view
 from raypipe.graph.source import source_of
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import raypipe
+from tests.command import raypipe, table
 
 
 def test_source_is_of_the_experiment_and_what_it_imports_beside_it(tmp_path, monkeypatch):
@@ -39,13 +37,13 @@ def test_each_command_has_its_environment_and_rows_refer_to_it(work):
     raypipe("run", "toy.yaml", "--run-dir", "run")
     (work / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3, 4]}\n")
     raypipe("run", "toy.yaml", "--run-dir", "run")
-    first, second = read_table(RunDirectory.at("run"), "environment").to_dict("records")
+    first, second = table("run", "environment").to_dict("records")
     assert first["command_id"] != second["command_id"]
     assert first["git_commit"] == second["git_commit"]
     assert (first["git_dirty"], second["git_dirty"]) == (False, True)
     assert first["command"].startswith("raypipe run toy.yaml --run-dir")
     assert all(row["numpy"] and row["torch"] and row["optuna"] for row in (first, second))
-    commands = read_table(RunDirectory.at("run"), "evaluations").set_index("dataset")["command_id"]
+    commands = table("run", "evaluations").set_index("dataset")["command_id"]
     assert commands["squares/1"] == first["command_id"]
     assert commands["squares/4"] == second["command_id"]
 

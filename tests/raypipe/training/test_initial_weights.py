@@ -12,9 +12,8 @@ from safetensors.torch import load
 
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from tests import scenario
-from tests.command import Ended, in_process
+from tests.command import Ended, in_process, table
 
 CONFIG = """
 experiment: continuing
@@ -66,7 +65,7 @@ def test_the_training_starts_from_the_weights_of_the_other() -> None:
     first, second = weights("first"), weights("second")
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-12)
-    (trial,) = read_table(RunDirectory.at("second"), "trials").to_dict("records")
+    (trial,) = table("second", "trials").to_dict("records")
     assert trial["init_from"] == f"{Path('first').resolve()}/train"
     assert len(trial["init_sha256"]) == 64
 
