@@ -93,6 +93,22 @@ def test_damaged_later_ones_do_not_push_out_whole_ones(local: CheckpointStore) -
     assert names(store) == ["step_00000015"]
 
 
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
+def test_a_damaged_one_is_passed_over_with_a_warning(local: CheckpointStore, file: str) -> None:
+    local.save(checkpoint(1))
+    local.save(checkpoint(2))
+    path, said = folder(local, 2) / file, list[str]()
+    content = path.read_bytes()
+    flipped = content[: len(content) // 2] + b"\x01" + content[len(content) // 2 + 1 :]
+    for damage in (content[:-1], content[: len(content) // 2], b"", flipped, None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        assert same(local.newest(said.append), checkpoint(1))
+        assert "step_00000002" in said.pop()
+        path.write_bytes(content)
+    assert same(local.newest(said.append), checkpoint(2))
+    assert said == []
+
+
 class _Killed(BaseException):
     """Stands for a SIGKILL."""
 
