@@ -190,7 +190,7 @@ def _refuse_another(loaded: ModuleType, where: str) -> None:
     """
     top = loaded.__name__.partition(".")[0]
     used = getattr(sys.modules.get(top), "__file__", None)
-    first = Path(os.path.relpath(sys.path[0]))  # the current directory, or that of kept code
+    first = Path(os.path.relpath(sys.path[0]))
     for own in (first / f"{top}.py", first / top / "__init__.py"):
         if own.is_file() and (used is None or Path(used).resolve() != own.resolve()):
             raise ConfigError(

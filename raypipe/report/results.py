@@ -534,24 +534,24 @@ def held_out_columns(
 ) -> list[Column]:
     """Return the held-out metrics among the names of columns, the most important first.
 
-    Monitored metrics come first, then the declared ones, then others, each time with the loss last.
-    ``better`` is what is declared, else the monitor's mode, else what the name of a metric tells
-    that nothing declares; it may be empty: a baseline's metric does not stand for a training.
-    Declarations of other columns are ignored.
+    Monitored metrics come first, then those that are declared with a direction, then those that are
+    declared without one, then others, each time with the loss last. ``better`` is what is declared,
+    else the monitor's mode, else what the name tells; it may be empty. Declarations of other
+    columns are ignored.
     """
     known = {each.name: each for each in declared if each.name.startswith(PREFIX)}
     found = []
     for name in filter(lambda name: name.startswith(PREFIX), names):
         column = known.get(name, Column(name, "real", ""))
-        told = "" if name in known else better_by_name(name)
-        better: Any = column.better or monitors.get(name) or told
+        better: Any = column.better or monitors.get(name) or better_by_name(name)
         found.append(replace(column, better=better))
     places = {name: place for place, name in enumerate([*monitors, *known])}
+    directed = {name for name, column in known.items() if column.better}
 
-    def importance(column: Column) -> tuple[bool, bool, bool, int]:
+    def importance(column: Column) -> tuple[bool, bool, bool, bool, int]:
         name = column.name
         is_loss, place = name == f"{PREFIX}loss", places.get(name, 0)
-        return name not in monitors, name not in known, is_loss, place
+        return name not in monitors, name not in directed, name not in known, is_loss, place
 
     return sorted(found, key=importance)
 

@@ -74,8 +74,8 @@ class ConstraintSettings(Settings):
     """Conditions on every point of a sweep."""
 
     effective_batch: PositiveInt | None = None
-    """Samples per optimizer step; the accumulation
-    follows from the micro-batch, and points that cannot have it are left out.
+    """Samples per optimizer step; the accumulation follows from the micro-batch, and points that
+    cannot have it are left out.
     """
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raypipe.report.results import PREFIX, better_by_name, held_out_columns
+from raypipe.report.results import PREFIX, held_out_columns
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import MonitorSettings
 
@@ -109,8 +109,7 @@ class Monitor:
                     f"{found or 'no measures'}"
                 )
         column = held_out_columns(wanted, self._declared)[0]
-        better = column.better or better_by_name(column.name)
-        mode = settings.mode or ("max" if better == "higher" else "min")
+        mode = settings.mode or ("max" if column.better == "higher" else "min")
         return column.name, -1 if mode == "max" else 1
 
 

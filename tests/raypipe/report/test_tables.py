@@ -101,13 +101,13 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
     ]
 
 
-def test_a_metric_that_is_declared_without_a_direction_does_not_stand_for_a_training() -> None:
+def test_a_metric_that_is_declared_with_a_direction_stands_for_a_training() -> None:
     declared = [
         Column("eval_random_regret", "real", "Of random search."),
         Column("eval_regret", "real", "Of the model.", better="lower"),
     ]
     names = ["loss", "eval_random_regret", "eval_regret"]
-    assert [each.name for each in training_measures(names, declared, {})] == ["eval_regret"]
+    assert [each.name for each in training_measures(names, declared, {})] == names[:0:-1]
     assert [each.name for each in training_measures(names, [], {})] == names[1:]
 
 

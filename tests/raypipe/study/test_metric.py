@@ -84,10 +84,7 @@ def test_the_direction_is_what_the_table_declares():
 
 DECLARED = {
     "": (),
-    "both": (
-        Column("eval_loss", "real", ".", better="lower"),
-        Column("eval_accuracy", "real", ".", better="higher"),
-    ),
+    "both": (Column("eval_loss", "real", "."), Column("eval_accuracy", "real", ".")),
     "margin": (Column("eval_error_margin", "real", ".", better="higher"),),
 }
 
