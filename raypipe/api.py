@@ -391,8 +391,7 @@ def fit(
 ) -> pd.DataFrame:
     """Find the largest micro-batch of each precision that fits, by a few real steps each.
 
-    The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned of
-    the memory is kept for later sweeps and fits on the same card.
+    The accumulation keeps training.effective_batch; 5 % of the memory stay free.
 
     With a card nothing is trained: memory, speed and energy are predicted from the model.
 
