@@ -219,7 +219,7 @@ def test_what_is_taken_away_comes_again(
     """A training on three nodes; without it the autoscaler is content with two."""
     launcher.request(2)
     folder = tmp_path / "run"
-    keys = ["training.steps=500", "training.log_every=1", "training.checkpoint_every=50"]
+    keys = ["training.steps=200", "training.log_every=1", "training.checkpoint_every=20"]
     keys += ["scaling.workers=3", "pabbo.policy_batch=3"]
     overrides = " ".join(f"train_small.{each}" for each in keys)
     command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
@@ -229,7 +229,7 @@ def test_what_is_taken_away_comes_again(
     launcher.offer("cpu-3")
     launcher.end(process)
     assert set(table(folder, "failures")["kind"]) == {"node_lost"}
-    assert sorted(table(folder, "steps")["step"]) == list(range(1, 501))
+    assert sorted(table(folder, "steps")["step"]) == list(range(1, 201))
     assert launcher.running() == 3
     launcher.offer("cpu-4")
     launcher.request(3)
