@@ -31,7 +31,7 @@ REQUEST = """
 import time, ray
 from raypipe.launch.nodes import living_nodes
 ray.init()
-wait = ray.remote(num_cpus=0, resources={{"raypipe_tasks": 1.0}})(lambda: time.sleep(1))
+wait = ray.remote(num_cpus=0, resources={{"raypipe_tasks": 1.0}})(lambda: time.sleep(600))
 waiting = [wait.remote() for _ in range({nodes})]
 while len(living_nodes()) < 1 + {nodes}:
     time.sleep(1)
