@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
-from ray.exceptions import WorkerCrashedError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware, import_path
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.control import Control
-from raypipe.launch.failures import NODE_GONE
-from raypipe.launch.nodes import living_nodes
+from raypipe.launch.nodes import answers, living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.job import Report, TrainingJob
@@ -99,13 +96,7 @@ class RayLauncher(Control):
         if self._local:
             return [function()]
         sees_gpus = {"env_vars": {ZERO_GPUS: "0"}}
-        task = ray.remote(num_cpus=0, runtime_env=sees_gpus)(function)
-        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in living_nodes()]
-        calls = [task.options(scheduling_strategy=node).remote() for node in pinned]
-        results = []
-        for call in calls:
-            with suppress(*NODE_GONE, WorkerCrashedError):
-                results.append(ray.get(call))
+        results = answers(living_nodes(), function, runtime_env=sees_gpus)
         if not results:
             raise ConfigError("no node of the Ray cluster is alive; start one, or use another")
         return results

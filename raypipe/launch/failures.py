@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from typing import get_args
 
-import ray
 from ray.exceptions import (
     ActorUnschedulableError,
     NodeDiedError,
@@ -16,10 +14,9 @@ from ray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError, message_of
-from raypipe.launch.nodes import living_nodes
+from raypipe.launch.nodes import answers, living_nodes
 
 _POLL_S = 0.5
 # seconds after which Ray declares a silent node dead
@@ -34,14 +31,14 @@ _LOST_PEER = (
     "remote process exited",
     "NCCL communicator was aborted",
 )
-NODE_GONE = (NodeDiedError, ActorUnschedulableError, TaskUnschedulableError)
+_NODE_GONE = (NodeDiedError, ActorUnschedulableError, TaskUnschedulableError)
 
 
 def kind_of(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure that Ray reports; None for an exception of what it ran."""
     if isinstance(error, OutOfMemoryError):
         return "host_out_of_memory"
-    if isinstance(error, NODE_GONE) or getattr(error, "preempted", False):
+    if isinstance(error, _NODE_GONE) or getattr(error, "preempted", False):
         return "node_lost"
     if isinstance(error, RayActorError) and "its node has died" in str(error):
         return "node_lost"
@@ -103,15 +100,8 @@ def is_node_gone(nodes: Collection[str]) -> bool:
     """Whether one of these nodes died; Ray reports it some time after its workers."""
     deadline = time.monotonic() + _NODE_VERDICT_S
     while set(nodes) <= living_nodes().keys():
-        probe = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
-        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-        tasks = [probe.options(scheduling_strategy=node).remote() for node in pinned]
-        _, silent = ray.wait(tasks, num_returns=len(tasks), timeout=_PROBE_S)
-        if not silent:
-            with suppress(ray.exceptions.RayError):
-                ray.get(tasks)
-                return False
-        if time.monotonic() > deadline:
+        answered = answers(nodes, lambda: None, timeout_s=_PROBE_S, max_retries=0)
+        if len(answered) == len(nodes) or time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True

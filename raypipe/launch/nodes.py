@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import UnitError
+from raypipe.graph.launcher import R
 
 #: custom resource, one per CPU: if any node has it, CPU tasks run on such nodes only
 TASKS = "raypipe_tasks"
@@ -29,6 +33,33 @@ Resources = Mapping[str, float]
 def living_nodes() -> dict[str, Resources]:
     """Return the resources of each living node by node ID."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def answers(
+    nodes: Iterable[str],
+    function: Callable[..., R],
+    *arguments: Any,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> list[R]:
+    """Call a function in a task on each node, by its ID, and return the results.
+
+    A node that is lost meanwhile, or does not answer within ``timeout_s``, has none. ``options``
+    are those of the tasks.
+    """
+    task: Any = ray.remote(num_cpus=0, **options)(function)
+    pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    calls = [task.options(scheduling_strategy=node).remote(*arguments) for node in pinned]
+    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
+    results: list[R] = []
+    for call in ready:
+        try:
+            results.append(ray.get(call))
+        except RayTaskError:  # the function's own error
+            raise
+        except RayError:
+            continue
+    return results
 
 
 def bundle(cpus: float, gpus: float, custom: str | None = None) -> dict[str, float]:

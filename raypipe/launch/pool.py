@@ -10,7 +10,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,14 +17,13 @@ from typing import Any
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayError, WorkerCrashedError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import fault_environment
 from raypipe.launch.control import Control
 from raypipe.launch.failures import kind_of
-from raypipe.launch.nodes import TASKS, Wait, bundle, living_nodes, room
+from raypipe.launch.nodes import TASKS, Wait, answers, bundle, living_nodes, room
 from raypipe.launch.task import run_in_worker, take_output
 from raypipe.redaction import printable
 
@@ -309,17 +307,10 @@ class RayPool:
     def _left_output(self, call: Call) -> tuple[str, str | None]:
         """Return what a task printed whose process died, and its start, as ``take_output``."""
         task, nodes = (self._name, call.key, call.attempt), living_nodes()
-        found = take_output(*task)
-        if found[1] is not None or len(nodes) <= 1:
-            return found
-        look = ray.remote(num_cpus=0, max_retries=0)(take_output)
-        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-        looks = [look.options(scheduling_strategy=node).remote(*task) for node in pinned]
-        ready, _ = ray.wait(looks, num_returns=len(looks), timeout=_SEARCH_S)
-        for answer in ready:
-            with suppress(ray.exceptions.RayError):  # its node was lost
-                found = max(found, ray.get(answer), key=lambda each: each[1] or "")
-        return found
+        found = [take_output(*task)]
+        if found[0][1] is None and len(nodes) > 1:
+            found += answers(nodes, take_output, *task, timeout_s=_SEARCH_S, max_retries=0)
+        return max(found, key=lambda each: each[1] or "")
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of a failed attempt; queue the next one, if any."""
