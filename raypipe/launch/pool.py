@@ -50,6 +50,7 @@ class Call:
     arguments: tuple[Any, ...]
     cpus: float
     attempt: int = 1
+    name: str = ""
     started: float = 0.0
 
 
@@ -91,7 +92,7 @@ class RayPool:
         has_tasks = any(TASKS in node for node in (*living_nodes().values(), *control.nodes))
         self._custom = TASKS if has_tasks and not options.gpus else None
         self._asked = bundle(options.cpus, options.gpus, self._custom)
-        self._name, self._options, self._control = secrets.token_hex(8), options, control
+        self._options, self._control = options, control
         self._wait = Wait(self._asked, 1, control.nodes, say)
         self._check_room()
         #: the CPUs of all tasks that can run at the same time
@@ -243,9 +244,10 @@ class RayPool:
 
     def _start_next(self, remote: Any, actor: Any = None) -> None:
         """Start the oldest queued call as a Ray task or an actor call of ``run_in_worker``."""
-        call = replace(self._waiting.popleft(), started=time.monotonic())
+        name = f"{secrets.token_hex(8)}.raypipe"
+        call = replace(self._waiting.popleft(), name=name, started=time.monotonic())
         reference = remote.remote(
-            self._name,
+            call.name,
             call.key,
             call.attempt,
             max(1, int(call.cpus)),
@@ -292,7 +294,7 @@ class RayPool:
         if kind == "node_lost":
             return self._failed(call, kind, str(error))
         message = _CRASHED if isinstance(error, WorkerCrashedError) else str(error)
-        output, started_at = self._left_output(call)
+        output, started_at = _left_output(call.name)
         seconds = time.monotonic() - call.started  # with the time in Ray's queue
         if started_at is not None:
             seconds = (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()
@@ -304,20 +306,20 @@ class RayPool:
         failed = self._failed(call, kind, message)
         return replace(failed, output=output, started_at=started_at, duration_s=max(0.0, seconds))
 
-    def _left_output(self, call: Call) -> tuple[str, str | None]:
-        """Return what a task printed whose process died, and its start, as ``take_output``."""
-        task, nodes = (self._name, call.key, call.attempt), living_nodes()
-        found = [take_output(*task)]
-        if found[0][1] is None and len(nodes) > 1:
-            found += answers(nodes, take_output, *task, timeout_s=_SEARCH_S, max_retries=0)
-        return max(found, key=lambda each: each[1] or "")
-
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of a failed attempt; queue the next one, if any."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
+
+
+def _left_output(name: str) -> tuple[str, str | None]:
+    """Return what a task printed whose process died, and its start, as ``take_output``."""
+    found, nodes = [take_output(name)], living_nodes()
+    if found[0][1] is None and len(nodes) > 1:
+        found += answers(nodes, take_output, name, timeout_s=_SEARCH_S, max_retries=0)
+    return max(found, key=lambda each: each[1] or "")
 
 
 def obstacle(function: Any, used: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import hashlib
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from raypipe import faults, process_tree
-from raypipe.errors import FailureKind, Interrupted, Trace, UnitError, message_of, trace_of
+from raypipe.errors import Interrupted, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
 
@@ -37,46 +36,43 @@ _TERMINATED = "ray_terminate_msg"
 
 
 def run_in_worker(
-    pool: str, key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
+    name: str, key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
 ) -> TaskResult:
     """Run a task with ``run_task`` in a worker, whose guard ends what the task started.
 
     What it prints goes to a file next to Ray's logs, and is returned with its result. If the
     process dies, the file remains there. At the time limit the process ends, whatever blocks it,
-    and writes a stack trace to standard error. ``pool`` is a unique name: tasks of other pools and
-    commands may have the same key.
+    and writes a stack trace to standard error. ``name`` is that of the file, unique to the attempt.
     """
-    path = _output_file(pool, key, attempt)
+    path = _folder() / name
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         begin = os.write(file, f"{now()}\n".encode())
         _start_guard()
-        with redirected(file), _limited(limit_s), forks_end_at(signal.SIGTERM):
+        with redirected(file), forks_end_at(signal.SIGTERM):
+            if limit_s is not None:
+                faulthandler.dump_traceback_later(limit_s, exit=True)
             result = run_task(key, attempt, threads, *call)
         return replace(result, output=_bounded(file, begin))
     finally:
+        faulthandler.cancel_dump_traceback_later()
         os.close(file)
         path.unlink(missing_ok=True)
 
 
-def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
-    """Return and remove the output of a dead process that ran a task of a pool on this node.
+def take_output(name: str) -> tuple[str, str | None]:
+    """Return and remove the output of a dead process that ran this attempt of a task on this node.
 
     Returns:
         The output, and the start of the task as in ``TaskResult``; None if nothing is found.
 
     """
-    path = _output_file(pool, key, attempt)
+    path = _folder() / name
     with suppress(OSError), path.open("rb") as file:
         path.unlink()
         start = file.readline()
         return _bounded(file.fileno(), len(start)), start.decode().strip() or None
     return "", None
-
-
-def _output_file(pool: str, key: str, attempt: int) -> Path:
-    digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()[:16]
-    return _folder() / f"{pool}-{digest}-{attempt}.raypipe"
 
 
 @cache
@@ -110,17 +106,6 @@ def _start_guard() -> None:
     process_tree.adopt_orphans()
 
 
-@contextmanager
-def _limited(seconds: float | None) -> Iterator[None]:
-    """End this process if the body takes longer; the guard then ends what it has started."""
-    if seconds is not None:
-        faulthandler.dump_traceback_later(seconds, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
 def run_task(
     key: str, attempt: int, threads: int, function: Callable[..., Any], *arguments: Any
 ) -> TaskResult:
@@ -130,33 +115,28 @@ def run_task(
     process has once is as before afterwards: see ``_as_before``.
     """
     faults.from_environment().at_task(key, attempt)
-    kind: FailureKind | None
-    trace: Trace | None
-    value, message, kind, trace = None, None, None, None
+    outcome: dict[str, Any]
     at, clock, cpu = now(), time.perf_counter(), time.process_time()
     try:
         with threadpool_limits(limits=threads), _as_before():
-            value = function(*arguments)
+            outcome = {"value": function(*arguments)}
     except UnitError as error:
-        message, kind, trace = error.message, error.kind, error.trace
+        outcome = {"error": error.message, "kind": error.kind, "trace": error.trace}
     except (BdbQuit, Interrupted):  # the user ended the debugger or the command
         raise
     except BaseException as error:  # a user's function may raise anything
         if hasattr(error, _TERMINATED):
             raise
-        message, trace = message_of(error), trace_of(error)
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
+        outcome = {"error": message_of(error), "kind": kind, "trace": trace_of(error)}
     return TaskResult(
         key,
-        value,
-        message,
-        kind,
-        attempt,
+        attempt=attempt,
         duration_s=time.perf_counter() - clock,
         cpu_s=time.process_time() - cpu,
         started_at=at,
         worker=f"{socket.gethostname()}:{os.getpid()}",
-        trace=trace,
+        **outcome,
     )
 
 

@@ -32,12 +32,12 @@ def die_in_c(text: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_the_output_of_another_pool_s_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
+def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
     """As of two commands on one cluster, whose tasks died."""
     monkeypatch.setattr(task, "_folder", lambda: tmp_path)
-    for pool in ("one", "two"):
-        in_child(task.run_in_worker, pool, "unit", 1, 1, None, die_in_c, f"words of {pool}")
-    found = [task.take_output(pool, "unit", 1)[0] for pool in ("three", "two", "one", "one")]
+    for name in ("one", "two"):
+        in_child(task.run_in_worker, name, "unit", 1, 1, None, die_in_c, f"words of {name}")
+    found = [task.take_output(name)[0] for name in ("three", "two", "one", "one")]
     assert found == ["", "words of two", "words of one", ""]
 
 
