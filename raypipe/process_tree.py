@@ -135,7 +135,9 @@ def end_all(tree: dict[int, psutil.Process], pids: Iterable[int] = ()) -> None:
         alive = [process for process in tree.values() if not _cleans_up(process)]
         if not alive:
             return
-        _signal(alive, signal.SIGKILL)
+        for process in alive:
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(_POLL_S)
 
 
@@ -175,12 +177,6 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-def _signal(processes: Iterable[psutil.Process], number: int) -> None:
-    for process in processes:
-        with suppress(psutil.Error):
-            process.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -204,9 +204,6 @@ class _Order(Searcher):
         """Save nothing: a run continues from the ledger."""
         Path(checkpoint_path).touch()
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Do nothing: see ``save``."""
-
     __getstate__ = _no_state
 
 
