@@ -2,6 +2,8 @@
 
 import gc
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from raypipe import import_path
 from raypipe.faults import VARIABLE
@@ -45,10 +47,10 @@ for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 
-def fault_environment() -> dict[str, dict[str, str]]:
-    """Return a Ray runtime environment that passes fault injection on to workers."""
-    value = os.environ.get(VARIABLE)
-    return {"env_vars": {VARIABLE: value}} if value else {}
+def runtime_environment(variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return a Ray runtime environment of these variables and of fault injection, if any."""
+    faults = {VARIABLE: value} if (value := os.environ.get(VARIABLE)) else {}
+    return {"env_vars": {**faults, **variables}} if faults or variables else None
 
 
 def in_job() -> bool:

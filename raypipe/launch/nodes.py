@@ -98,6 +98,7 @@ class Wait:
         say: Callable[[str], None],
     ) -> None:
         self.asked, self._wanted, self._say = asked, wanted, say
+        self.size = " and ".join(f"{amount:g} {name}s" for name, amount in asked.items())
         self.fitted = room(asked, before) >= wanted
         self._looked, self._until = -_LOOK_S, math.inf
 
@@ -125,9 +126,8 @@ class Wait:
             return True
         if self._until == math.inf:
             self._until = now + WAIT_FOR_NODES_S
-            size = " and ".join(f"{n:g} {name}s" for name, n in self.asked.items())
             reason = "nodes were lost"
             if not self.fitted:
-                reason = f"no room for {self._wanted} x {size}, and the cluster may grow"
+                reason = f"no room for {self._wanted} x {self.size}, and the cluster may grow"
             self._say(f"{reason}; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
         return now > self._until

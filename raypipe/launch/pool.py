@@ -20,7 +20,7 @@ from ray.exceptions import RayError, WorkerCrashedError
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
 from raypipe.graph.launcher import PoolOptions, TaskResult
-from raypipe.launch import fault_environment
+from raypipe.launch import runtime_environment
 from raypipe.launch.control import Control
 from raypipe.launch.failures import kind_of
 from raypipe.launch.nodes import TASKS, Wait, answers, bundle, living_nodes, room
@@ -234,7 +234,7 @@ class RayPool:
                 "num_cpus": cpus,
                 "num_gpus": self._options.gpus,
                 "resources": {self._custom: cpus} if self._custom else None,
-                "runtime_env": fault_environment() or None,
+                "runtime_env": runtime_environment({}),
             }
             if self._options.keep_processes:
                 self._remotes[cpus] = ray.remote(TaskProcess).options(**options)

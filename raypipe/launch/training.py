@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import redaction
 from raypipe.errors import UnitError
-from raypipe.launch import fault_environment
+from raypipe.launch import runtime_environment
 from raypipe.launch.control import Control, Mailbox
 from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.launch.nodes import Wait, bundle, living_nodes
@@ -95,7 +95,7 @@ def fit(
         num_cpus=own.get("CPU", 0),
         num_gpus=own.get("GPU", 0),
         max_retries=0,
-        runtime_env=_environment(job) or None,
+        runtime_env=_environment(job),
     )
     with control.working() as work:
         control.place(name, scaling.worker_count)
@@ -109,11 +109,9 @@ def fit(
                     if isinstance(row, str) or STARTED not in row:
                         report(row)
                         continue
-                    group = row[STARTED]
-                    if not is_placed:
-                        control.placed(name)
-                        is_placed, start = True, time.monotonic()
-                        started(group)
+                    group, is_placed, start = row[STARTED], True, time.monotonic()
+                    control.placed(name)
+                    started(group)
                 if ready:
                     outcome: dict[str, Any] = ray.get(reference)
                     break
@@ -149,11 +147,10 @@ def of_a_worker(job: TrainingJob) -> dict[str, float]:
 def refuse_vain(job: TrainingJob, wait: Wait) -> None:
     """Raise UnitError if the workers have no room on the nodes, and waiting is vain."""
     if wait.is_vain(job.trial_id):
-        size = " and ".join(f"{amount:g} {name}s" for name, amount in wait.asked.items())
         raise UnitError(
             job.trial_id,
             "node_lost" if wait.fitted or job.attempt > 1 else "error",
-            f"scaling.workers: {job.settings.scaling.worker_count} worker(s) of {size} each "
+            f"scaling.workers: {job.settings.scaling.worker_count} worker(s) of {wait.size} each "
             "(with the loader's processes) were requested, and the cluster has no room for them; "
             "lower one of the three or add nodes",
         )
@@ -214,7 +211,7 @@ def train_with_ray(
         os.environ[_WAIT_FOR_GROUP] = str(_WAIT_S)
         # Ray's own types lack some of them; the group fails as soon as one of its workers does
         failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _STARTS}
-        options: dict[str, Any] = {"worker_runtime_env": _environment(job) or None}
+        options: dict[str, Any] = {"worker_runtime_env": _environment(job)}
         group["run_config"] = RunConfig(
             name="group",
             storage_path=folder,
@@ -238,12 +235,10 @@ def train_with_ray(
     return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
 
 
-def _environment(job: TrainingJob) -> dict[str, Any]:
+def _environment(job: TrainingJob) -> dict[str, Any] | None:
     """Return the runtime environment of workers; Ray Train starts CUDA before their function."""
-    found = fault_environment()
-    if job.settings.scaling.gpus_per_worker and (variables := expandable_segments()):
-        return {"env_vars": {**found.get("env_vars", {}), **variables}}
-    return found
+    has_gpus = job.settings.scaling.gpus_per_worker
+    return runtime_environment(expandable_segments() if has_gpus else {})
 
 
 def _work(config: dict[str, Any]) -> dict[str, Any]:
