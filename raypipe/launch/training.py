@@ -91,15 +91,22 @@ def fit(
     key = secrets.token_hex(4)
     name, folder = f"{job.trial_id}-{key}", job.run_dir.path(f"{state}-{key}")
     own = asked if scaling.worker_count == 1 else {}  # a group holds its own
-    task = ray.remote(train_in_task).options(
+    task = ray.remote(train_with_ray).options(
         num_cpus=own.get("CPU", 0),
         num_gpus=own.get("GPU", 0),
         max_retries=0,
         runtime_env=_environment(job),
     )
+
+    def post(row: dict[str, Any] | str) -> None:
+        ray.get(mailbox.post.remote(name, row))
+
+    def must_end() -> bool:
+        return bool(ray.get(mailbox.must_end.remote(name)))
+
     with control.working() as work:
         control.place(name, scaling.worker_count)
-        reference = task.remote(job, mailbox, name, folder)
+        reference = task.remote(job, post, must_end, folder)
         group, is_placed, start = None, False, time.monotonic()
         try:
             while True:
@@ -166,18 +173,6 @@ def _end(task: Any, group: Any) -> None:
         ray.wait([task], timeout=_END_S)
     if group is not None:
         remove_placement_group(group)
-
-
-def train_in_task(job: TrainingJob, mailbox: Any, name: str, folder: str) -> dict[str, Any]:
-    """Train in a task; what ``train_with_ray`` reports goes to the mailbox."""
-
-    def post(row: dict[str, Any] | str) -> None:
-        ray.get(mailbox.post.remote(name, row))
-
-    def must_end() -> bool:
-        return bool(ray.get(mailbox.must_end.remote(name)))
-
-    return train_with_ray(job, post, must_end, folder)
 
 
 def train_with_ray(
