@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult
+from raypipe.launch.control import Control
 from raypipe.launch.task import forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not 
     from raypipe.training.job import Report, TrainingJob
 
 
-class InlineLauncher:
+class InlineLauncher(Control):
     """Launcher that runs everything in the calling thread, with one worker per training.
 
     A training for several workers runs in one with the same effective batch. Tasks have no time
@@ -37,8 +38,8 @@ class InlineLauncher:
     concurrent = False
 
     def __init__(self) -> None:
-        self._interrupted = threading.Event()
-        self._winds_down = False
+        super().__init__()
+        self._active.add(self)  # never at rest: the calling thread raises KeyboardInterrupt itself
         self._ending: Ending | None = None
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
@@ -61,13 +62,12 @@ class InlineLauncher:
             job = replace(job, settings=job.settings.changed("loader", workers=0))
 
         def pass_on(row: dict[str, Any] | str) -> None:
-            if self._interrupted.is_set():
-                raise KeyboardInterrupt
+            self.pause()
             report(row)
 
         before = torch.get_num_threads()
         torch.set_num_threads(job.settings.scaling.threads)
-        self._ending = Ending(wanted=self._winds_down)
+        self._ending = Ending(wanted=self.is_winding_down)
         try:
             outcome = train(job, worker, pass_on, self._ending)
         except BdbQuit:
@@ -110,22 +110,13 @@ class InlineLauncher:
         """Open a pool that runs each task in ``finished``, without a time limit."""
         if options.time_limit_s is not None:
             say(f"local: not followed: the time limit of {options.time_limit_s:g} s")
-        yield _InlinePool(options.cpus, lambda: self._winds_down or self._interrupted.is_set())
-
-    @property
-    def is_at_rest(self) -> bool:
-        """False: the calling thread raises KeyboardInterrupt itself."""
-        return False
+        yield _InlinePool(options.cpus, self)
 
     def wind_down(self) -> None:
         """Raise KeyboardInterrupt at the next task, or after the next step and a checkpoint."""
-        self._winds_down = True
+        super().wind_down()
         if self._ending is not None:
             self._ending.wanted = True
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt at the next task or logged step."""
-        self._interrupted.set()
 
     def close(self) -> None:
         """Do nothing: nothing was started."""
@@ -158,8 +149,8 @@ def _interrupt(*_: object) -> None:
 class _InlinePool:
     capacity = 1.0
 
-    def __init__(self, cpus: float, is_ending: Callable[[], bool]) -> None:
-        self._cpus, self._is_ending = cpus, is_ending
+    def __init__(self, cpus: float, control: Control) -> None:
+        self._cpus, self._control = cpus, control
         self._waiting: deque[tuple[str, float, Callable[..., Any], tuple[Any, ...]]] = deque()
 
     @property
@@ -175,7 +166,8 @@ class _InlinePool:
         self._waiting.append((key, cpus or self._cpus, function, arguments))
 
     def finished(self) -> list[TaskResult]:
-        if self._is_ending():
+        self._control.pause()
+        if self._control.is_winding_down:
             raise KeyboardInterrupt
         if not self._waiting:
             return []
