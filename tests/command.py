@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import socket
@@ -108,6 +109,14 @@ class _Errors(io.StringIO):
     def write(self, text: str) -> int:
         self._output.write(text)
         return super().write(text)
+
+
+def in_child(function: Callable[..., None], *arguments: object) -> int | None:
+    """Call a function in a process of its own, as the streams of this one are pytest's."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def raypipe(*arguments: str | Path, expected: int = 0) -> str:

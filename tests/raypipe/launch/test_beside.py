@@ -26,6 +26,7 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages, session_in
 from tests.raypipe.examples.example_tasks import Regression
+from tests.raypipe.launch.test_pool import cpus as cpus
 from tests.raypipe.launch.test_pool import wait_until
 from tests.raypipe.launch.test_train import ignore, job
 from tests.raypipe.study.test_sweep import YAML, stages_of
@@ -46,14 +47,6 @@ def beside() -> Iterator[ThreadPoolExecutor]:
     """The other thread."""
     with ThreadPoolExecutor(1) as thread:
         yield thread
-
-
-@pytest.fixture
-def cpus(launcher: RayLauncher) -> int:
-    number = int(ray.cluster_resources()["CPU"])
-    if number < 2:
-        pytest.skip("needs two CPUs")
-    return number
 
 
 def with_scaling(job: TrainingJob, **scaling: object) -> TrainingJob:

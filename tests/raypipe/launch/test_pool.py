@@ -1,7 +1,8 @@
-"""Pools of tasks on Ray, of plain tasks and of processes that are kept."""
+"""Pools of tasks: on Ray, of plain tasks and of processes that are kept, and in this process."""
 
 from __future__ import annotations
 
+import bdb
 import ctypes
 import os
 import random
@@ -22,8 +23,10 @@ from threadpoolctl import threadpool_info
 
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.launch import pool as pool_module
+from raypipe.launch import task
 from raypipe.launch.cluster import RayLauncher
-from tests.command import is_alive, until
+from raypipe.launch.inline import InlineLauncher
+from tests.command import in_child, is_alive, until
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["tasks", "kept"])
@@ -76,8 +79,8 @@ def stop_here() -> None:
     breakpoint()
 
 
-def die() -> None:
-    print("last words", flush=True)
+def die(words: str = "last words") -> None:
+    os.write(1, f"{words}\n".encode())  # as a library in C does
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -134,6 +137,36 @@ def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep,
     assert "\x1b" not in unsendable.trace.text
 
 
+def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
+    """As of two commands on one cluster, whose tasks died."""
+    monkeypatch.setattr(task, "_folder", lambda: tmp_path)
+    for name in ("one", "two"):
+        in_child(task.run_in_worker, name, "unit", 1, 1, None, die, f"words of {name}")
+    found = [task.take_output(name)[0] for name in ("three", "two", "one", "one")]
+    assert found == ["", "words of two\n", "words of one\n", ""]
+
+
+def test_in_this_process_a_task_has_no_time_limit(capsys):
+    with InlineLauncher().pool(PoolOptions(time_limit_s=0.01)) as pool:
+        pool.submit("slow", time.sleep, 0.05)
+        pool.submit("fails", divmod, 1, 0)
+        done = collect(pool)
+    (slow,), (fails,) = done["slow"], done["fails"]
+    assert slow.error is None
+    assert (fails.kind, fails.error.partition(":")[0]) == ("error", "ZeroDivisionError")
+    assert "local: not followed: the time limit of 0.01 s" in capsys.readouterr().out
+
+
+def test_the_end_of_the_debugger_is_no_failure_of_the_task():
+    def quit_debugger() -> None:
+        raise bdb.BdbQuit
+
+    with InlineLauncher().pool(PoolOptions()) as pool:
+        pool.submit("task", quit_debugger)
+        with pytest.raises(bdb.BdbQuit):
+            pool.finished()
+
+
 def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
     beat = tmp_path / "beat"
 
@@ -151,8 +184,11 @@ def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
 
 
 @pytest.fixture
-def cpus() -> int:
-    return int(ray.cluster_resources()["CPU"])
+def cpus(launcher: RayLauncher) -> int:
+    number = int(ray.cluster_resources()["CPU"])
+    if number < 2:
+        pytest.skip("needs two CPUs")
+    return number
 
 
 @pytest.mark.slow
@@ -236,8 +272,7 @@ def predict(folder: Path) -> tuple[int, float]:
 
 
 @pytest.mark.slow
-def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, tmp_path):
-    cpus = ray.cluster_resources()["CPU"]
+def test_what_a_task_loads_the_next_one_finds_until_the_pool_ends(launcher, cpus, tmp_path):
     pids: list[set[int]] = []
     for folder in (tmp_path / "first", tmp_path / "second"):
         folder.mkdir()
