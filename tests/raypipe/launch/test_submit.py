@@ -5,7 +5,7 @@ The same on a real cluster is in ``tests/clusters/test_nodes.py``.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from types import ModuleType, SimpleNamespace
 
 import aiohttp
@@ -14,35 +14,6 @@ import requests
 from ray.job_submission import JobStatus
 
 from raypipe.errors import ConfigError
-
-Step = str | Exception
-
-
-class Dashboard:
-    """Answers each call with the next of its script: a text or status, or what goes wrong."""
-
-    def __init__(self, logs: Sequence[Sequence[Step]], infos: Sequence[JobStatus | Exception]):
-        self._logs, self._infos = iter(logs), iter(infos)
-        self.addresses: list[str] = []
-
-    def __call__(self, address: str) -> Dashboard:
-        self.addresses.append(address)
-        return self
-
-    def submit_job(self, **_: object) -> str:
-        return "job_1"
-
-    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
-        for step in next(self._logs):
-            if isinstance(step, Exception):
-                raise step
-            yield step
-
-    def get_job_info(self, job: str) -> SimpleNamespace:
-        found = next(self._infos)
-        if isinstance(found, Exception):
-            raise found
-        return SimpleNamespace(status=found, driver_exit_code=0, message="")
 
 
 @pytest.fixture
@@ -55,23 +26,38 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return submit
 
 
-@pytest.fixture
+class Dashboard:
+    """A log, in which something may go wrong, and then one status of the job after the other."""
+
+    def __init__(self, *log: str | Exception, ends: tuple[JobStatus, ...] = ()) -> None:
+        self._log, self._statuses = log, iter(ends)
+
+    def submit_job(self, **_: object) -> str:
+        return "job_1"
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        for step in self._log:
+            if isinstance(step, Exception):
+                raise step
+            yield step
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        return SimpleNamespace(status=next(self._statuses), driver_exit_code=0, message="")
+
+
 def sent(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Dashboard, str], tuple[int, list[str]]]:
-    """Send a command to such a dashboard; its status and what the user is told."""
-
-    def send(dashboard: Dashboard, address: str = "http://head:8265") -> tuple[int, list[str]]:
-        monkeypatch.setattr(module, "JobSubmissionClient", dashboard)
-        said: list[str] = []
-        return module.submit(address, ["raypipe"], {}, said.append), said
-
-    return send
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, dashboard: Dashboard
+) -> tuple[int, list[str]]:
+    """Send a command to a dashboard; its status and what the user is told."""
+    clients = {"http://head:8265": dashboard}
+    monkeypatch.setattr(module, "JobSubmissionClient", clients.__getitem__)
+    said: list[str] = []
+    return module.submit("http://head:8265", ["raypipe"], {}, said.append), said
 
 
-def test_a_job_is_followed_to_its_end(sent):
-    ends = [JobStatus.RUNNING, JobStatus.SUCCEEDED]
-    status, said = sent(Dashboard([["one\n", "two\nthree\n"]], ends))
+def test_a_job_is_followed_to_its_end(module, monkeypatch):
+    ends = JobStatus.RUNNING, JobStatus.SUCCEEDED
+    status, said = sent(module, monkeypatch, Dashboard("one\n", "two\nthree\n", ends=ends))
     assert status == 0
     assert said[1:] == ["one", "two\nthree"]
 
@@ -85,8 +71,8 @@ def test_a_job_is_followed_to_its_end(sent):
         requests.ConnectionError("refused"),
     ],
 )
-def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(sent, broken):
-    status, said = sent(Dashboard([["one\n", broken]], []))
+def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(module, monkeypatch, broken):
+    status, said = sent(module, monkeypatch, Dashboard("one\n", broken))
     assert status == 1
     assert said[1] == "one"
     assert "the job may go on; follow it: ray job logs --follow" in said[-1]
@@ -94,12 +80,10 @@ def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(sent, brok
     assert not any("secret" in text for text in said)
 
 
-def test_the_address_that_is_given_is_the_one(sent, module, monkeypatch):
+def test_the_address_that_is_given_is_the_one(module, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
-    dashboard = Dashboard([[]], [JobStatus.STOPPED])
-    status, _ = sent(dashboard)
+    status, _ = sent(module, monkeypatch, Dashboard(ends=(JobStatus.STOPPED,)))
     assert status == 130
-    assert dashboard.addresses == ["http://head:8265"]
     assert "RAY_ADDRESS" not in module.os.environ
 
 
