@@ -11,16 +11,15 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from tests.chaos import surroundings
-from tests.chaos.scene import Scene
+from tests.chaos.scene import LONGEST_S, Scene
 
 Disturbance = Callable[[Scene], bool]
 
-_TRAINS = "ray::RayTrainWorker"
-_TASK = "ray::run_task"
 _HOUR_S = 3600
 
 
@@ -71,31 +70,9 @@ def second_driver(scene: Scene) -> bool:
     return True
 
 
-def worker_killed(scene: Scene) -> bool:
-    """SIGKILL to a process that trains; training comes first and is short."""
-    scene.start(within_s=15)
-    return _when_there(scene, _TRAINS)
-
-
-def task_killed(scene: Scene) -> bool:
-    """SIGKILL to a process that evaluates."""
-    scene.start()
-    return _when_there(scene, _TASK)
-
-
-def raylet_killed(scene: Scene) -> bool:
-    """SIGKILL to the raylet of the command's own node."""
-    scene.start()
-    return _when_there(scene, "raylet/raylet")
-
-
-def head_killed(scene: Scene) -> bool:
-    """SIGKILL to the cluster's control store."""
-    scene.start()
-    return _when_there(scene, "gcs_server")
-
-
-def _when_there(scene: Scene, title: str) -> bool:
+def process_killed(scene: Scene, title: str, within_s: float = LONGEST_S) -> bool:
+    """SIGKILL to a process of the command, once there is one with such a title."""
+    scene.start(within_s=within_s)
     while not (killed := scene.kill(title)) and scene.process.poll() is None:
         scene.wait(0.1)
     return killed
@@ -104,21 +81,14 @@ def _when_there(scene: Scene, title: str) -> bool:
 # nodes
 
 
-def node_lost(scene: Scene) -> bool:
-    """A whole node of the cluster goes without a word."""
+def node_lost(scene: Scene, *, is_head: bool) -> bool:
+    """A whole node of the cluster goes without a word; after the head, the next one is new."""
     with surroundings.two_nodes(scene.name) as cluster:
         scene.start(cluster.address)
-        cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
-        scene.end()
-    return True
-
-
-def head_node_lost(scene: Scene) -> bool:
-    """The head of the cluster goes; the next command finds a new one."""
-    with surroundings.two_nodes(scene.name) as cluster:
-        scene.start(cluster.address)
-        cluster.remove_node(cluster.head_node, allow_graceful=False)
-        scene.end(2)  # it may just have looked for it
+        lost = cluster.head_node if is_head else cluster.list_all_nodes()[-1]
+        cluster.remove_node(lost, allow_graceful=False)
+        further = [2] if is_head else []  # it may just have looked for the head
+        scene.end(*further)
     return True
 
 
@@ -241,25 +211,26 @@ def clock_set_back(scene: Scene) -> bool:
     return True
 
 
-ALL: tuple[Disturbance, ...] = (
-    driver_killed,
-    driver_terminated,
-    interrupted_twice,
-    driver_frozen,
-    second_driver,
-    worker_killed,
-    task_killed,
-    raylet_killed,
-    head_killed,
-    node_lost,
-    head_node_lost,
-    spot_node,
-    store_full,
-    disk_full,
-    directory_read_only,
-    checkpoint_cut,
-    table_cut,
-    ledger_torn,
-    cache_cut,
-    clock_set_back,
-)
+ALL: dict[str, Disturbance] = {
+    "driver_killed": driver_killed,
+    "driver_terminated": driver_terminated,
+    "interrupted_twice": interrupted_twice,
+    "driver_frozen": driver_frozen,
+    "second_driver": second_driver,
+    # training comes first and is short
+    "worker_killed": partial(process_killed, title="^ray::(train_|ImplicitFunc)", within_s=15),
+    "task_killed": partial(process_killed, title="^ray::run_in_worker"),
+    "raylet_killed": partial(process_killed, title="raylet/raylet"),
+    "head_killed": partial(process_killed, title="gcs_server"),
+    "node_lost": partial(node_lost, is_head=False),
+    "head_node_lost": partial(node_lost, is_head=True),
+    "spot_node": spot_node,
+    "store_full": store_full,
+    "disk_full": disk_full,
+    "directory_read_only": directory_read_only,
+    "checkpoint_cut": checkpoint_cut,
+    "table_cut": table_cut,
+    "ledger_torn": ledger_torn,
+    "cache_cut": cache_cut,
+    "clock_set_back": clock_set_back,
+}

@@ -26,7 +26,7 @@ from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.chaos import surroundings
-from tests.chaos.disturbances import ALL, Disturbance
+from tests.chaos.disturbances import ALL
 from tests.chaos.scene import Scene, assert_gone, living
 from tests.command import until
 
@@ -86,7 +86,7 @@ class Ended:
     tables: Mapping[str, pd.DataFrame]
 
 
-def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[Disturbance]) -> Ended:
+def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str]) -> Ended:
     """A run is disturbed a few times, then ended; nothing of it may be left behind."""
     done = []
     with surroundings.disk(folder / f"{number:03d}") as home:
@@ -97,8 +97,8 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[Distu
         scene = Scene(home, name, [str(config), "--only", *stages], rng)
         try:
             for disturbance in disturbances:
-                if disturbance(scene):
-                    done.append(disturbance.__name__)
+                if ALL[disturbance](scene):
+                    done.append(disturbance)
                 scene.end()
                 assert_gone(scene.name)
             _finish(scene)
@@ -142,12 +142,12 @@ def _outcome(run: RunDirectory) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def draw(number: int, seed: int, chosen: Sequence[Disturbance], most: int) -> list[Disturbance]:
+def draw(number: int, seed: int, chosen: Sequence[str], most: int) -> list[str]:
     """One to ``most`` disturbances; over the rounds each comes about as often as the others."""
     each = len(chosen)
     deck = Random(f"{seed}-deck-{number // each}").sample(list(chosen), each)
     rng = Random(f"{seed}-draw-{number}")
-    others = [one for one in chosen if one is not deck[number % each]]
+    others = [one for one in chosen if one != deck[number % each]]
     drawn = [deck[number % each], *rng.sample(others, rng.randint(0, min(most - 1, len(others))))]
     rng.shuffle(drawn)
     return drawn
@@ -157,7 +157,7 @@ def run_rounds(
     numbers: Sequence[int],
     seed: int,
     folder: Path,
-    chosen: Sequence[Disturbance] = ALL,
+    chosen: Sequence[str] = tuple(ALL),
     most: int = 2,
     jobs: int = 4,
 ) -> tuple[Counter[str], Counter[str]]:
@@ -223,14 +223,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4, help="rounds at the same time")
-    parser.add_argument("--only", nargs="*", default=[], help="names of disturbances")
+    parser.add_argument("--only", nargs="+", default=[*ALL], choices=ALL, metavar="NAME")
     parser.add_argument("--most", type=int, default=2, help="disturbances a round")
     given = parser.parse_args()
-    chosen = [one for one in ALL if not given.only or one.__name__ in given.only]
     numbers = range(given.first, given.first + given.rounds)
     with tempfile.TemporaryDirectory(prefix="raypipe-chaos-") as folder:
         counts, failures = run_rounds(
-            numbers, given.seed, Path(folder), chosen, given.most, given.jobs
+            numbers, given.seed, Path(folder), given.only, given.most, given.jobs
         )
     told = {"rounds": given.rounds, "seed": given.seed}
     print(json.dumps({**told, "survived": dict(counts), "failures": dict(failures)}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ MARK = "RAYPIPE_CHAOS"
 WAIT_S = 600
 _GONE_S = 90
 # a little longer than a run takes to its last stage
-_LONGEST_S = 35.0
+LONGEST_S = 35.0
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Scene:
         """What it shares with other runs."""
         return self.home / "cache"
 
-    def start(self, address: str = "", *, within_s: float = _LONGEST_S, **environment: str) -> None:
+    def start(self, address: str = "", *, within_s: float = LONGEST_S, **environment: str) -> None:
         """Start a command and let it go on for a while; tasks of it die and hang by themselves."""
         kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
         step = self.rng.randint(1, 80)
@@ -100,7 +101,7 @@ class Scene:
         found = []
         for process in living(self.name):
             with suppress(psutil.Error):
-                if title in " ".join(process.cmdline()).split(" --")[0]:
+                if re.search(title, " ".join(process.cmdline()).split(" --")[0]):
                     found.append(process)
         if not found:
             return False

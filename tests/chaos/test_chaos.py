@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import disturbances
 from tests.chaos.rounds import run_rounds
 
 
@@ -18,7 +17,7 @@ def test_disturbed_runs_end_as_an_undisturbed_one(
     # Ray's default: with the tests' ten minutes, an agent that was starting when its cluster was
     # killed waits longer than the test does for it to end
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "60")
-    chosen = (disturbances.driver_killed, disturbances.node_lost, disturbances.checkpoint_cut)
+    chosen = ("driver_killed", "node_lost", "checkpoint_cut")
     counts, failures = run_rounds(range(3), 0, tmp_path, chosen, most=1, jobs=3)
     assert counts.total() == 3
     assert failures["worker_died"] > 0
