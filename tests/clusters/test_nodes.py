@@ -15,7 +15,7 @@ import pytest
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import WAIT_S, stored_evaluations
 from tests.clusters.namespaces import Host, Network
-from tests.command import listens, table, until
+from tests.command import finish, listens, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -72,8 +72,7 @@ class Cluster:
     def stop(self, job: str) -> None:
         """``ray job stop``, which waits for the end."""
         process = self._start("ray", "job", "stop", "--address", self.dashboard, job)
-        output, _ = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, output
+        finish(process, within_s=WAIT_S)
 
     def _start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -105,8 +104,7 @@ def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of an undisturbed run on the head alone."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     process = cluster.raypipe_submit(folder, "")
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, output
+    finish(process, within_s=WAIT_S)
     assert len(table(folder, "environment")) == 1
     return folder
 
@@ -132,11 +130,10 @@ def test_a_node_goes_away(
         until(lambda: stored_evaluations(folder) >= 6, "values are stored", WAIT_S, process)
         remove(others[0])
         removed_at = stored_evaluations(folder)
-        output, _ = process.communicate(timeout=WAIT_S)
+        finish(process, within_s=WAIT_S)
     finally:
         for host in others:
             host.power_off()
-    assert process.returncode == 0, output
     assert removed_at < len(table(folder, "evaluations")), "it was over before"
     names = {host.name for host in (cluster.head, *others)}
     assert set(table(folder, "environment")["hostname"]) == names
@@ -153,20 +150,16 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     job = next(filter(None, (re.search(r"^job (\S+) on ", line) for line in lines)))
     until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
     cluster.stop(job[1])
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130, output
+    output = finish(process, 130, WAIT_S)
     assert "interrupted; finished units are kept" in output
     assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"
-    again = cluster.raypipe_submit(folder, "", *quick)
-    output, _ = again.communicate(timeout=WAIT_S)
-    assert again.returncode == 0, output
+    finish(cluster.raypipe_submit(folder, "", *quick), within_s=WAIT_S)
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
     assert set(table(folder, "studies")["unique_evaluations"]) == {8}
 
 
 def test_without_the_token_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
     process = cluster.raypipe_submit(tmp_path / "run", "", token="f" * 64)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2, output
+    output = finish(process, 2, WAIT_S)
     assert "asks for a token" in output
     assert "Traceback" not in output

@@ -14,7 +14,7 @@ import raypipe as rp
 from raypipe.commands import replay as command
 from raypipe.provenance import environment_row
 from raypipe.store.ledger import Ledger
-from tests.command import in_process, raypipe, start, until
+from tests.command import finish, in_process, raypipe, start, until
 from tests.raypipe.examples.hills import HILL, SEARCH
 from tests.scenario import cases, content, edit, play
 
@@ -121,8 +121,7 @@ def test_an_interrupted_replay_leaves_nothing(folder, number):
     with start(folder, "replay", "r", environment=environment) as process:
         until(Path("began").exists, "the replay computes", process=process)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+        output = finish(process, 130, 60)
     assert "Traceback" not in output
     assert list((folder / "tmp").iterdir()) == []
     assert content("r") == before

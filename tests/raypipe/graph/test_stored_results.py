@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.checkpoint import CheckpointStore
-from tests.command import EXAMPLES, raypipe, start, table
+from tests.command import EXAMPLES, finish, raypipe, start, table
 from tests.scenario import cases, content
 
 CONFIG = """
@@ -224,16 +224,13 @@ def test_two_workers_on_ray_end_at_the_same_step(tmp_path: Path) -> None:
     process = start(
         tmp_path, *given, "pause_s=0.3", "--time-budget", "130s", environment=environment
     )
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 130, output
+    finish(process, 130)
     directory = RunDirectory.at(tmp_path / "run")
     statuses = read_table(directory, "stages").set_index("stage")["status"].to_dict()
     assert statuses == {"train": "interrupted"}
     (saved,) = CheckpointStore(directory, "train").steps
     assert saved < 400
-    process = start(tmp_path, *given, environment=environment)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    finish(start(tmp_path, *given, environment=environment))
     steps = read_table(directory, "steps")["step"]
     assert sorted(steps) == list(range(5, 401, 5))
     (trial,) = read_table(directory, "trials").to_dict("records")

@@ -15,7 +15,7 @@ import pytest
 
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from tests.command import EXAMPLES, start
+from tests.command import EXAMPLES, finish, start
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ def test_a_dead_ray_address_is_one_message_that_names_the_variable(
     mine: Path, address: str
 ) -> None:
     command = start(mine, *WORDS, environment={"RAY_ADDRESS": address})
-    output, _ = command.communicate(timeout=300)
-    assert command.returncode == 2
+    output = finish(command, 2)
     assert output.startswith(f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there")
     assert output.count("\n") == 1
     assert [file.name for file in mine.iterdir()] == ["m.py"]
@@ -97,13 +96,10 @@ def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Pat
     time.sleep(3)  # at once it would be while the driver uses the object store, which ends it
     children = psutil.Process(process.pid).children()
     next(child for child in children if child.name() == "raylet").kill()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
+    output = finish(process, 1, 120)
     assert "failed: calls: ray: node_lost: Ray's process on this machine (raylet) died" in output
     assert "continue with: raypipe map slow:f 'x=[0,300]'" in output
-    showing = start(mine, "show", "r", environment={})
-    shown, _ = showing.communicate(timeout=300)
-    assert showing.returncode == 0
+    shown = finish(start(mine, "show", "r", environment={}))
     assert "(raylet) died" in shown
     assert "without a word" not in shown
 

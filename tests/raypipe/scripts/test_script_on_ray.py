@@ -68,8 +68,7 @@ def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, num
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
+    command.finish(process, -9 if number == signal.SIGKILL else 130, WAIT_S)
     until(lambda: not of_scripts(folder), "the scripts end", WAIT_S)
     ended = run(launcher, folder)  # resumes: a fresh script would hang again
     assert ended.status == 0, ended.output
