@@ -105,24 +105,16 @@ class Slurm:
 
     def clear(self) -> None:
         """No job is left, also where a test failed."""
-        self._answer("scancel", "--user=root")
-        until(lambda: not self._answer("squeue", "-h"), "no job is left", 90)
+        self.ask("scancel", "--user=root")
+        until(lambda: not self.ask("squeue", "-h"), "no job is left", 90)
 
     def submit(self, *words: str | Path, cwd: Path, environment: Mapping[str, str]) -> str:
         """``sbatch`` with these words; the job's id."""
-        return self._answer("sbatch", "--parsable", *map(str, words), cwd=cwd, extra=environment)
-
-    def control(self, *words: str) -> str:
-        """``scontrol`` with these words, and what it prints."""
-        return self._answer("scontrol", *words)
-
-    def cancel(self, *words: str) -> None:
-        """``scancel`` with these words."""
-        self._answer("scancel", *words)
+        return self.ask("sbatch", "--parsable", *map(str, words), cwd=cwd, extra=environment)
 
     def job(self, job: str) -> Job:
         """A job as it is now."""
-        lines = self.control("show", "job", "-o", job)
+        lines = self.ask("scontrol", "show", "job", "-o", job)
         fields = dict(word.partition("=")[::2] for word in lines.split(" ") if "=" in word)
         log = Path(fields["StdOut"])
         return Job(job, fields, log.read_text() if log.exists() else "")
@@ -136,7 +128,7 @@ class Slurm:
         return self.job(job)
 
     def _idle(self) -> bool:
-        return set(self._answer("sinfo", "-h", "-N", "-o", "%t").split()) == {"idle"}
+        return set(self.ask("sinfo", "-h", "-N", "-o", "%t").split()) == {"idle"}
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "PATH": _ADMIN, "SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -145,9 +137,10 @@ class Slurm:
         # not `ip netns exec`, which hides /sys/fs/cgroup
         return ["nsenter", f"--net=/run/netns/{self._names[name]}"]
 
-    def _answer(
+    def ask(
         self, *words: str, cwd: Path | None = None, extra: Mapping[str, str] | None = None
     ) -> str:
+        """A command of SLURM, and what it prints."""
         done = subprocess.run(
             [*self._inside("ctl"), *words], cwd=cwd, env={**self._environment(), **(extra or {})},
             capture_output=True, text=True, check=False, timeout=60,

@@ -144,14 +144,14 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
     until(lambda: log().count("is done") == 6, "six tasks are done", 300, detail=log)
     # the controller looks twice a minute whose end is near, and sends the signal early
     soon = datetime.now() + timedelta(seconds=120)
-    slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
+    slurm.ask("scontrol", "update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
     until(
         lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, detail=log
     )
     # it would wait for two minutes; in the second in which it ended nodes refuse it (its credential
     # is revoked by the second)
     time.sleep(2)
-    slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
+    slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
     ended = slurm.ended(job)
     assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
     assert "interrupted; finished units are kept" in ended.log
@@ -163,7 +163,7 @@ def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.held=4")
     log = lambda: slurm.job(job).log  # noqa: E731
     until(lambda: log().count("is done") == 4, "four tasks are done", 300, detail=log)
-    slurm.cancel(job)
+    slurm.ask("scancel", job)
     ended = slurm.ended(job)
     assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
     assert "interrupted; finished units are kept" in ended.log
