@@ -144,7 +144,7 @@ def note(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["training", "sweep"])
 def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
-    launcher, control, cpus, tmp_path, monkeypatch, kind
+    launcher, control, beside, cpus, tmp_path, monkeypatch, kind
 ):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
@@ -179,15 +179,10 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
         finally:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    presser = threading.Thread(target=interrupt)
-    presser.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_stages([first, Stage("second", fill, [Unit("second", {})])], session)
-    finally:
-        presser.join()
-        signal.signal(signal.SIGINT, before)
+    pressed = beside.submit(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([first, Stage("second", fill, [Unit("second", {})])], session)
+    pressed.result()
     found = read_table(run, "stages").set_index("stage")["status"]
     assert dict(found) == {"first": "interrupted", "second": "interrupted"}
     assert not list(Path(run.location).glob(".ray*"))

@@ -192,26 +192,6 @@ def test_each_trial_with_several_workers_has_a_group_of_its_own(launcher, tmp_pa
 
 
 @pytest.mark.slow
-def test_asha_ends_bad_trials_early(launcher, tmp_path):
-    rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
-    assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.scheduler.grace_period=10") is None
-    rows = by_point(tmp_path, "train.training.learning_rate")
-    assert rows["status"].iloc[-1] == "succeeded"
-    assert rows["steps"].iloc[-1] == 40
-    stopped = rows[rows["status"] == "interrupted"]
-    assert len(stopped) >= 1
-    assert (stopped["steps"] < 40).all()
-    assert set(stopped["reason"]) == {"stopped early by asha"}
-    found = curves(tmp_path)
-    assert {id: found[id].last_valid_index() for id in stopped["trial_id"]} == {
-        row["trial_id"]: row["steps"] for _, row in stopped.iterrows()
-    }
-    assert not list((tmp_path / "checkpoints").iterdir())
-    best = row_of(tmp_path, "recommendations")
-    assert best["settings"] == {"train.training.learning_rate": 0.05}
-
-
-@pytest.mark.slow
 def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launcher, tmp_path):
     """Its model would be thrown away: here the held-out loss comes with the last step alone."""
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-5, 1e-6, 1e-7]"
@@ -231,25 +211,35 @@ def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launc
 
 
 @pytest.mark.slow
-def test_asha_ends_the_whole_worker_group(launcher, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_asha_ends_bad_trials_early_and_all_of_a_worker_group(launcher, tmp_path, workers):
     """A group trains on in processes of its own when Tune ends its trial."""
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7]"
-    given = (*NONE, rate, *ASHA, "sweep.scheduler.grace_period=10", "train.scaling.workers=2")
-    long = ("pause_s=0.05", "train.training.steps=200", "train.training.checkpoint_every=2")
-    assert sweep(tmp_path, launcher, *given, *long) is None
-    cpus = ray.cluster_resources()["CPU"]
-    until(lambda: ray.available_resources().get("CPU") == cpus, "all CPUs are free", WITHIN_S)
+    given = (*NONE, rate, *ASHA, "sweep.scheduler.grace_period=10", "pause_s=0.05")
+    long = ("train.training.steps=200", "train.training.checkpoint_every=2")
+    assert sweep(tmp_path, launcher, *given, *long, f"train.scaling.workers={workers}") is None
     rows = by_point(tmp_path, "train.training.learning_rate")
-    assert list(rows["status"]) == ["interrupted", "interrupted", "succeeded"]
-    stopped = list(rows["trial_id"].iloc[:2])
-    assert curves(tmp_path)[stopped].last_valid_index() < 100
-    workers = processes(tmp_path / "notes")
-    assert len(workers) == 2 * 3
-    # their resources are free a moment before they have ended
-    until(lambda: not any(map(is_alive, workers)), "the workers have ended", 5)
+    stopped, found = rows[rows["status"] == "interrupted"], curves(tmp_path)
+    last = {id: found[id].last_valid_index() for id in stopped["trial_id"]}
+    if workers == 1:
+        assert last == dict(zip(stopped["trial_id"], stopped["steps"], strict=True))
+    else:
+        assert max(last.values()) < 100
+        cpus = ray.cluster_resources()["CPU"]
+        until(lambda: ray.available_resources().get("CPU") == cpus, "all CPUs are free", WITHIN_S)
+        group = processes(tmp_path / "notes")
+        assert len(group) == 2 * 3
+        # their resources are free a moment before they have ended
+        until(lambda: not any(map(is_alive, group)), "the workers have ended", 5)
+    assert rows[["status", "steps"]].iloc[-1].to_list() == ["succeeded", 200]
+    assert len(stopped) >= workers  # one of those that begin at once may be ahead to the end
+    assert max(last.values()) < 200
+    assert set(stopped["reason"]) == {"stopped early by asha"}
     assert not list((tmp_path / "checkpoints").iterdir())
-    assert len(list((tmp_path / "models").iterdir())) == 1
+    assert len(list((tmp_path / "models").iterdir())) == len(rows) - len(stopped)
     assert not list(tmp_path.glob(".ray*"))
+    best = row_of(tmp_path, "recommendations")
+    assert best["settings"] == {"train.training.learning_rate": 0.05}
 
 
 @pytest.mark.parametrize(
