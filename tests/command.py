@@ -81,7 +81,7 @@ def start(
 def finish(process: subprocess.Popen[str], status: int = 0, within_s: float = 300) -> str:
     """Wait for the end of a command with this exit status; return what it printed."""
     output, _ = process.communicate(timeout=within_s)
-    assert process.returncode == status, output
+    assert process.returncode == status, f"{process.args}: {output}"
     return output
 
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from tests.command import table
 
@@ -33,12 +34,15 @@ STAGES = {"hardware", "train_small", "evaluate_small", "train_large", "evaluate_
 STAGES |= {"lda", "aggregate"}
 
 
-def write(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of which a job gets a copy: the packages and ``tiny.yaml``."""
+    folder = tmp_path_factory.mktemp("work")
     for package in ("raypipe", "experiments"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROJECT / package, folder / package, ignore=ignored)
     (folder / "tiny.yaml").write_text(CONFIG)
+    return folder
 
 
 def stored_evaluations(folder: Path) -> int:

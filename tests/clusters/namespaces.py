@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import until
+from tests.command import finish, until
 
 _BITS = 24
 _SHM_MB = 200
@@ -72,16 +72,9 @@ class Host:
             **options,
         )
 
-    def run(self, *words: str | Path, timeout_s: float = 120) -> str:
+    def run(self, *words: str | Path) -> str:
         """What a command prints; it has to succeed."""
-        process = self.start(*words)
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        assert process.returncode == 0, f"{self.name}: {words}: {output}"
-        return output
+        return finish(self.start(*words))
 
     def power_off(self) -> None:
         """SIGKILL to every process at once."""

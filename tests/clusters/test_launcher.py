@@ -19,6 +19,7 @@ import yaml
 
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import PROJECT, WAIT_S
+from tests.clusters.main_job import work as work
 from tests.clusters.namespaces import Host
 from tests.clusters.provider import Machines, completed
 from tests.command import table, until
@@ -79,10 +80,6 @@ class Launcher:
     def offer(self, name: str) -> None:
         """One more machine that can be had."""
         host = self.machines[name] = self._net.host({"RAY_AUTH_MODE": "token"})
-        self._serve(host)
-        self._cloud.offer(host.address, name.partition("-")[0])
-
-    def _serve(self, host: Host) -> None:
         _keygen(host.folder / "host_key")
         text = SSHD.format(folder=host.folder, keys=self._key)
         (host.folder / "sshd_config").write_text(text)
@@ -90,9 +87,9 @@ class Launcher:
             f"export PYTHONPATH={PROJECT} RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1\n"
         )
         host.run("mkdir", "-p", "/run/sshd")
-        host.run(
-            "/usr/sbin/sshd", "-f", host.folder / "sshd_config", "-E", host.folder / "sshd.log"
-        )
+        log = host.folder / "sshd.log"
+        host.run("/usr/sbin/sshd", "-f", host.folder / "sshd_config", "-E", log)
+        self._cloud.offer(host.address, name.partition("-")[0])
 
     def configuration(self) -> Path:
         """``cluster.yaml`` for these machines."""
@@ -128,7 +125,9 @@ class Launcher:
         """What it printed; it has to succeed."""
         output, _ = process.communicate(timeout=WAIT_S)
         print(output)
-        assert process.returncode == 0, f"{process.args}: {output}\n{self._logs()}"
+        logs = sorted(self.head.folder.glob("ray/session_2*/logs/monitor*"))
+        tails = [f"{path.name}:\n{path.read_text()[-4000:]}" for path in logs]
+        assert process.returncode == 0, "\n".join([f"{process.args}: {output}", *tails])
         return output
 
     def run(self, *words: str | Path) -> str:
@@ -148,10 +147,6 @@ class Launcher:
         host = self.machines[name]
         host.power_off()
         self._cloud.terminate_node(host.address)
-
-    def _logs(self) -> str:
-        logs = sorted(self.head.folder.glob("ray/session_2*/logs/monitor*"))
-        return "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in logs)
 
 
 def _keygen(path: Path) -> None:
@@ -179,14 +174,6 @@ def cluster(launcher: Launcher) -> Iterator[Path]:
     yield file
     launcher.run("ray", "down", "--yes", file)
     assert not launcher.running()
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of which a job gets a copy."""
-    folder = tmp_path_factory.mktemp("work")
-    main_job.write(folder)
-    return folder
 
 
 def submit(cluster: Path, work: Path, run: str, faults: str = "") -> list[str | Path]:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import WAIT_S, stored_evaluations
+from tests.clusters.main_job import work as work
 from tests.clusters.namespaces import Host, Network
 from tests.command import finish, listens, table, until
 
@@ -91,10 +92,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     namespaces.require()
-    work = tmp_path_factory.mktemp("work")  # the directory of which a job gets a copy
-    main_job.write(work)
     with namespaces.network(tmp_path_factory.mktemp("hosts")) as net:
         yield Cluster(net, work)
 
