@@ -28,46 +28,22 @@ from raypipe.store.tables import read_table
 from tests.chaos import surroundings
 from tests.chaos.disturbances import ALL
 from tests.chaos.scene import Scene, assert_gone, living
+from tests.clusters import main_job
 from tests.command import until
 
-_BASE = """
-experiment: experiments.pabbo_lda
-data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
-train_small:
-  training: {steps: 40, micro_batch: 4, log_every: 2, checkpoint_every: 4}
-  pabbo: {policy_batch: 2, trajectories: 2, horizon: 4}
-lda:
-  optimizers: [ga, tpe]
-  t_max: 60
-  start: [9, 30, 55]
-  evaluations: 8
-  max_iter: 2
-  batch_size: 64
-  time_limit_s: 6
-"""
+_BASE = main_job.CONFIG.replace(
+    "cpus: 1, cache: false", "optimizers: [ga, tpe], time_limit_s: 6"
+).replace("steps: 6,", "steps: 40,")
 _SWEEP = """
-  runs: 2
 sweep:
   stage: train_small
   kind: quality
   axes: {training.learning_rate: [0.001, 1.0e+30]}  # the second diverges
   constraints: {effective_batch: 4}
 """
-_MATRIX = """
-  runs: 1
-matrix: {lda.max_iter: [2, 3], runs: 2}
-"""
+_MATRIX = "matrix: {lda.max_iter: [2, 3], runs: 2}\n"
 _GONE_S = 150  # agents of a node whose raylet was killed look for its head for a minute
 _STAGES = ("train_small", "lda")
-# what does not hang on the order of events or on time
-_TABLES = {
-    "study_history": [
-        *("dataset", "optimizer", "variant", "run", "evaluation", "batch", "T", "value"),
-    ],
-    "evaluations": ["dataset", "seed", "T", "variant", "value"],
-    "steps": ["trial_id", "step", "loss", "lr", "variant"],
-    "trials": ["trial_id", "status", "steps", "loss_final", "variant"],
-}
 
 
 @dataclass(frozen=True)
@@ -111,13 +87,13 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str])
             pass
         assert not list(scene.folder.rglob("*.tmp"))
         failures = Counter(read_table(run, "failures")["kind"])
-        return Ended(done, failures, _outcome(run))
+        return Ended(done, failures, main_job.outcome(scene.folder, "variant"))
 
 
 def configuration(number: int) -> tuple[str, tuple[str, ...]]:
     """The configuration of a round and its stages: a sweep, in odd rounds a matrix."""
     if number % 2:
-        return _BASE + _MATRIX, _STAGES
+        return _BASE.replace("runs: 2", "runs: 1") + _MATRIX, _STAGES
     return _BASE + _SWEEP, ("sweep", *_STAGES)
 
 
@@ -132,14 +108,6 @@ def _finish(scene: Scene) -> None:
             output = scene.end()
             surroundings.assert_stores_empty(cluster)
     assert scene.process.returncode == 0, output
-
-
-def _outcome(run: RunDirectory) -> dict[str, pd.DataFrame]:
-    tables = {}
-    for name, columns in _TABLES.items():
-        rows = read_table(run, name)[columns].sort_values(columns[:5])
-        tables[name] = rows.reset_index(drop=True)
-    return tables
 
 
 def draw(number: int, seed: int, chosen: Sequence[str], most: int) -> list[str]:
@@ -184,8 +152,7 @@ def run_rounds(
         for future in as_completed(rounds):
             try:
                 ended = future.result()
-                for name, table in expected[rounds[future] % 2 - 2].items():
-                    pd.testing.assert_frame_equal(ended.tables[name], table, obj=name)
+                main_job.assert_same(ended.tables, expected[rounds[future] % 2 - 2])
             except Exception as error:  # the other rounds go on
                 error.add_note(f"in round {rounds[future]} of seed {seed}")
                 broken.append(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -61,16 +62,20 @@ def assert_whole(folder: Path) -> None:
     assert sorted(table(folder, "trials")["trial_id"]) == ["train_large", "train_small"]
 
 
-def assert_same(folder: Path, undisturbed: Path) -> None:
-    """What does not hang on time and place is equal."""
+def outcome(folder: Path, *more: str) -> dict[str, pd.DataFrame]:
+    """What does not hang on time, place and the order of events, with more columns if asked for."""
+    tables = {}
     for name, columns in {
         "study_history": ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value"],
         "evaluations": ["dataset", "seed", "T", "value"],
         "steps": ["trial_id", "step", "loss", "lr"],
         "trials": ["trial_id", "status", "steps", "loss_final"],
     }.items():
-        found, expected = (
-            table(each, name)[columns].sort_values(columns[:4]).reset_index(drop=True)
-            for each in (folder, undisturbed)
-        )
-        pd.testing.assert_frame_equal(found, expected, obj=name)
+        rows = table(folder, name)[[*columns, *more]]
+        tables[name] = rows.sort_values([*columns[:4], *more]).reset_index(drop=True)
+    return tables
+
+
+def assert_same(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]) -> None:
+    for name, rows in expected.items():
+        pd.testing.assert_frame_equal(found[name], rows, obj=name)
