@@ -22,8 +22,6 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from raypipe.training.job import TrainingJob
-from raypipe.training.settings import ScalingSettings
 from tests.raypipe.composed import run_stages, session_in
 from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_pool import cpus as cpus
@@ -49,11 +47,6 @@ def beside() -> Iterator[ThreadPoolExecutor]:
         yield thread
 
 
-def with_scaling(job: TrainingJob, **scaling: object) -> TrainingJob:
-    settings = job.settings.model_copy(update={"scaling": ScalingSettings(**scaling)})
-    return replace(job, settings=settings)
-
-
 class Threaded(Regression):
     """Notes the number of threads of each step."""
 
@@ -70,7 +63,7 @@ class Threaded(Regression):
 def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
     launcher, control, beside, cpus, tmp_path
 ):
-    one = with_scaling(job(tmp_path / "run", 16, 1, 1), cpus_per_worker=cpus)
+    one = job(tmp_path / "run", 16, 1, 1, cpus_per_worker=cpus)
     with launcher.pool(PoolOptions(1, keep_processes=True)) as pool:
         pool.submit("x", (tmp_path / "ran").touch)
         assert [result.error for result in pool.finished()] == [None]  # it holds its CPU
@@ -104,17 +97,16 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
     filling: Future[int] = beside.submit(fill)
     try:
         assert full.wait(WAIT_S)
-        one = job(tmp_path / "run", 16 // workers, 1, workers)
-        one = with_scaling(one, workers=workers, cpus_per_worker=cpus // workers)
-        one = replace(one, task=Threaded(tmp_path / "threads"))
-        outcome = launcher.train(one, ignore)
+        share = cpus // workers
+        one = job(tmp_path / "run", 16 // workers, 1, workers, cpus_per_worker=share)
+        outcome = launcher.train(replace(one, task=Threaded(tmp_path / "threads")), ignore)
     finally:
         over.set()
     assert filling.result(WAIT_S) >= 4 * cpus
     assert outcome["steps"] == 12
     assert outcome["leased"][1] > 0
     threads = (tmp_path / "threads").read_text().split()
-    assert set(threads) == {str(cpus // workers)}  # it computes with the CPUs that it holds
+    assert set(threads) == {str(share)}  # it computes with the CPUs that it holds
 
 
 class Beside(Regression):

@@ -87,7 +87,7 @@ class Slow(Regression):
 
 
 def slow_job(folder: Path, workers: int, seconds: float) -> TrainingJob:
-    asked = job(folder, 4, 2, 2, steps=STEPS)
+    asked = job(folder, 4, 2, 2, steps=STEPS)  # one worker has the plan of two
     settings = asked.settings.changed("scaling", workers=workers)
     return replace(asked, task=Slow(seconds), settings=settings)
 

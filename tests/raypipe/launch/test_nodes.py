@@ -11,7 +11,6 @@ from raypipe.graph.launcher import PoolOptions
 from raypipe.launch import nodes
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.nodes import TASKS, Wait
-from tests.raypipe.launch.test_beside import with_scaling
 from tests.raypipe.launch.test_train import ignore, job
 
 HEAD = {"CPU": 2.0}
@@ -75,5 +74,5 @@ def test_what_the_nodes_have_no_room_for_is_refused(launcher: RayLauncher, tmp_p
     ):
         pass
     with pytest.raises(UnitError, match=r"3 worker.* of 512 CPUs each .* no room") as refused:
-        launcher.train(with_scaling(job(tmp_path, 1, 1, 3), workers=3, cpus_per_worker=512), ignore)
+        launcher.train(job(tmp_path, 1, 1, 3, cpus_per_worker=512), ignore)
     assert refused.value.kind == "error"

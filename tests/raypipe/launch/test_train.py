@@ -7,6 +7,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,12 @@ from tests.raypipe.examples.example_tasks import Regression, assert_close, asser
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
-def job(folder: Path, micro: int, accumulation: int, workers: int, steps: int = 12) -> TrainingJob:
-    plan = (micro, accumulation, 16, workers)
-    return example_tasks.job(Regression(), folder, plan, steps=steps, checkpoint_every=4, seed=3)
+def job(
+    folder: Path, micro: int, accumulation: int, workers: int, steps: int = 12, **scaling: Any
+) -> TrainingJob:
+    given = {"steps": steps, "checkpoint_every": 4, "seed": 3}
+    made = example_tasks.job(Regression(), folder, (micro, accumulation, 16, workers), **given)
+    return replace(made, settings=made.settings.changed("scaling", **scaling))
 
 
 def ignore(*_: object) -> None:
