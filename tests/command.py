@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
@@ -63,12 +63,12 @@ def status(
     return 0
 
 
-def start(
-    folder: Path, *arguments: str | Path, environment: Mapping[str, str], **options: bool
+def spawn(
+    folder: Path, *words: str | Path, environment: Mapping[str, str], **options: bool
 ) -> subprocess.Popen[str]:
-    """A command as a user starts it in a folder; without an address it starts Ray."""
+    """A program in a folder, with its errors among its output."""
     return subprocess.Popen(
-        [sys.executable, "-m", "raypipe", *map(str, arguments)],
+        list(map(str, words)),
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -76,6 +76,11 @@ def start(
         text=True,
         **options,
     )
+
+
+def start(folder: Path, *arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """A command as a user starts it in a folder; without an address it starts Ray."""
+    return spawn(folder, sys.executable, "-m", "raypipe", *arguments, **options)
 
 
 def finish(process: subprocess.Popen[str], status: int = 0, within_s: float = 300) -> str:

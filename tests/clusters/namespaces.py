@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import finish, until
+from tests.command import finish, spawn, until
 
 _BITS = 24
 _SHM_MB = 200
@@ -61,20 +61,12 @@ class Host:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def start(self, *words: str | Path, **options: object) -> subprocess.Popen[str]:
-        """A command on the host."""
-        enter = ["nsenter", f"--target={self._pid()}", "--net", "--mount", "--uts", "--pid"]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
-        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
-            [*enter, f"--wd={Path.cwd()}", *map(str, words)],
-            env={**os.environ, **self.environment, "HOME": str(self.home)},
-            text=True,
-            **options,
-        )
-
     def run(self, *words: str | Path) -> str:
-        """What a command prints; it has to succeed."""
-        return finish(self.start(*words))
+        """What a command prints on the host; it has to succeed."""
+        enter = ["nsenter", f"--target={self._pid()}", "--net", "--mount", "--uts", "--pid"]
+        own = {**self.environment, "HOME": str(self.home)}
+        here = Path.cwd()
+        return finish(spawn(here, *enter, f"--wd={here}", *words, environment=own), within_s=400)
 
     def power_off(self) -> None:
         """SIGKILL to every process at once."""

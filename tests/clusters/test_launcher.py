@@ -22,7 +22,7 @@ from tests.clusters.main_job import PROJECT, WAIT_S
 from tests.clusters.main_job import work as work
 from tests.clusters.namespaces import Host
 from tests.clusters.provider import Machines, completed
-from tests.command import table, until
+from tests.command import spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -65,7 +65,6 @@ class Launcher:
         (folder / "home/.ray").mkdir(parents=True)
         (folder / "home/.ray/auth_token").write_text(TOKEN)
         self._environment = {
-            **os.environ,
             "HOME": str(folder / "home"),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(PROJECT),
@@ -112,14 +111,7 @@ class Launcher:
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """A command of the user."""
-        return subprocess.Popen(
-            list(map(str, words)),
-            cwd=PROJECT,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return spawn(PROJECT, *words, environment=self._environment)
 
     def end(self, process: subprocess.Popen[str]) -> str:
         """What it printed; it has to succeed."""

@@ -16,7 +16,7 @@ from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import WAIT_S, stored_evaluations
 from tests.clusters.main_job import work as work
 from tests.clusters.namespaces import Host, Network
-from tests.command import finish, listens, table, until
+from tests.command import finish, listens, spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -76,19 +76,8 @@ class Cluster:
         finish(process, within_s=WAIT_S)
 
     def _start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            list(words),
-            cwd=self._work,
-            env={
-                **os.environ,
-                **ENVIRONMENT,
-                "RAY_AUTH_TOKEN": token,
-                "RAYPIPE_FAULTS": faults,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        own = {**ENVIRONMENT, "RAY_AUTH_TOKEN": token, "RAYPIPE_FAULTS": faults}
+        return spawn(self._work, *words, environment=own)
 
 
 @pytest.fixture(scope="module")
