@@ -47,19 +47,6 @@ def beside() -> Iterator[ThreadPoolExecutor]:
         yield thread
 
 
-class Threaded(Regression):
-    """Notes the number of threads of each step."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def loss(self, model, batch, context):
-        with self.path.open("a") as notes:
-            notes.write(f"{torch.get_num_threads()}\n")
-        return super().loss(model, batch, context)
-
-
 def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
     launcher, control, beside, cpus, tmp_path
 ):
@@ -80,7 +67,13 @@ def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
 def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
     workers, launcher, control, beside, cpus, tmp_path
 ):
-    full, over = threading.Event(), threading.Event()
+    full, over, notes = threading.Event(), threading.Event(), tmp_path / "threads"
+
+    class Threaded(Regression):  # here, so that its worker need not import this module
+        def loss(self, model, batch, context):
+            with notes.open("a") as file:
+                file.write(f"{torch.get_num_threads()}\n")
+            return super().loss(model, batch, context)
 
     def fill() -> int:
         ended = 0
@@ -99,38 +92,13 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
         assert full.wait(WAIT_S)
         share = cpus // workers
         one = job(tmp_path / "run", 16 // workers, 1, workers, cpus_per_worker=share)
-        outcome = launcher.train(replace(one, task=Threaded(tmp_path / "threads")), ignore)
+        outcome = launcher.train(replace(one, task=Threaded()), ignore)
     finally:
         over.set()
     assert filling.result(WAIT_S) >= 4 * cpus
     assert outcome["steps"] == 12
     assert outcome["leased"][1] > 0
-    threads = (tmp_path / "threads").read_text().split()
-    assert set(threads) == {str(share)}  # it computes with the CPUs that it holds
-
-
-class Beside(Regression):
-    """Trains for long, once a task has begun after it did."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
-    def loss(self, model, batch, context):
-        (self.folder / "training").touch()
-        wait_until((self.folder / "task").exists)
-        time.sleep(0.1)
-        return super().loss(model, batch, context)
-
-
-def note(folder: Path) -> None:
-    """A task: a short one before a training, beside it one that has to be ended.
-
-    The process that cancels a task at the moment of its end may abort (ray-project/ray#54527).
-    """
-    if beside := any((folder / name).exists() for name in ("training", "trial")):
-        (folder / "task").touch()
-    time.sleep(WAIT_S if beside else 0.05)
+    assert set(notes.read_text().split()) == {str(share)}  # it computes with the CPUs that it holds
 
 
 @pytest.mark.slow
@@ -142,15 +110,34 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
     signs.mkdir()
     session = session_in(run.path(), launcher)
-    long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
+
+    class Beside(Regression):
+        """Trains for long, once a task has begun after it did."""
+
+        def loss(self, model, batch, context):
+            (signs / "training").touch()
+            wait_until((signs / "task").exists)
+            time.sleep(0.1)
+            return super().loss(model, batch, context)
+
+    long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside())
+
+    def note() -> None:
+        """A task: a short one before a training, beside it one that has to be ended.
+
+        The process that cancels a task at the moment of its end may abort (ray-project/ray#54527).
+        """
+        if beside := any((signs / name).exists() for name in ("training", "trial")):
+            (signs / "task").touch()
+        time.sleep(WAIT_S if beside else 0.05)
 
     def fill(context: StageContext) -> None:
         with context.pool(PoolOptions(1)) as pool:
             for number in range(4 * cpus):
-                pool.submit(str(number), note, signs)
+                pool.submit(str(number), note)
             while ended := context.finished(pool):
                 for result in ended:
-                    pool.submit(result.key, note, signs)
+                    pool.submit(result.key, note)
 
     def train(context: StageContext) -> None:
         launcher.train(long, lambda told: (signs / "steps").touch())

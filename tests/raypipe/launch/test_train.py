@@ -114,26 +114,21 @@ def test_out_of_memory_and_a_death_give_the_same_curve(
     assert_same(outcome(last), reference)  # with no step twice
 
 
-class Failing(Regression):
-    """Rank 1 fails at its fourth step; rank 0 waits for its gradients, and does not by itself."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def loss(self, model, batch, context):
-        if dist.get_rank() == 1 and context.step == 3:
-            if self.kind == "out_of_memory":
-                raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().loss(model, batch, context)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["out_of_memory", "worker_died"])
 def test_the_failure_of_another_rank_is_that_of_the_group(launcher, tmp_path, kind):
+    class Failing(Regression):
+        """Rank 1 fails; rank 0 waits for its gradients, and does not by itself."""
+
+        def loss(self, model, batch, context):
+            if dist.get_rank() == 1 and context.step == 3:
+                if kind == "out_of_memory":
+                    raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().loss(model, batch, context)
+
     with pytest.raises(UnitError) as caught:
-        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Failing(kind)), ignore)
+        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Failing()), ignore)
     assert caught.value.kind == kind
     limit = BatchLimit("training", 4) if kind == "out_of_memory" else None
     assert caught.value.limit == limit
