@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -18,6 +19,7 @@ import torch
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import PoolOptions
+from raypipe.launch import control as control_module
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.control import Control
 from raypipe.store.run_directory import RunDirectory
@@ -63,7 +65,23 @@ def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
     wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_pools_start_nothing_while_a_training_waits_unless_something_else_holds_it_up(monkeypatch):
+    clock, control = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), Control()
+    monkeypatch.setattr(control_module, "time", clock)
+    assert not control.holds_back("pool", 2)
+    control.place("training", 1)
+    held = [control.holds_back("pool", running) for running in (2, 1, 0)]
+    clock.now = 10.0  # Ray would have started it
+    held += [control.holds_back("pool", 0), control.holds_back("another", 1)]
+    assert held == [True, True, True, False, False]
+    control.ended("another training")  # there may be room now
+    assert control.holds_back("pool", 1)
+    control.placed("training")
+    assert not control.holds_back("pool", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
     workers, launcher, control, beside, cpus, tmp_path
 ):
