@@ -289,8 +289,7 @@ class RayPool:
         kind = kind_of(error)
         if kind is None:
             text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
-            failed = self._failed(call, "error", text.rpartition("\n")[2])
-            return replace(failed, trace=Trace(text))
+            return self._failed(call, "error", text.rpartition("\n")[2], trace=Trace(text))
         if kind == "node_lost":
             return self._failed(call, kind, str(error))
         message = _CRASHED if isinstance(error, WorkerCrashedError) else str(error)
@@ -303,15 +302,15 @@ class RayPool:
             kind, message = "timeout", f"took longer than its limit of {limit:g} s"
         elif fatal := _FATAL.findall(output):
             message = f"the worker process died: {fatal[-1]}"
-        failed = self._failed(call, kind, message)
-        return replace(failed, output=output, started_at=started_at, duration_s=max(0.0, seconds))
+        known = {"output": output, "started_at": started_at, "duration_s": max(0.0, seconds)}
+        return self._failed(call, kind, message, **known)
 
-    def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
+    def _failed(self, call: Call, kind: FailureKind, message: str, **known: Any) -> TaskResult:
         """Return the result of a failed attempt; queue the next one, if any."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
-        return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
+        return TaskResult(call.key, None, message, kind, call.attempt, retried=again, **known)
 
 
 def _left_output(name: str) -> tuple[str, str | None]:

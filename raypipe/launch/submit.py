@@ -95,7 +95,7 @@ def submit(
         say(f"{logs}; {stop}")
         return 0
     try:
-        return _status(asyncio.run(_followed(client, job, say)), say)
+        details = asyncio.run(_followed(client, job, say))
     except KeyboardInterrupt:
         say(f"the job is still running; {stop}")
         return 130
@@ -103,6 +103,10 @@ def submit(
         reason = without_credentials(str(error))
         say(f"the connection to the job broke ({reason}); the job may go on; {logs}; {stop}")
         return 1
+    if details.status == JobStatus.SUCCEEDED:
+        return 0
+    say(f"the job has {details.status.lower()}: {details.message}")
+    return 130 if details.status == JobStatus.STOPPED else details.driver_exit_code or 1
 
 
 async def _followed(
@@ -114,12 +118,3 @@ async def _followed(
     while not (details := client.get_job_info(job)).status.is_terminal():
         await asyncio.sleep(_POLL_S)
     return details
-
-
-def _status(details: JobDetails, say: Callable[[str], None]) -> int:
-    if details.status == JobStatus.SUCCEEDED:
-        return 0
-    say(f"the job has {details.status.lower()}: {details.message}")
-    if details.status == JobStatus.STOPPED:
-        return 130
-    return details.driver_exit_code or 1
