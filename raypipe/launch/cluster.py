@@ -32,12 +32,10 @@ from raypipe.training.job import Report, TrainingJob
 if TYPE_CHECKING:
     from raypipe.study.sweep import Sweep
 
-_CONNECT_S = 10.0
 #: variable of Ray: a cluster to use
 _ADDRESS = "RAY_ADDRESS"
 #: bytes of a folder for Ray's sockets, whose names in it take 68 of the 107 that Linux allows
 _LONGEST_FOLDER = 39
-_SHORT_FOLDER = "/tmp/ray"
 #: key among the imported modules: raypipe has started Ray, and not the user's program
 _STARTED_HERE = ":started"
 # seconds between looks at the raylet, and for work to end after its death
@@ -225,7 +223,7 @@ def _start() -> None:
     # Ray counts cards, also lost ones, and not the slices of MIG
     options["num_gpus"] = len(here.gpus)
     if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:  # as SLURM sets TMPDIR
-        options["_temp_dir"] = _SHORT_FOLDER
+        options["_temp_dir"] = "/tmp/ray"
     # its processes inherit them; Ray takes half a second per process to apply a runtime_env
     variables = {import_path.VARIABLE: import_path.of_workers()}
     if here.gpus:
@@ -259,7 +257,7 @@ def _connect(address: str | None) -> None:
     try:
         if host and port.isdigit():  # else "auto", or a name that Ray resolves
             # fail at once if nothing listens; Ray would retry for minutes
-            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+            socket.create_connection((host, int(port)), timeout=10).close()
             advice = ""
         _init(address=address or "auto", runtime_env={"env_vars": variables})
     except Exception as error:  # Ray raises anything, even a plain Exception

@@ -14,14 +14,13 @@ import aiohttp
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
-_MODE = "RAY_AUTH_MODE"
 #: environment variables and file from which Ray reads a token
 _TOKEN, _TOKEN_PATH, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 # before Ray is imported: a cluster with tokens rejects clients that do not announce one
 if any(os.environ.get(name) for name in (_TOKEN, _TOKEN_PATH)) or (
     Path(_TOKEN_FILE).expanduser().is_file()
 ):
-    os.environ.setdefault(_MODE, "token")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 from ray.exceptions import AuthenticationError  # noqa: E402
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # noqa: E402
@@ -30,15 +29,9 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # noq
 for _name in ("ray", *(kind.__module__ for kind in JobSubmissionClient.__mro__)):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-#: files of the working directory that no worker needs, in addition to `.gitignore`
-_EXCLUDES = [".git", "runs", "**/__pycache__"]
-#: variables that Ray would prefer to the given address
-_OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 # errors of a broken connection or an unreachable dashboard
 _BROKEN = (OSError, RuntimeError, aiohttp.ClientError)
 _POLL_S = 1.0
-# seconds that `ray job stop` waits for a run to end before killing it
-_STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
 
 def submit(
@@ -68,7 +61,7 @@ def submit(
     shown = without_credentials(address)
     if "://" not in address:
         raise ConfigError(f"--address {shown}: is no URL; write http://HOST:8265")
-    for name in _OTHER_ADDRESSES:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):  # Ray would prefer them
         os.environ.pop(name, None)
     try:
         client = JobSubmissionClient(address)
@@ -76,8 +69,10 @@ def submit(
             entrypoint=join(command),
             runtime_env={
                 "working_dir": ".",
-                "excludes": _EXCLUDES,
-                "env_vars": _STOP | environment,
+                # no worker needs them; `.gitignore` has others
+                "excludes": [".git", "runs", "**/__pycache__"],
+                # seconds that `ray job stop` waits for a run to end before killing it
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60", **environment},
             },
         )
     except AuthenticationError as error:

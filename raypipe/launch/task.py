@@ -31,8 +31,6 @@ from raypipe.provenance import now
 _STANDARD = (1, 2)  # standard output and standard error
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
-#: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
-_TERMINATED = "ray_terminate_msg"
 
 
 def run_in_worker(
@@ -125,7 +123,7 @@ def run_task(
     except (BdbQuit, Interrupted):  # the user ended the debugger or the command
         raise
     except BaseException as error:  # a user's function may raise anything
-        if hasattr(error, _TERMINATED):
+        if hasattr(error, "ray_terminate_msg"):  # the SystemExit by which Ray ends a worker
             raise
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
         outcome = {"error": message_of(error), "kind": kind, "trace": trace_of(error)}

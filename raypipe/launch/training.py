@@ -45,9 +45,7 @@ _COPY_S, _COPY_END_S = 10.0, 0.1
 _POLL_S = 0.5
 #: seconds for the end of a task that was canceled
 _END_S = 20.0
-#: variable of Ray: seconds that each start of a worker group waits for its resources
-_WAIT_FOR_GROUP = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-#: how long and how often a group waits
+#: seconds that each start of a worker group waits for its resources, and the number of starts
 _WAIT_S, _STARTS = 10**9, 2
 #: key of the first row of every attempt, once its resources are there: the placement group of the
 #: workers, None for a worker without one
@@ -203,7 +201,7 @@ def train_with_ray(
     scaling, asked = job.settings.scaling, of_a_worker(job)
     group: dict[str, Any] = {"scaling_config": ScalingConfig(num_workers=0)}
     if scaling.worker_count > 1:
-        os.environ[_WAIT_FOR_GROUP] = str(_WAIT_S)
+        os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(_WAIT_S)
         # Ray's own types lack some of them; the group fails as soon as one of its workers does
         failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _STARTS}
         options: dict[str, Any] = {"worker_runtime_env": _environment(job)}

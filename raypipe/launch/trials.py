@@ -57,13 +57,9 @@ from raypipe.training.job import TrainingJob
 #: keys of a trial's reports to Tune: the placement group of its workers, rows of the table
 #: ``steps``, and the outcome
 _GROUP, _ROWS, _END = "group", "rows", "end"
-#: what a searcher minimizes
-_COST = "cost"
 #: folder of what Ray writes about a sweep and its worker groups, removed at its end
 _STATE = ".ray-tune"
 _ENDLESS = 10**9
-#: copies of a trial's newest states that Tune keeps, from which others may go on
-_KEPT = 4
 #: variable of Ray Tune: the number of trials that wait for resources at most
 _MOST_PENDING = "TUNE_MAX_PENDING_TRIALS_PG"
 
@@ -103,7 +99,8 @@ def run_trials(trials: Sweep, run: RunDirectory, control: Control) -> None:
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
-            checkpoint_config=CheckpointConfig(num_to_keep=_KEPT),
+            # of a trial's newest states, from which others may go on
+            checkpoint_config=CheckpointConfig(num_to_keep=4),
             callbacks=[_OutcomeCallback(trials, order, control)],
             verbose=0,
         ),
@@ -384,7 +381,7 @@ def propose(
     """
     name = settings.search
     seed = int(np.random.SeedSequence([settings.seed, number]).generate_state(1)[0])
-    costs = [f"{_COST}_{place}" for place in range(1 + len(settings.further_metrics))]
+    costs = [f"cost_{place}" for place in range(1 + len(settings.further_metrics))]
     metric: Any = costs[0] if len(costs) == 1 else costs
     mode: Any = "min" if len(costs) == 1 else ["min"] * len(costs)
     points = [dict(point) for point, _ in known]
