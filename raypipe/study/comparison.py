@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -80,57 +82,43 @@ def _groups(tables: Tables) -> Iterator[tuple[str, str, pd.DataFrame, Sequence[s
 def compared(tables: Tables) -> dict[str, pd.DataFrame]:
     """Return the tables ``variant_metrics`` and ``variant_tests``.
 
-    ``tables`` are ``variants``, ``trials`` and ``measures``.
+    ``tables`` are ``variants``, ``trials`` and ``measures``. The tests are those of
+    :func:`raypipe.stats.paired_comparisons` between the values of an axis, with seeds as blocks;
+    too few seeds give no winner. At each seed, two values are compared by their means over the
+    points of the other axes that both have.
     """
     metrics = list(_metrics(tables))
-    axes = [key for key in varied(tables) if not is_seed(key)]
-    depending = [
-        (metric, axis) for axis in axes for metric in metrics if metric.points[axis].notna().any()
-    ]
-    alone = [] if axes else [(metric, None) for metric in metrics]
-    found = {
-        "variant_metrics": [summary(*each) for each in depending or alone],
-        "variant_tests": [tests(*each) for each in depending],
-    }
-    parts = {name: [part for part in of if len(part)] for name, of in found.items()}
+    axes: list[str | None] = [key for key in varied(tables) if not is_seed(key)]
+    means, pairs = list[pd.DataFrame](), list[pd.DataFrame]()
+    for axis, metric in product(axes or [None], metrics):
+        if axis is not None and metric.points[axis].isna().all():
+            continue
+        about: dict[str, Any] = {"metric": metric.name, "axis": axis}
+        table = metric.by_value(axis)
+        means.append(summary(table, is_cost=metric.column in COSTS).assign(**about))
+        if axis is not None and table.shape[1] > 1:
+            seeds = table.index.get_level_values("seed")
+            pairs.append(paired_comparisons(table, blocks=seeds).assign(**about))
     return {
-        name: pd.concat(of, ignore_index=True) if of else pd.DataFrame()
-        for name, of in parts.items()
+        name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        for name, parts in (("variant_metrics", means), ("variant_tests", pairs))
     }
 
 
-def summary(metric: ComparedMetric, axis: str | None) -> pd.DataFrame:
-    """Return mean, spread and confidence interval at each value of an axis, or of all points.
+def summary(table: pd.DataFrame, *, is_cost: bool) -> pd.DataFrame:
+    """Return mean, spread and confidence interval of each column of a table of seeds and others.
 
     Values are first averaged over the other axes, so that each seed counts once. The interval is
-    Student's, at 95 %; it is missing for a single seed, and that of a speed or an energy begins at
-    0. Where points are missing, the means of two values are over different points; ``unmatched``
-    counts the numbers that another value of the axis lacks at the same seed and other values.
+    Student's, at 95 %; it is missing for a single seed, and that of a cost begins at 0. Where
+    points are missing, the means of two values are over different points; ``unmatched`` counts the
+    numbers that another value of the axis lacks at the same seed and other values.
     """
-    table = metric.by_value(axis)
     by_seed = table.groupby(level="seed").mean()
     count, mean, std = by_seed.count(), by_seed.mean(), by_seed.std(ddof=1)
     half = half_width(std, count)
-    least = 0.0 if metric.column in COSTS else -np.inf
     found = {
-        "metric": metric.name, "axis": axis, "value": table.columns, "seeds": count,
+        "value": table.columns, "seeds": count,
         "unmatched": table[table.isna().any(axis=1)].count(), "mean": mean, "std": std,
-        "low": np.maximum(mean - half, least), "high": mean + half,
+        "low": np.maximum(mean - half, 0.0 if is_cost else -np.inf), "high": mean + half,
     }  # fmt: skip
     return pd.DataFrame(found).reset_index(drop=True)
-
-
-def tests(metric: ComparedMetric, axis: str) -> pd.DataFrame:
-    """Return the paired tests between the values of an axis, with seeds as blocks.
-
-    They are those of :func:`raypipe.stats.paired_comparisons`; too few seeds give no winner. At
-    each seed, two values are compared by their means over the points of the other axes that both
-    have.
-    """
-    table = metric.by_value(axis)
-    if table.shape[1] < 2:
-        return pd.DataFrame()
-    found = paired_comparisons(table, blocks=table.index.get_level_values("seed"))
-    return pd.concat(
-        [pd.DataFrame({"metric": metric.name, "axis": axis}, found.index), found], axis=1
-    )
