@@ -28,7 +28,7 @@ from raypipe.store.run_directory import BASE
 from raypipe.study.placement import BuiltPoint, PlacedPoint, Placement
 
 if TYPE_CHECKING:  # only a search or a race measures
-    from raypipe.study.metric import Measured, Metric
+    from raypipe.study.metric import Metric
 
 #: the entry of the ledger with what decides the proposals of a search
 _ENTRY = "matrix.search"
@@ -36,9 +36,9 @@ _ENTRY = "matrix.search"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a point: its metrics by name, or why it failed or cannot be."""
+    """The outcome of a point: its metrics by name, finite or not, or why it failed or cannot be."""
 
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
     excluded: bool = False
 
@@ -115,12 +115,12 @@ class PointLoop:
     def __init__(self, placement: Placement, source: Source) -> None:
         self._placement, self._source = placement, source
         self._flights: list[_Flight] = []
-        self._measured_once = self._is_closed = False
+        self._measured_once = False
 
     @property
     def is_over(self) -> bool:
         """Whether there are no further stages."""
-        return self._is_closed
+        return self._source.is_over and not self._flights
 
     def further(
         self, ledger: Ledger, outcomes: Outcomes, say: Callable[[str], None]
@@ -139,7 +139,7 @@ class PointLoop:
 
         """
         found: list[Stage] = []
-        while not self._is_closed and not self._shared(outcomes.failures):
+        while not self.is_over and not self._shared(outcomes.failures):
             over = [each for each in self._flights if not outcomes.running(each.keys)]
             self._flights = [each for each in self._flights if each not in over]
             for flight in over:
@@ -151,8 +151,6 @@ class PointLoop:
             found += self._launch(asked)
             if not over and not asked:
                 break
-        if self._source.is_over and not self._flights and not self._is_closed:
-            self._is_closed = True
         ledger.put("variants", self._placement.rows(ledger))
         return found
 
@@ -190,7 +188,7 @@ class PointLoop:
                     is_stored = False
                 is_complete = is_complete and is_stored
             self._flights = []
-        return list(self._placement.stages.values()), is_complete and self._source.is_over
+        return list(self._placement.stages.values()), is_complete and self.is_over
 
     def _record(self, ledger: Ledger) -> None:
         """Record the rows of the source that changed, and remove those that it no longer has."""
@@ -205,7 +203,7 @@ class PointLoop:
                 same = earlier.get("status") == row["status"]
                 changed[key] = {**(earlier if same else {}), **row}
         ledger.put(self._source.table, changed)
-        if self._source.is_over and not self._flights:
+        if self.is_over:
             ledger.remove(self._source.table, stored.keys() - rows.keys())
 
     def _shared(self, failed: Collection[str]) -> bool:
@@ -240,13 +238,13 @@ class PointLoop:
             return Outcome(failure=f"{key}: {failures[key]}")
         measured = {}
         for metric in self._source.metrics:
-            found = metric.measure(ledger, [point.variants for point in flight.points])
-            if not found.rows:
+            value = metric.measure(ledger, [point.variants for point in flight.points])
+            if value is None:
                 if not self._measured_once:
                     message = metric.lacking(ledger)
                     raise UnitError(self._source.table, "error", message)
                 return Outcome(failure=metric.lacking(ledger))
-            measured[metric.name] = found
+            measured[metric.name] = value
         self._measured_once = True
         return Outcome(measured)
 

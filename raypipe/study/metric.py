@@ -32,14 +32,6 @@ _MISSPELLED = 0.85
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A metric's mean at a point, missing if a part of it has no finite number; its rows."""
-
-    value: float | None
-    rows: int
-
-
-@dataclass(frozen=True)
 class Metric:
     """A column of a table, restricted to the rows with certain values of other columns.
 
@@ -58,21 +50,21 @@ class Metric:
         of = " ".join(str(value) for several in values for value in several)
         return f"{self.table}.{self.column}" + (f" ({of})" if of else "")
 
-    def measure(self, ledger: Ledger, points: Iterable[frozenset[str]]) -> Measured:
-        """Return the mean over points; each is given by the variants of its stages.
+    def measure(self, ledger: Ledger, points: Iterable[frozenset[str]]) -> float | None:
+        """Return the mean over points, each given by the variants of its stages.
 
-        Rows are averaged within each point first; those without a value do not count.
+        Rows are averaged within each point first; those without a value do not count. Without any
+        row it is None; it is not finite if a part of it is not, or is missing.
         """
         rows = [row for row in ledger.rows(self.table) if _is_number(row.get(self.column))]
         for column, value in self.where.items():
             rows = [row for row in rows if _equal(row.get(column), value)]
-        means: list[float] = []
-        count = 0
-        for variants in points:
-            own = [row[self.column] for row in rows if row.get("variant", BASE) in variants]
-            means.append(sum(own) / len(own) if own else math.nan)
-            count += len(own)
-        return Measured(finite_or_none(sum(means) / len(means)) if means else None, count)
+        parts = [
+            [row[self.column] for row in rows if row.get("variant", BASE) in variants]
+            for variants in points
+        ]
+        means = [sum(own) / len(own) if own else math.nan for own in parts]
+        return sum(means) / len(means) if any(parts) else None
 
     def lacking(self, ledger: Ledger) -> str:
         """Return a message that no row has the metric, with the values that rows have."""

@@ -197,7 +197,7 @@ class Race(Source):
     def tell(self, asked: Run, outcome: Outcome) -> str:
         """Record the outcome of a run; return what the round decided, if it is complete."""
         (metric,) = self.metrics
-        self._results[asked] = None if outcome.failure else outcome.measured[metric.name].value
+        self._results[asked] = finite_or_none(outcome.measured.get(metric.name))
         if not all(run in self._results for run in self._state.due):
             return ""
         before = len(self._state.rows)

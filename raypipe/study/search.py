@@ -21,7 +21,7 @@ from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware
 from raypipe.report.formatting import number as number_text
 from raypipe.report.results import monitors_of
-from raypipe.stats import on_pareto_front, ranked
+from raypipe.stats import finite_or_none, on_pareto_front, ranked
 from raypipe.store.ledger import Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome, Source
@@ -72,7 +72,7 @@ class Search(Source):
     @property
     def is_over(self) -> bool:
         """Whether all points were proposed and have ended."""
-        return not self._running and len(self._rows) >= self._settings.trials
+        return not self._left and not self._running and len(self._rows) >= self._settings.trials
 
     def ask(self) -> list[str]:
         """Return the keys of further proposals, as many as there is room for."""
@@ -99,7 +99,7 @@ class Search(Source):
             return ""
         if row["ended"] is None:
             row["ended"] = sum(each["ended"] is not None for each in self._rows.values())
-        values = {name: each.value for name, each in outcome.measured.items()}
+        values = {name: finite_or_none(each) for name, each in outcome.measured.items()}
         lacking = [name for name, value in values.items() if value is None]
         message = outcome.failure
         if message is None and lacking:

@@ -16,7 +16,7 @@ from raypipe.graph import runner
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, write_table
 from raypipe.study.loop import Outcome
-from raypipe.study.metric import Measured, Metric
+from raypipe.study.metric import Metric
 from raypipe.study.search import Search
 from tests.command import raypipe
 from tests.raypipe.examples.hills import SEARCH, edit, killed, ran, run, table
@@ -170,7 +170,7 @@ def drive(rows: dict[str, Any] | None = None, steps: int = 10**6, **given: Any) 
     while running and steps:
         (point,) = search.points(key := running.pop(0))
         loss = (point["a"] - 0.3) ** 2 + point["b"] / 100
-        found = {LOSS.name: Measured(loss, 1), SIZES.name: Measured(float(point["b"]), 1)}
+        found = {LOSS.name: loss, SIZES.name: float(point["b"])}
         outcome = Outcome(failure="no luck") if point["b"] % 7 == 0 else Outcome(found)
         search.tell(key, outcome)
         running += search.ask()
