@@ -161,7 +161,10 @@ class PointLoop:
         from raypipe.study.comparison import compared  # a single point has none
 
         ledger = session.ledger
-        frames = {name: _frame(ledger.rows(name)) for name in ("variants", "trials", "measures")}
+        frames = {
+            name: pd.DataFrame([{"variant": BASE, **row} for row in ledger.rows(name)])
+            for name in ("variants", "trials", "measures")
+        }
         for table, found in compared(frames).items():
             plain = found.astype(object).where(found.notna(), None).to_dict("records")
             rows = {
@@ -337,11 +340,3 @@ class StudyGraph:
         if ledger is None or not source.table:
             return source
         return self.source(dict(ledger.items(source.table)))
-
-
-def _frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return rows as a table with their variants."""
-    frame = pd.DataFrame(rows)
-    if len(frame):
-        frame["variant"] = frame["variant"].fillna(BASE) if "variant" in frame else BASE
-    return frame

@@ -14,11 +14,12 @@ from typing import Any
 from raypipe.config.levels import nested
 from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
+from raypipe.graph.identity import canonical_json
 from raypipe.report.formatting import number, percent
 from raypipe.report.results import REPEATED
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
-from raypipe.study.space import point_key, seedless, shown
+from raypipe.study.space import seedless, shown
 
 #: from the most to the least exact
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -146,12 +147,16 @@ def peak_bytes(row: Row) -> int | None:
 
 
 def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
-    """Return the points with a trial that has the metric and whose measurements all succeeded."""
+    """Return the points with a trial that has the metric and whose measurements all succeeded.
+
+    Their settings lack the seed, and those that changed during a trial.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         # of trials whose settings have changed none is another one's point
         own = row["trial_id"] if row.get("settings_history") else ""
-        groups.setdefault(point_key(row.get("point") or {}) + own, []).append(row)
+        key = canonical_json(seedless(row.get("point") or {}))
+        groups.setdefault(key + own, []).append(row)
     found = []
     for group in groups.values():
         seeds = medians(group)
@@ -160,13 +165,14 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
             continue
         measured = _finite((row for row in group if row["status"] == "succeeded"), metric)
         mean = fmean(float(row[metric]) for row in trials)
+        point, changed = seedless(trials[0].get("point") or {}), trials[0].get("settings_history")
         parities = [row["parity"] for row in trials if row.get("parity") is not None]
         of = f"median of {len(group)}" if len(group) > 1 else ""
         if (count := len(seeds)) > 1:
             of = f"mean of {count if len(trials) == count else f'{len(trials)} of {count}'} seeds"
         found.append(
             Recommendation(
-                settings=_unchanged(trials[0]),
+                settings={k: v for k, v in point.items() if v is not None or not changed},
                 trial=min(trials, key=lambda row: (abs(row[metric] - mean), row["trial_id"])),
                 value=mean,
                 low=min(measured),
@@ -176,13 +182,6 @@ def _points(rows: Sequence[Row], metric: str) -> list[Recommendation]:
             )
         )
     return found
-
-
-def _unchanged(row: Row) -> dict[str, Any]:
-    """Return the swept settings of a trial except the seed, without those that changed in it."""
-    point = seedless(row.get("point") or {})
-    changed = row.get("settings_history")
-    return {k: v for k, v in point.items() if v is not None or not changed}
 
 
 def _finite(rows: Iterable[Row], column: str) -> list[float]:

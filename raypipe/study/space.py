@@ -16,7 +16,6 @@ import numpy as np
 
 from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import Point, Sampler, is_seed
-from raypipe.graph.identity import canonical_json
 
 if TYPE_CHECKING:  # slow to import, and not needed where all values are listed
     from optuna.distributions import BaseDistribution
@@ -106,11 +105,6 @@ def sampler_for(name: Sampler, seed: int, number: int) -> BaseSampler:
 def seedless(point: Mapping[str, Any]) -> Point:
     """Return a point without seeds: points that differ in them only are one."""
     return {key: value for key, value in point.items() if not is_seed(key)}
-
-
-def point_key(point: Mapping[str, Any]) -> str:
-    """Return the text that is the same for all seeds of a point, and for no other point."""
-    return canonical_json(seedless(point))
 
 
 def shown(point: Mapping[str, Any]) -> str:
