@@ -239,7 +239,8 @@ def _explain(
         allowed = sorted(each.name for each in keys_of(model))
         siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
-        hint = did_you_mean_key(key, allowed)
+        own = [name for name in allowed if _is_near(key, name)]
+        hint = did_you_mean(key, own, cutoff=0.0)
         return f"{origin}: {key} = {given}", f"unknown key{hint} (allowed here: {names})"
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
     value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
@@ -269,11 +270,9 @@ def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
 
 def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
     """Return the origin of the highest level that gives the key or a section around it."""
-    for length in range(len(location), 0, -1):
-        for level in levels[:-1]:
-            if gives(level, location[:length]):
-                return level.origin
-    return levels[-2].origin
+    heads = (location[:length] for length in range(len(location), 0, -1))
+    giving = (level for head in heads for level in levels[:-1] if gives(level, head))
+    return next(giving, levels[-2]).origin
 
 
 def gives(level: Level, location: Sequence[str]) -> bool:
@@ -304,15 +303,10 @@ def near_and_all(word: str, allowed: Sequence[str], title: str = "there are") ->
     return f"{did_you_mean(word, allowed)} ({title}: {', '.join(allowed) or 'none'})"
 
 
-def did_you_mean_key(key: str, allowed: Sequence[str]) -> str:
-    """Return a hint at the nearest of the dotted keys whose own name is near, if any is."""
-    name = _name(key)
-    near = [each for each in allowed if difflib.get_close_matches(name, [_name(each)], 1, _NEAR)]
-    return did_you_mean(key, near, cutoff=0.0)
-
-
-def _name(key: str) -> str:
-    return key.rpartition(".")[2]
+def _is_near(key: str, other: str) -> bool:
+    """Whether the own names of two dotted keys are near."""
+    name, of_other = (each.rpartition(".")[2] for each in (key, other))
+    return bool(difflib.get_close_matches(name, [of_other], 1, _NEAR))
 
 
 def check_sections(

@@ -127,9 +127,13 @@ class MatrixSettings(Settings):
     @property
     def keys(self) -> list[str]:
         """The varied keys, in the order of the configuration; ``seed`` for repetitions."""
-        listed = [key for point in self.points for key in point]
         repeated = [SEED] if self.runs or self.race is not None else []
-        return list(dict.fromkeys([*self.axes, *listed, *repeated, *self.searched]))
+        return list(dict.fromkeys([*self._fixed, *repeated, *self.searched]))
+
+    @property
+    def _fixed(self) -> list[str]:
+        """The keys of the axes and of the points given one by one."""
+        return [*self.axes, *(key for point in self.points for key in point)]
 
     @property
     def searched(self) -> list[str]:
@@ -181,8 +185,7 @@ class MatrixSettings(Settings):
             for key in point:
                 if key in self.axes:
                     raise ValueError(f"points: {key} is also an axis; give it in one of the two")
-        given = [*self.axes, *(key for point in self.points for key in point)]
-        if self.runs and SEED in given:
+        if self.runs and SEED in self._fixed:
             raise ValueError("runs: the axis `seed` is also given; give one of the two")
         self._check_adaptive()
         for excluded in self.exclude:
@@ -193,11 +196,10 @@ class MatrixSettings(Settings):
 
     def _check_adaptive(self) -> None:
         """Reject a search or a race that contradicts the other keys. Raises ValueError."""
-        fixed = [*self.axes, *(key for point in self.points for key in point)]
         for key in self.searched:
             if is_seed(key):
                 raise ValueError("search: a seed is nothing to choose; repeat points with runs")
-            if key in fixed:
+            if key in self._fixed:
                 raise ValueError(f"search: {key} is also an axis of the matrix; give it once")
         if self.race is None:
             return
@@ -205,7 +207,7 @@ class MatrixSettings(Settings):
             raise ValueError("race: cannot be combined with search; race its best points later")
         if self.runs is not None:
             raise ValueError("race: decides the number of seeds itself; leave out runs")
-        if seeds := [key for key in fixed if is_seed(key)]:
+        if seeds := [key for key in self._fixed if is_seed(key)]:
             raise ValueError(f"race: the axis `{seeds[0]}` is also given; leave it out")
 
 
