@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
-from raypipe.config.shipped import is_module
+from raypipe.config.shipped import file_of_module
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
 from raypipe.stats import finite_or_none
@@ -342,7 +342,7 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
     }
     for name in names:
         # a folder ./wandb of earlier runs is not a package
-        if missing := [package for package in _PACKAGES[name] if not is_module(package)]:
+        if missing := [package for package in _PACKAGES[name] if not file_of_module(package)]:
             raise ConfigError(
                 f"tracking: {name} needs {', '.join(missing)}, not installed: "
                 f"pip install 'raypipe-runner[tracking]', or remove {name} from tracking"

@@ -79,7 +79,7 @@ def importable(module: str) -> str:
     if not module.startswith(f"{LOGICAL}."):
         return module
     installed = f"raypipe.shipped.{module}"
-    return installed if not is_module(module) and is_module(installed) else module
+    return installed if not file_of_module(module) and file_of_module(installed) else module
 
 
 def missing_packages(module: str) -> list[str]:
@@ -87,8 +87,8 @@ def missing_packages(module: str) -> list[str]:
 
     There are none for a module of the user's own.
     """
-    spec = find_spec(module) if is_module(module) else None
-    if spec is None or not Path(str(spec.origin)).is_relative_to(folder() / LOGICAL):
+    file = file_of_module(module)
+    if file is None or not file.is_relative_to(folder() / LOGICAL):
         return []
     with suppress(PackageNotFoundError):  # a source tree on sys.path that was never installed
         parts = (text.partition(";") for text in requires("raypipe-runner") or ())
@@ -116,11 +116,7 @@ def hidden(module: str) -> tuple[Path, list[Path]]:
 
     The others are on the search path, or come with raypipe.
     """
-    try:
-        spec = find_spec(importable(module))
-    except ValueError:  # no name of a module
-        spec = None
-    used = Path(spec.origin).resolve() if spec is not None and spec.origin is not None else Path()
+    used = (file_of_module(importable(module)) or Path()).resolve()
     found = []
     for entry in dict.fromkeys([*sys.path, str(folder())]):
         base = Path(entry, *module.split("."))
@@ -133,9 +129,9 @@ def logical_source(content: bytes) -> bytes:
     return content.replace(INSTALLED.encode(), LOGICAL.encode())
 
 
-def is_module(name: str) -> bool:
-    """Whether a module's file can be found; a folder without ``__init__.py`` has none."""
+def file_of_module(name: str) -> Path | None:
+    """Return the file of a module; None without one, as for a folder without ``__init__.py``."""
     with suppress(ImportError, ValueError):  # no parent, a relative name, or no spec
         spec = find_spec(name)
-        return spec is not None and spec.origin is not None
-    return False
+        return Path(spec.origin) if spec is not None and spec.origin is not None else None
+    return None

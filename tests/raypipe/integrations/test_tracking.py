@@ -26,7 +26,7 @@ from tests import command
 
 PROJECT = Path(__file__).resolve().parents[2]
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
-HERE = [name for name in ALL if all(map(tracking.is_module, tracking._PACKAGES[name]))]
+HERE = [name for name in ALL if all(map(tracking.file_of_module, tracking._PACKAGES[name]))]
 TRIAL, OTHER = "sweep/train_small/0123456789ab", "train_large"
 CONFIGURATION = {
     "train_small": {"training": {"micro_batch": 1, "steps": 12}},
@@ -374,7 +374,7 @@ class Kept(Broken):
 def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, caplog):
     Kept.made = []
     monkeypatch.setattr(tracking, "_KINDS", {"mlflow": Broken, "tensorboard": Kept})
-    monkeypatch.setattr(tracking, "is_module", lambda package: True)
+    monkeypatch.setattr(tracking, "file_of_module", lambda package: True)
     with Trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
         for step in (1, 2, 3):
             trackers.log("a", row(step))
@@ -397,7 +397,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
 
     Kept.made = []
     monkeypatch.setattr(tracking, "_KINDS", {"wandb": Interrupted})
-    monkeypatch.setattr(tracking, "is_module", lambda package: True)
+    monkeypatch.setattr(tracking, "file_of_module", lambda package: True)
     with (
         pytest.raises(KeyboardInterrupt),
         Trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
@@ -461,7 +461,7 @@ def test_a_folder_is_no_package(run, tmp_path, monkeypatch):
     ],
 )
 def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hint, monkeypatch):
-    monkeypatch.setattr(tracking, "is_module", lambda package: True)
+    monkeypatch.setattr(tracking, "file_of_module", lambda package: True)
     with pytest.raises(ConfigError, match=hint):
         check([name], remote)
     if variable is not None:
