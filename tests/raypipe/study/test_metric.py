@@ -17,13 +17,7 @@ from raypipe.report.results import monitors_of
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column, by_name
-from raypipe.study.metric import (
-    Metric,
-    costs_of,
-    metric_of,
-    with_metric,
-    with_metric_of,
-)
+from raypipe.study.metric import Metric, costs_of, metric_of, with_metric, with_metric_of
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
 from raypipe.training.settings import TrainingSettings
