@@ -45,7 +45,7 @@ def values(folder: str, **point: object) -> dict[str, float]:
 def test_the_points_of_a_matrix_equal_the_runs_one_by_one():
     run(*AXES)
     assert ran() == {"prepare": 1, "fit": 4, "judge": 12}
-    for rate, power, seed in [(1.0, 1, 0), (1.0, 3, 1), (2.0, 2, 1), (2.0, 1, 0), (2.0, 3, 0)]:
+    for rate, power, seed in [(1.0, 3, 1), (2.0, 1, 0)]:
         name = f"one-{rate}-{power}-{seed}"
         keys = (f"fit.rate={rate}", f"judge.power={power}", f"fit.seed={5 + 1000 * seed}")
         run(folder=name, words=keys)

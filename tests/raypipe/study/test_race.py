@@ -83,13 +83,9 @@ def test_a_point_that_fails_is_out_of_the_race_and_one_that_is_left_over_is_no_w
 # the decisions alone
 
 
-def settings_of(**given: object) -> RaceSettings:
-    return RaceSettings.model_validate({"metric": "measures.value", **given})
-
-
 def raced(values: dict[int, list[float]], mode: str = "min", **given: object) -> Standing:
     """Return the state of a race over values by point and seed, when it asks for nothing more."""
-    section = settings_of(**given)
+    section = RaceSettings.model_validate({"metric": "measures.value", **given})
     results: dict[Run, float | None] = {}
     names = [str(place) for place in values]
     while (state := standing(names, results, section, mode)).due:

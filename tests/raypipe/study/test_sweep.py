@@ -83,7 +83,8 @@ def row_of(folder: Path, name: str) -> Mapping[str, Any]:
 
 
 def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
-    assert run(tmp_path) is None
+    once = "sweep.repeats=1"
+    assert run(tmp_path, once) is None
     found, where = trials(tmp_path), RunDirectory.at(tmp_path)
     assert len(found) == 12
     assert set(found["status"]) == {"succeeded"}
@@ -102,9 +103,9 @@ def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
     assert ((half > 1e-5) & (half < 0.1)).all()
     # a continued sweep runs only the added points
     ledger = Ledger(where, writable=False)
-    assert all(is_done(ledger, unit) for unit in stages_of()[0].units)
+    assert all(is_done(ledger, unit) for unit in stages_of(once)[0].units)
     more = "sweep.axes.training.precision=[fp32,bf16,tf32]"
-    run(tmp_path, "sweep.axes.training.micro_batch=[1,2,4,8]", more)
+    run(tmp_path, once, "sweep.axes.training.micro_batch=[1,2,4,8]", more)
     after = trials(tmp_path)
     assert len(after) == 24
     lacking = after.xs("tf32", level="precision")
@@ -254,16 +255,16 @@ def searched(folder: Path) -> pd.DataFrame:
 
 
 def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
-    assert run(tmp_path / "whole", *SEARCH, "sweep.samples=9") is None
-    for samples in (4, 9):
+    assert run(tmp_path / "whole", *SEARCH, "sweep.samples=6") is None
+    for samples in (3, 6):
         assert run(tmp_path / "parts", *SEARCH, f"sweep.samples={samples}") is None
         assert len(searched(tmp_path / "parts")) == samples
     pd.testing.assert_frame_equal(searched(tmp_path / "parts"), searched(tmp_path / "whole"))
     ledger = Ledger(RunDirectory.at(tmp_path / "whole"), writable=False)
-    done = stages_of(*SEARCH, "sweep.samples=9")[0].units
-    more = stages_of(*SEARCH, "sweep.samples=10")[0].units
+    done = stages_of(*SEARCH, "sweep.samples=6")[0].units
+    more = stages_of(*SEARCH, "sweep.samples=7")[0].units
     assert [is_done(ledger, unit) for unit in [*done, *more]] == [True, False]
-    with pytest.raises(ConfigError, match=r"sweep\.samples: stored 9, now 3"):
+    with pytest.raises(ConfigError, match=r"sweep\.samples: stored 6, now 3"):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
 
 
