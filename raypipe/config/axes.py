@@ -57,10 +57,10 @@ class AxisSettings(Settings):
         if self.values is not None or self.step is None:
             return self.values
         (low, high), step = self.ends, self.step
-        if self.log:
-            found = [low * step**n for n in range(1 + _floor(math.log(high / low, step)))]
-        else:
-            found = [low + step * n for n in range(1 + _floor((high - low) / step))]
+        steps = math.floor((math.log(high / low, step) if self.log else (high - low) / step) + 1e-9)
+        if steps >= _MOST:
+            raise ValueError(f"a range with this step has more than {_MOST:,} values")
+        found = [low * step**n if self.log else low + step * n for n in range(1 + steps)]
         is_whole = self.is_integer and isinstance(step, int)
         return tuple(round(each) if is_whole else float(f"{each:.12g}") for each in found)
 
@@ -156,13 +156,6 @@ def _is_list(value: Any) -> bool:
     if isinstance(value, str):
         return _INTEGERS.fullmatch(value) is not None
     return isinstance(value, list | tuple)
-
-
-def _floor(count: float) -> int:
-    steps = math.floor(count + 1e-9)
-    if steps >= _MOST:
-        raise ValueError(f"a range with this step has more than {_MOST:,} values")
-    return steps
 
 
 def dotted(

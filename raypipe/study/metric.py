@@ -139,24 +139,17 @@ def metric_of(
         if name not in columns and not declared.open:
             known = near_and_all(name, list(columns), "columns")
             raise ConfigError(f"{where}: where = {name}: is not a column of {table}{known}")
-    mode = settings.mode or direction(column, declared.columns, monitors)
+    # the declaration decides, then the monitor, then the name
+    better: str = columns[column].better if column in columns else ""
+    better = better or monitors.get(column) or better_by_name(column)
+    modes: dict[str, Mode] = {"lower": "min", "higher": "max"}
+    mode = settings.mode or modes.get(better)
     if mode is None:
         raise ConfigError(
             f"{where}: mode = null: the table {table} does not say which {column} is better; give "
             "mode: min or mode: max"
         )
     return Metric(table, column, settings.where, mode)
-
-
-def direction(name: str, declared: Iterable[Column], monitors: Mapping[str, str]) -> Mode | None:
-    """Return whether a metric is minimized or maximized; None if nothing tells.
-
-    Its declaration decides, then the monitor's mode, then its name.
-    """
-    known = next((c.better for c in declared if c.name == name and c.better), "")
-    better = known or monitors.get(name) or better_by_name(name)
-    modes: dict[str, Mode] = {"lower": "min", "higher": "max"}
-    return modes.get(better)
 
 
 def with_metric(configuration: Configuration, training: Training) -> SweepSettings:
@@ -172,9 +165,9 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
     from raypipe.training.job import ExternalTask  # which only a sweep needs
 
     sweep: SweepSettings = configuration.settings.sweep
-    monitor = training.settings.training.monitor
-    monitors = {} if monitor is None else monitors_of({"monitor": monitor.model_dump()})
-    tables, where = by_name(trial_tables(configuration)), f"{configuration.origin}: sweep"
+    monitors = monitors_of(training.settings.training.model_dump())
+    where = f"{configuration.origin}: sweep"
+    tables = by_name(with_metrics((TRIALS,), configuration.experiment.step_metrics))
     task, added = training.task(None), None
     if isinstance(task, ExternalTask):  # a script has metrics of any names
         tables[TRIALS.name] = replace(tables[TRIALS.name], open=True)
@@ -186,11 +179,6 @@ def with_metric(configuration: Configuration, training: Training) -> SweepSettin
     section = MetricSettings.model_construct(metric=f"trials.{name}", mode=sweep.mode)
     metric = metric_of(section, tables, where, monitors, added)
     return sweep.model_copy(update={"metric": name, "mode": metric.mode})
-
-
-def trial_tables(configuration: Configuration) -> Sequence[Table]:
-    """Return the table of trials with the metrics that an experiment declares."""
-    return with_metrics((TRIALS,), configuration.experiment.step_metrics)
 
 
 def with_metric_of(

@@ -24,7 +24,7 @@ from raypipe.scripts.experiment import ScriptTask
 from raypipe.stats import finite_or_none
 from raypipe.store import tables as results
 from raypipe.store.ledger import Row
-from raypipe.study.metric import costs_of, trial_tables, with_metric, with_metric_of
+from raypipe.study.metric import costs_of, with_metric, with_metric_of
 from raypipe.study.population import Lineage, check_pauses
 from raypipe.study.recommendation import recommend, snippet
 from raypipe.study.space import points, shown
@@ -154,7 +154,7 @@ class Sweep:
         self, context: StageContext, maker: TrialMaker, given: Sequence[Trial], last: Unit
     ) -> None:
         self._context, self._maker, self.settings = context, maker, maker.sweep
-        self._declared, self._last = trial_tables(maker.configuration)[0].columns, last
+        self._declared, self._last = context.session.tables["trials"].columns, last
         #: the error of a metric that trials do not have; no further trial is started then
         self._mistake: UnitError | None = None
         self._failed: list[UnitError] = []
