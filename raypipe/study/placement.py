@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from raypipe.config.axes import dotted
@@ -110,10 +111,22 @@ class Placement:
             ConfigError: a key that does not exist, or a value that is not valid.
 
         """
-        name = value_text(point)
-        if name not in self._built:
-            self._built[name] = self._build(point, where)
-        return self._built[name]
+        if (name := value_text(point)) in self._built:
+            return self._built[name]
+        configuration, values = self._configuration, dict(point)
+        origin = f"{configuration.origin}: {where} ({point_text(point)})"
+        if SEED in point and self.axes[SEED] != [SEED]:
+            run = values.pop(SEED)
+            if isinstance(run, bool) or not isinstance(run, int) or run < 0:
+                raise ConfigError(
+                    f"{configuration.origin}: matrix.seed = {run!r}: must be the number of a run, "
+                    "0 or more (run r adds 1000 x r to every key named seed)"
+                )
+            values |= {key: self._values[key] + SEED_STRIDE * run for key in self.axes[SEED]}
+        varied = configuration.with_values(values, origin) if values else configuration
+        stages = {stage.name: stage for stage in in_order(self._stages_of(varied))}
+        built = BuiltPoint({**self._base, **point}, varied.settings, stages)
+        return self._built.setdefault(name, built)
 
     def learn(self, probes: Sequence[BuiltPoint]) -> None:
         """Learn from points on which varied keys each stage depends.
@@ -125,7 +138,10 @@ class Placement:
             having = [built for built in probes if name in built.stages]
             reads = having[0].stages[name].reads or ()
             found = {
-                axis for axis, keys in self.axes.items() for key in keys if _is_read(key, reads)
+                axis
+                for axis, keys in self.axes.items()
+                for key, read in product(keys, reads)
+                if f"{key}.".startswith(f"{read}.") or read.startswith(f"{key}.")
             }
             for built in having:
                 found.update(key for n in built.stages[name].needs for key in self._decisive[n])
@@ -188,17 +204,6 @@ class Placement:
                     rows[f"{variant}/{key}"] = {**row, "number": float(value) if numeric else None}
         return rows
 
-    def _build(self, point: Point, where: str) -> BuiltPoint:
-        configuration = self._configuration
-        values = dict(point)
-        if SEED in point and self.axes[SEED] != [SEED]:
-            shift = SEED_STRIDE * _run(values.pop(SEED), configuration)
-            values |= {key: self._values[key] + shift for key in self.axes[SEED]}
-        origin = f"{configuration.origin}: {where} ({point_text(point)})"
-        varied = configuration.with_values(values, origin) if values else configuration
-        stages = {stage.name: stage for stage in in_order(self._stages_of(varied))}
-        return BuiltPoint({**self._base, **point}, varied.settings, stages)
-
     def _keys_of(self, axis: str) -> list[str]:
         """Return the keys that an axis varies: itself, or for ``seed`` every key of that name."""
         origin, section = self._configuration.origin, axis.partition(".")[0]
@@ -233,18 +238,3 @@ def variant_label(values: Mapping[str, Any]) -> str:
 
 def _identity(stage: Stage) -> str:
     return fingerprint([stage.fingerprint, [unit.budget for unit in stage.units]])
-
-
-def _is_read(key: str, reads: Sequence[str]) -> bool:
-    return any(
-        key == read or key.startswith(f"{read}.") or read.startswith(f"{key}.") for read in reads
-    )
-
-
-def _run(value: Any, configuration: Configuration) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(
-            f"{configuration.origin}: matrix.seed = {value!r}: must be the number of a run, "
-            "0 or more (run r adds 1000 x r to every key named seed)"
-        )
-    return value
