@@ -1,4 +1,7 @@
-"""A matrix: one graph of all points, each computation once, equal to the runs one by one."""
+"""A matrix: one graph of all points, each computation once, equal to the runs one by one.
+
+Commands on matrices, searches and races, and those that are refused.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,14 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.placement import variant_label
+from tests.command import raypipe
 from tests.raypipe.examples.hills import edit, ran, run, table
 from tests.raypipe.examples.sweeping import HERE
+from tests.scenario import cases, play
 
+REFUSED = [
+    (study["file"], *pair) for study in cases(__file__, "refused") for pair in study["refused"]
+]
 AXES = ("fit.rate=[1.0,2.0]", "judge.power=[1,2,3]", "runs=2")
 
 
@@ -112,3 +120,18 @@ def test_a_matrix_leaves_the_sweep_out_and_a_sweep_alone_the_matrix():
     taking = swept("train.from_sweep=true")
     with pytest.raises(ConfigError, match=r"train\.from_sweep: .* run `raypipe sweep` first"):
         work_of(taking, (), [HERE])
+
+
+@pytest.mark.parametrize(("file", "key", "message"), REFUSED, ids=[case[1] for case in REFUSED])
+def test_an_impossible_study_is_one_message(file, key, message):
+    Path("hill.yaml").write_text(file)
+    for command in ("run", "plan"):
+        error = raypipe(command, "hill.yaml", "--matrix", key, expected=2)
+        assert message in error
+        assert error.count("\n") == 1, error
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("case", cases(__file__, "hill"), ids=lambda case: case["name"])
+def test_commands_on_studies(case):
+    play(case["commands"])

@@ -1,4 +1,4 @@
-"""The recommendation of a sweep, its reason and its snippet."""
+"""The recommendation of a sweep, its reason and its snippet; the largest micro-batch of `fit`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raypipe.commands.run import points_table
 from raypipe.config.yaml_text import load_yaml
+from raypipe.study.largest_batch import leaves_margin, next_size
 from raypipe.study.recommendation import Recommendation, peak_bytes, recommend, snippet
 
 GIB = 2**30
@@ -186,3 +187,33 @@ def test_the_peak_is_that_of_the_gpu_or_on_a_cpu_of_the_host() -> None:
     found = [peak_bytes({**row, "gpu_peak_bytes": peak}) for peak in (10.0, None, 0, math.nan)]
     assert found == [10, None, None, None]
     assert peak_bytes({**row, "device": "cpu"}) == 7
+
+
+@example(limit=5, most=16)
+@given(limit=st.integers(0, 5000), most=st.integers(1, 5000))
+def test_fit_finds_the_largest_that_fits(limit: int, most: int) -> None:
+    tried: list[int] = []
+    best, too_large = 0, None
+    while (size := next_size(best, too_large, most)) is not None:
+        tried.append(size)
+        best, too_large = (size, too_large) if size <= limit else (best, size)
+    assert len(set(tried)) == len(tried) <= 2 * math.log2(max(most, 2)) + 6
+    assert all(1 <= size <= most for size in tried)
+    assert best == most if limit >= most else limit - max(1, limit / 16) <= best <= limit
+    assert (best == 0) == (limit == 0)
+    if (limit, most) == (5, 16):
+        assert tried == [1, 2, 4, 8, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("peak", "others", "fits"),
+    [(9.0, None, True), (9.6, None, False), (9.0, 0.4, True), (9.0, 1.0, False)],
+)
+def test_the_margin_is_left_free_beside_what_others_hold(
+    peak: float, others: float | None, fits: bool
+) -> None:
+    row = {"device": "card", "gpu_peak_bytes": peak * GIB}
+    if others is not None:  # context, NCCL buffers and other processes
+        row["gpu_memory_used_peak_bytes"] = (peak + others) * GIB
+    assert leaves_margin(row, 10 * GIB) == fits
+    assert leaves_margin(row, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pytest
 
 from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import EXAMPLES, Ended, in_process, start, until
+from tests.command import EXAMPLES, Ended, in_process, start, table, until
 from tests.raypipe.examples.example_sweep import HELD
 
 CONFIG = """
@@ -47,17 +45,13 @@ def sweep(launcher: RayLauncher, folder: Path, *arguments: str) -> Ended:
         return in_process(launcher, *given(folder, *arguments), environment=environment)
 
 
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder / "run"), name)
-
-
-def recorded(folder: Path) -> list[Mapping[str, Any]]:
+def recorded(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of the ledger, while it is written too."""
     lines = b"".join(file.read_bytes() for file in sorted((folder / "run/ledger").glob("*")))
     return [json.loads(line) for line in lines.split(b"\n")[:-1]]
 
 
-def finished(folder: Path) -> dict[str, Mapping[str, Any]]:
+def finished(folder: Path) -> dict[str, dict[str, Any]]:
     """The rows of the trials that are finished."""
     lines = recorded(folder)
     units = {line["key"] for line in lines if line["table"] == "units"}
@@ -68,9 +62,9 @@ def finished(folder: Path) -> dict[str, Mapping[str, Any]]:
 def test_bad_trials_of_a_population_go_on_from_a_good_one(launcher, tmp_path):
     ended = sweep(launcher, tmp_path, *POPULATION)
     assert ended.status == 0, ended.output
-    rows, lr = table(tmp_path, "trials").set_index("trial_id"), "learning_rate"
+    rows, lr = table(tmp_path / "run", "trials").set_index("trial_id"), "learning_rate"
     assert list(rows["status"]) == ["succeeded"] * 4
-    steps = table(tmp_path, "steps").set_index("trial_id")
+    steps = table(tmp_path / "run", "steps").set_index("trial_id")
     changed = rows[rows["settings_history"].notna()]
     assert len(changed) >= 1
     assert (rows.drop(changed.index)[lr].notna()).all()
@@ -110,7 +104,7 @@ def test_a_population_that_was_killed_trains_no_stored_trial_again(launcher, tmp
     }
     once = Counter(line["key"] for line in recorded(tmp_path) if line["table"] == "units")
     assert (len(once), set(once.values())) == (4 + 1, {1})  # what follows from trials is one, too
-    assert list(table(tmp_path, "trials")["status"]) == ["succeeded"] * 4
+    assert list(table(tmp_path / "run", "trials")["status"]) == ["succeeded"] * 4
     assert "nothing to do" in sweep(launcher, tmp_path, *POPULATION).output
 
 
@@ -120,11 +114,11 @@ def test_hyperband_pauses_trials_and_stops_the_bad_ones(launcher, tmp_path):
     band = "sweep.scheduler={name: hyperband, reduction_factor: 6}"
     ended = sweep(launcher, tmp_path, rates, band, "train.training.steps=6")
     assert ended.status == 0, ended.output
-    rows = table(tmp_path, "trials").set_index("learning_rate")
+    rows = table(tmp_path / "run", "trials").set_index("learning_rate")
     expected = {0.05: 6, 0.02: 6, 0.01: 6, 1e-7: 1, 1e-8: 1}
     assert rows["steps"].to_dict() == expected
     assert set(rows["reason"].dropna()) == {"stopped early by hyperband"}
-    found = table(tmp_path, "steps").groupby("trial_id")["step"].apply(list)
+    found = table(tmp_path / "run", "steps").groupby("trial_id")["step"].apply(list)
     assert found.to_dict() == {
         row["trial_id"]: list(range(1, expected[rate] + 1)) for rate, row in rows.iterrows()
     }
