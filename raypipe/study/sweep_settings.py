@@ -155,23 +155,21 @@ class SweepSettings(AxesSettings):
             raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
         if self.further_metrics and self.search != "optuna":
             raise ValueError("further_metrics: are for search = optuna")
-        if self.scheduler is not None and self.scheduler.pauses:
-            name = self.scheduler.name
-            if self.is_searched:
-                raise ValueError(
-                    f"scheduler = {name}: needs all trials at its start; take search = random"
-                )
-            if self.concurrent is not None:
-                raise ValueError(
-                    f"concurrent = {self.concurrent}: {name} starts all trials, and Tune runs as "
-                    "many at the same time as fit; leave it out"
-                )
-        if self.kind == "systems":
-            if self.scheduler is not None:
-                raise ValueError(f"scheduler = {self.scheduler.name}: is for kind = quality")
-            if self.metric_name.startswith("eval_"):
-                raise ValueError(
-                    f"metric = {self.metric}: a trial of kind = systems is not evaluated; "
-                    "take kind = quality"
-                )
+        name = self.scheduler.name if self.scheduler is not None else ""
+        if self.pauses and self.is_searched:
+            raise ValueError(
+                f"scheduler = {name}: needs all trials at its start; take search = random"
+            )
+        if self.pauses and self.concurrent is not None:
+            raise ValueError(
+                f"concurrent = {self.concurrent}: {name} starts all trials, and Tune runs as many "
+                "at the same time as fit; leave it out"
+            )
+        if self.kind == "systems" and name:
+            raise ValueError(f"scheduler = {name}: is for kind = quality")
+        if self.kind == "systems" and self.metric_name.startswith("eval_"):
+            raise ValueError(
+                f"metric = {self.metric}: a trial of kind = systems is not evaluated; take "
+                "kind = quality"
+            )
         return self
