@@ -374,13 +374,7 @@ class Sweep:
         return replace(job, attempt=attempt, measured=self.settings.kind == "systems")
 
     def _record(
-        self,
-        trial: Trial,
-        job: TrainingJob,
-        status: str,
-        outcome: Mapping[str, Any],
-        *,
-        finished: bool = True,
+        self, trial: Trial, job: TrainingJob, status: str, outcome: Row, *, finished: bool = True
     ) -> None:
         key, ledger = trial.unit.key, self._context.ledger
         about = {"trained_stage": self.settings.stage, "kind": self.settings.kind}
