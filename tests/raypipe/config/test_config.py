@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.commands import configuration as config
-from raypipe.commands.plan import work_of
+from raypipe.commands.plan import Work, work_of
 from raypipe.config.levels import dig
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
@@ -128,19 +128,20 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
     assert identity(five) != identity(seven)
 
 
+def work(nodes: list[Hardware], *overrides: str) -> Work:
+    configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
+    return work_of(configuration, (), nodes)
+
+
 @pytest.mark.parametrize(("override", "reason"), CASES["too_large"])
 def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str) -> None:
-    def check(*overrides: str) -> None:
-        node = Hardware("one", 2, 2**34)
-        configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", [node])
-        work_of(configuration, (), [node]).check_size()
-
-    check()
-    check("fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0")
-    check("fit.scaling.workers=2")
-    check("fit.scaling.workers=1", "fit.loader.workers=1")
+    node = Hardware("one", 2, 2**34)
+    work([node]).check_size()
+    work([node], "fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0").check_size()
+    work([node], "fit.scaling.workers=2").check_size()
+    work([node], "fit.scaling.workers=1", "fit.loader.workers=1").check_size()
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        check(override)
+        work([node], override).check_size()
 
 
 def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> None:
@@ -148,8 +149,7 @@ def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> 
     nodes = [Hardware("one", 8, 2**34, gpus[:1]), Hardware("two", 8, 2**34, gpus[1:])]
 
     def check(*overrides: str) -> None:
-        configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
-        work_of(configuration, (), nodes).check_training()
+        work(nodes, *overrides).check_training()
 
     check("fit.scaling.workers=2")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")
