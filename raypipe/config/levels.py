@@ -50,9 +50,7 @@ def settings_of(levels: Sequence[Level], model: type[BaseModel]) -> tuple[Any, l
         ConfigError: unknown keys, wrong types, contradictions: one line for each.
 
     """
-    levels = [Level(level.origin, _spelled_out(level.values, model)) for level in levels]
-    for level in levels[:-1]:
-        check_sections(level.values, level.origin, model)
+    levels = [Level(each.origin, _spelled_out(each.values, each.origin, model)) for each in levels]
     values: dict[str, Any] = {}
     for level in reversed(levels):
         merge_into(values, level.values, model)
@@ -121,15 +119,31 @@ def _copy(value: Any) -> Any:
     return Replacing(copied) if isinstance(value, Replacing) else copied
 
 
-def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Return the values with abbreviated sections in their full form."""
+def _spelled_out(
+    values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the values of a level with abbreviated sections in their full form.
+
+    Raises:
+        ConfigError: a plain value in place of a section, which a higher level would hide.
+
+    """
     result = dict(values)
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
-        if section is None or not issubclass(section, Settings) or name not in values:
+        if section is None or name not in values:
             continue
-        value = section.spelled_out(values[name])
-        result[name] = _spelled_out(value, section) if isinstance(value, Mapping) else value
+        value = values[name]
+        if issubclass(section, Settings):
+            value = section.spelled_out(value)
+        if isinstance(value, Mapping):
+            result[name] = _spelled_out(value, origin, section, f"{prefix}{name}.")
+        elif value is not None or field.annotation is section:
+            keys = ", ".join(section.model_fields)
+            raise ConfigError(
+                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys "
+                f"(allowed here: {keys})"
+            )
     return result
 
 
@@ -307,25 +321,6 @@ def _is_near(key: str, other: str) -> bool:
     """Whether the own names of two dotted keys are near."""
     name, of_other = (each.rpartition(".")[2] for each in (key, other))
     return bool(difflib.get_close_matches(name, [of_other], 1, _NEAR))
-
-
-def check_sections(
-    values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
-) -> None:
-    """Reject a plain value in place of a section, which a higher level would hide."""
-    for name, field in model.model_fields.items():
-        section = section_of(field.annotation)
-        if section is None or name not in values:
-            continue
-        value = values[name]
-        if isinstance(value, Mapping):
-            check_sections(value, origin, section, f"{prefix}{name}.")
-        elif value is not None or field.annotation is section:
-            keys = ", ".join(section.model_fields)
-            raise ConfigError(
-                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys "
-                f"(allowed here: {keys})"
-            )
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
