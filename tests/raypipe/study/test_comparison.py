@@ -19,24 +19,29 @@ from raypipe.study.comparison import compared
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
 
 
+def variants(points: dict[str, dict[str, str]]) -> pd.DataFrame:
+    """Return the table of variants by name."""
+    rows = [(name, *pair) for name, point in points.items() for pair in point.items()]
+    return pd.DataFrame(rows, columns=["variant", "key", "value"])
+
+
 @pytest.fixture
 def tables() -> dict[str, pd.DataFrame]:
     """Return measures of 3 rates x 2 sizes x 8 seeds, and a stage that all rates share."""
     random = np.random.default_rng(0)
-    listed, measured = [], []
+    points, measured = {}, []
     for rate, size, seed in product(RATES, SIZES, SEEDS):
         name = f"rate={rate},seed={seed},size={size}"
-        point = {"rate": rate, "size": size, "seed": seed}
-        listed += [{"variant": name, "key": k, "value": v} for k, v in point.items()]
+        points[name] = {"rate": rate, "size": size, "seed": seed}
         value = float(rate) + 0.01 * int(size) + random.normal(0, 0.01)
         row = {"variant": name, "method": "ours", "value": value, "count": 3}
         measured.append({"run_id": "r", "command_id": "c", **row})
     for seed in SEEDS:
         name = f"seed={seed}"
-        listed.append({"variant": name, "key": "seed", "value": seed})
+        points[name] = {"seed": seed}
         shared = {"variant": name, "method": "baseline", "value": 1.0, "count": 3}
         measured.append({"run_id": "r", "command_id": "c", **shared})
-    return {"variants": pd.DataFrame(listed), "measures": pd.DataFrame(measured)}
+    return {"variants": variants(points), "measures": pd.DataFrame(measured)}
 
 
 def summary(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
@@ -59,14 +64,13 @@ def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def seeded(rates: tuple[str, ...], **columns: list[float]) -> dict[str, pd.DataFrame]:
     """Return trainings of a matrix over rates and two values of a training's own seed."""
-    listed, rows = [], []
+    points, rows = {}, []
     for place, (rate, seed) in enumerate(product(rates, ("0", "1"))):
         name = f"fit.rate={rate},fit.seed={seed}"
-        listed += [{"variant": name, "key": "fit.rate", "value": rate}] if len(rates) > 1 else []
-        listed += [{"variant": name, "key": "fit.seed", "value": seed}]
+        points[name] = {"fit.rate": rate, "fit.seed": seed}
         own = {column: values[place] for column, values in columns.items()}
         rows.append({"variant": name, "stage": "fit", "status": "succeeded", **own})
-    return {"variants": pd.DataFrame(listed), "trials": pd.DataFrame(rows)}
+    return {"variants": variants(points), "trials": pd.DataFrame(rows)}
 
 
 def test_any_seed_is_averaged_over_and_not_compared():
@@ -164,13 +168,13 @@ def test_values_are_tested_at_the_points_that_both_have(tables):
 
 
 def test_the_yaml_of_the_best_point_has_its_values():
-    rows = []
-    for layers, name in ((1, "yes"), (2, "1")):
-        point = {"fit.layers": layers, "fit.name": name}
-        rows += [{"variant": name, "key": k, "value": value_text(v)} for k, v in point.items()]
+    points = {
+        name: {"fit.layers": value_text(layers), "fit.name": value_text(name)}
+        for layers, name in ((1, "yes"), (2, "1"))
+    }
     scores = pd.DataFrame({"variant": ["yes", "1"], "score": [0.1, 0.9]})
     table = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),))
-    tables = {"variants": pd.DataFrame(rows), "scores": scores}
+    tables = {"variants": variants(points), "scores": scores}
     run = RunResults(tables, declared=Declarations(tables=(table,)))
     fold = variants_section(run).parts[-1]
     assert fold.title == "Configuration of the best scores.score"
