@@ -25,7 +25,7 @@ from threading import RLock
 from typing import Any
 
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import BASE, RunDirectory, make_folder, sync_folder, variant_name
+from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 Row = dict[str, Any]
 #: table, key, and the row; None if it was removed
@@ -162,7 +162,7 @@ class Ledger:
         if not entries:
             return
         self._before_writing()
-        if self._run.is_local:
+        if self._run.is_local and self._segments:
             self._append_local(entries)
         elif len(self._segments) < _MAX_SEGMENTS:
             self._write_segment(entries)
@@ -170,16 +170,10 @@ class Ledger:
             self._rewrite(entries)
 
     def _append_local(self, entries: Sequence[_Entry]) -> None:
-        if not self._segments:
-            make_folder(self._run.ledger)
-            Path(self._run.ledger, _segment(0)).touch()
-            sync_folder(self._run.ledger)
-            self._segments.append(_segment(0))
         size, lines = self._end
         content = _encode(entries, lines)
-        with Path(self._run.ledger, self._segments[-1]).open("r+b") as stream:
-            stream.seek(size)
-            stream.truncate()  # what an append left that was interrupted, or had no room
+        with Path(self._run.ledger, self._segments[-1]).open("ab") as stream:
+            stream.truncate(size)  # what an append left that was interrupted, or had no room
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -187,7 +181,8 @@ class Ledger:
 
     def _write_segment(self, entries: Sequence[_Entry]) -> None:
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
-        name = _segment(int(last) + 1, "" if self._run.is_local else f"-{self._token}")
+        writer = "" if self._run.is_local else f"-{self._token}"
+        name = f"{int(last) + 1:08d}{writer}.jsonl"
         content = _encode(entries, 0)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
@@ -212,9 +207,7 @@ class Ledger:
         named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
         known = {*found, *(key for table in named for key in self._tables.get(table, ()))}
         intact = {key: unit for key, unit in found.items() if self._is_intact(key, unit)}
-        self._tables.pop(_UNITS, None)
-        if intact:
-            self._tables[_UNITS] = intact
+        self._tables[_UNITS] = intact
         places = [f"{line} of {name}" for name, lines in self._damaged.items() for line in lines]
         more = f" and {len(places) - _MOST_NAMED} more" * (len(places) > _MOST_NAMED)
         again = f"{len(known) - len(intact)} of {len(known)} units run again"
@@ -222,11 +215,9 @@ class Ledger:
 
     def _is_intact(self, key: str, unit: Row) -> bool:
         """Whether a unit's row names its results, and they are stored as they were."""
-        results = unit.get(RESULTS)
-        if not results:
-            return False
-        rows = {table: self._tables.get(table, {}).get(key) for table in results}
-        return all(row is not None and checksum(row) == results[t] for t, row in rows.items())
+        results = unit.get(RESULTS) or {}
+        pairs = ((self.get(table, key), crc) for table, crc in results.items())
+        return bool(results) and all(row is not None and checksum(row) == crc for row, crc in pairs)
 
     def _read_all(self) -> None:
         """Read the rows of all segments."""
@@ -366,10 +357,6 @@ def checksum(row: Row) -> int:
     """Return the checksum of a result, without the columns that are added on its way."""
     own = {name: value for name, value in row.items() if name not in _ADDED}
     return zlib.crc32(json.dumps(own, sort_keys=True).encode())
-
-
-def _segment(number: int, writer: str = "") -> str:
-    return f"{number:08d}{writer}.jsonl"
 
 
 def _encode(entries: Iterable[_Entry], before: int) -> bytes:
