@@ -6,23 +6,21 @@ the cache only saves computation, so damage to it costs time and nothing else.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sqlite3
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from raypipe.errors import ConfigError
-from raypipe.store.ledger import Row
+from raypipe.store.ledger import Row, decode, encode
 
 log = logging.getLogger(__name__)
 
 _WAIT_S = 30.0
-_SCHEMA = "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT, crc INTEGER)"
+_SCHEMA = "CREATE TABLE IF NOT EXISTS lines (key TEXT PRIMARY KEY, line BLOB)"
 
 
 class Cache:
@@ -78,24 +76,24 @@ class Cache:
         found: dict[str, Row] = {}
         if self._database is None:
             return found
-        select = "SELECT row, crc FROM rows WHERE key = ?"
+        select = "SELECT line FROM lines WHERE key = ?"
         with self._giving_up():
             for key in keys:
-                stored = self._database.execute(select, (key,)).fetchone()
-                if stored is not None and (row := _row(key, *stored)) is not None:
-                    found[key] = row
+                for (line,) in self._database.execute(select, (key,)):
+                    _, name, row, _ = decode(line) or ("", "", None, 0)
+                    if name == key and row is not None:
+                        found[key] = row
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
         """Store rows by their keys."""
         if self._database is None or not rows:
             return
-        texts = {key: json.dumps(row) for key, row in rows.items()}
-        entries = [(key, text, _checksum(key, text)) for key, text in texts.items()]
+        lines = [(key, encode([("", key, row)], 0)) for key, row in rows.items()]
         with self._giving_up():
             self._database.execute("BEGIN IMMEDIATE")
             with self._database:
-                self._database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", entries)
+                self._database.executemany("INSERT OR REPLACE INTO lines VALUES (?, ?)", lines)
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -107,16 +105,3 @@ class Cache:
             if self._database is not None:
                 self._database.close()
             self._database = None
-
-
-def _row(key: str, text: object, checksum: object) -> Row | None:
-    """Return a cached row; None if it is damaged."""
-    row = None
-    if isinstance(text, str) and _checksum(key, text) == checksum:
-        with suppress(ValueError, RecursionError):
-            row = json.loads(text)
-    return row if isinstance(row, dict) else None
-
-
-def _checksum(key: str, text: str) -> int:
-    return zlib.crc32(f"{key} {text}".encode())

@@ -18,6 +18,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from sys import intern
@@ -171,7 +172,7 @@ class Ledger:
 
     def _append_local(self, entries: Sequence[_Entry]) -> None:
         size, lines = self._end
-        content = _encode(entries, lines)
+        content = encode(entries, lines)
         with Path(self._run.ledger, self._segments[-1]).open("ab") as stream:
             stream.truncate(size)  # what an append left that was interrupted, or had no room
             stream.write(content)
@@ -183,7 +184,7 @@ class Ledger:
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
         writer = "" if self._run.is_local else f"-{self._token}"
         name = f"{int(last) + 1:08d}{writer}.jsonl"
-        content = _encode(entries, 0)
+        content = encode(entries, 0)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
         self._end = len(content), len(entries)
@@ -251,11 +252,11 @@ class Ledger:
                     log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
                 break
             last, size = last + 1, size + len(line)
-            try:
-                table, key, row, place = _decode(line.removesuffix(b"\n"))
-            except (ValueError, KeyError, TypeError, RecursionError):
+            entry = decode(line)
+            if entry is None:
                 damaged.append(f"line {number}")
                 continue
+            table, key, row, place = entry
             if place != last:
                 damaged.append(f"before line {number}")
                 last = place
@@ -359,8 +360,8 @@ def checksum(row: Row) -> int:
     return zlib.crc32(json.dumps(own, sort_keys=True).encode())
 
 
-def _encode(entries: Iterable[_Entry], before: int) -> bytes:
-    """Return lines of a segment, numbered from ``before`` on."""
+def encode(entries: Iterable[_Entry], before: int) -> bytes:
+    """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
         content = {"table": table, "key": key, "row": row, "line": number}
@@ -369,20 +370,16 @@ def _encode(entries: Iterable[_Entry], before: int) -> bytes:
     return b"".join(lines)
 
 
-def _decode(line: bytes) -> tuple[str, str, Row | None, int]:
-    """Return table, key, row and number of a line.
-
-    Raises:
-        ValueError, KeyError, TypeError, RecursionError: it is damaged.
-
-    """
-    content = line.rpartition(_CRC)[0]
-    if line != b"%s%s%d}" % (content, _CRC, zlib.crc32(content)):
-        raise ValueError("another checksum")
-    # shared strings: 10^5 rows have the same names
-    entry = json.loads(line, object_pairs_hook=lambda pairs: {intern(k): v for k, v in pairs})
-    table, key, row, number = entry["table"], entry["key"], entry["row"], entry["line"]
-    kinds = ((table, str), (key, str), (row, dict | None), (number, int))
-    if not all(isinstance(value, kind) for value, kind in kinds):
-        raise TypeError("of another form")
-    return table, key, row, number
+def decode(line: Any) -> tuple[str, str, Row | None, int] | None:
+    """Return table, key, row and number of a line; None if it is damaged, or not bytes."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        content = line.rpartition(_CRC)[0]
+        if line != b"%s%s%d}\n" % (content, _CRC, zlib.crc32(content)):
+            return None
+        # shared strings: 10^5 rows have the same names
+        entry = json.loads(line, object_pairs_hook=lambda pairs: {intern(k): v for k, v in pairs})
+        table, key, row, number = entry["table"], entry["key"], entry["row"], entry["line"]
+        kinds = ((table, str), (key, str), (row, dict | None), (number, int))
+        if all(isinstance(value, kind) for value, kind in kinds):
+            return table, key, row, number
+    return None

@@ -312,10 +312,10 @@ def _within(found: list[tuple[str, object]]) -> bool:
 
 @cache
 def _ledger_file() -> bytes:
-    from raypipe.store.ledger import _encode
+    from raypipe.store.ledger import encode
 
     rows = [("evaluations", key, row) for key, row in ROWS.items()]
-    return _encode([*rows, *(("units", key, {}) for key in ROWS)], 0)
+    return encode([*rows, *(("units", key, {}) for key in ROWS)], 0)
 
 
 LEDGER = _ledger_file()
