@@ -15,7 +15,6 @@ import posixpath
 import re
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +32,9 @@ if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Setting = str | bool | int | float
+#: settings of a trial by dotted key, and numbers by the names of its metrics
+Parameters = Mapping[str, Setting]
+Metrics = Mapping[str, float]
 
 log = logging.getLogger(__name__)
 
@@ -68,36 +70,16 @@ class Target:
     run: RunDirectory
     run_id: str
     experiment: str
-    configuration: Mapping[str, Setting]
+    configuration: Parameters
 
 
-class TrialTracker(ABC):
-    """A tracker's run for one trial, which the constructor begins."""
-
-    last = -1
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a step; one that is repeated after a restart stays as it is."""
-        if step > self.last:
-            self.write(step, metrics)
-            self.last = step
-
-    @abstractmethod
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Store metrics of a step before returning."""
-
-    @abstractmethod
-    def end(
-        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
-    ) -> None:
-        """Record the outcome, with metrics of all steps, and close the run."""
-
-
-class TensorBoardTrial(TrialTracker):
+class TensorBoardTrial:
     """Event files in ``tracking/tensorboard/<trial>``, which replace those of an earlier command.
 
     The settings become hyperparameters when the trial ends.
     """
+
+    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -109,15 +91,13 @@ class TensorBoardTrial(TrialTracker):
         lines = (f"    {name}: {value}" for name, value in target.configuration.items())
         self._writer.add_text("configuration", "\n".join(lines), 0)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Metrics) -> None:
         """Store metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def end(
-        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
-    ) -> None:
+    def end(self, status: str, settings: Parameters, metrics: Metrics) -> None:
         """Write the row of the HParams view."""
         chosen = {"status": status, **settings}
         step = max(self.last, 0)
@@ -125,8 +105,10 @@ class TensorBoardTrial(TrialTracker):
         self._writer.close()
 
 
-class MlflowTrial(TrialTracker):
+class MlflowTrial:
     """The MLflow run of a trial, with its tags: in ``tracking/mlflow.db``, or on a server."""
+
+    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         from mlflow import MlflowClient
@@ -149,7 +131,7 @@ class MlflowTrial(TrialTracker):
             client.delete_run(earlier.info.run_id)
         self._id = client.create_run(experiment, tags=tags, run_name=trial_id).info.run_id
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Metrics) -> None:
         """Store metrics of a step."""
         from mlflow.entities import Metric
 
@@ -157,9 +139,7 @@ class MlflowTrial(TrialTracker):
         stored = [Metric(self._name(name), v, now_ms, step) for name, v in metrics.items()]
         self._client.log_batch(self._id, metrics=stored)
 
-    def end(
-        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
-    ) -> None:
+    def end(self, status: str, settings: Parameters, metrics: Metrics) -> None:
         """Store the configuration and the trial's settings as parameters."""
         from mlflow.entities import Param
 
@@ -182,13 +162,15 @@ class MlflowTrial(TrialTracker):
         return self._names[name]
 
 
-class WandbTrial(TrialTracker):
+class WandbTrial:
     """The W&B run of a trial, in the group of its raypipe run; the id derives from both.
 
     The server continues a run. Offline, the package writes another folder for ``wandb sync``, does
     not know the steps in earlier folders, and may have lost the last ones with a killed process. So
     the folder replaces earlier ones.
     """
+
+    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         import wandb
@@ -222,20 +204,19 @@ class WandbTrial(TrialTracker):
             ),
         )
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Metrics) -> None:
         """Store metrics of a step; W&B takes each step once."""
         if step >= self._run.step:
             self._run.log(dict(metrics), step=step, commit=True)
 
-    def end(
-        self, status: str, settings: Mapping[str, Setting], metrics: Mapping[str, float]
-    ) -> None:
+    def end(self, status: str, settings: Parameters, metrics: Metrics) -> None:
         """Write the settings to the run's configuration, and the outcome to its summary."""
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.summary.update({"status": status, **metrics})
         self._run.finish(exit_code=int(status != "succeeded"))
 
 
+TrialTracker = TensorBoardTrial | MlflowTrial | WandbTrial
 _KINDS: Mapping[TrackerName, Callable[[Target, str], TrialTracker]] = {
     "tensorboard": TensorBoardTrial,
     "mlflow": MlflowTrial,
@@ -324,8 +305,12 @@ class Trackers(AbstractContextManager["Trackers"]):
 
 
 def _log(trial: TrialTracker, row: Mapping[str, Any]) -> None:
+    """Log a step; one that is repeated after a restart stays as it is."""
     metrics = finite_numbers(row)
-    trial.log(int(metrics.pop("step")), metrics)
+    step = int(metrics.pop("step"))
+    if step > trial.last:
+        trial.write(step, metrics)
+        trial.last = step
 
 
 def check(names: Sequence[TrackerName], run: RunDirectory) -> None:

@@ -342,10 +342,12 @@ def test_everything_lies_under_tracking_and_no_secret_is_in_any_file(continued):
 class Broken:
     """Fails at the second step."""
 
+    last = -1
+
     def __init__(self, target: Any, trial_id: str) -> None:
         self.steps: list[int] = []
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
         if step == 2:
             raise OSError(28, "No space left on device: http://me:pa55@server")
@@ -364,7 +366,7 @@ class Kept(Broken):
         self.made.append(self)
         self.ended: list[str] = []
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self.steps.append(step)
 
     def end(self, status: str, *outcome: Any) -> None:
@@ -392,7 +394,7 @@ def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, ca
 
 def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
     class Interrupted(Kept):
-        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        def write(self, step: int, metrics: Mapping[str, float]) -> None:
             raise KeyboardInterrupt
 
     Kept.made = []
