@@ -191,13 +191,13 @@ def write_tables(
 def conform(run_dir: RunDirectory, table: Table) -> None:
     """Give all files of a table the same columns, where a training run wrote undeclared ones."""
     paths = _files(run_dir, table.name)
-    schemas = [pq.read_schema(run_dir.fs.open_input_file(path)) for path in paths]
+    schemas = [_schema(path, run_dir) for path in paths]
     if all(schema.equals(schemas[0]) for schema in schemas):
         return
     unified = pa.unify_schemas(schemas, promote_options="permissive")
-    parts = {path: _read_file(path, run_dir) for path in paths}
-    for path, part in parts.items():
-        whole = pa.concat_tables([unified.empty_table(), part], promote_options="permissive")
+    for path in paths:
+        parts = [unified.empty_table(), _read_file(path, run_dir)]
+        whole = pa.concat_tables(parts, promote_options="permissive")
         run_dir.write(path, to_bytes(whole.cast(unified)))
 
 
@@ -261,7 +261,8 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
     """
     found = []
     for name in run_dir.list(run_dir.path("results")):
-        schema = _schema(run_dir, name)
+        paths = _files(run_dir, name)
+        schema = _schema(paths[0], run_dir) if paths else pa.schema([])
         about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
         directions: dict[str, Any] = better(schema)
         names = about.pop("columns", directions)
@@ -274,12 +275,9 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
     return [table for _, table in sorted(found, key=lambda pair: pair[0])]
 
 
-def _schema(run_dir: RunDirectory, table: str) -> pa.Schema:
-    """Return the schema of a table's first file. Raises ConfigError."""
-    for path in _files(run_dir, table):
-        with _reading(path), run_dir.fs.open_input_file(path) as file:
-            return pq.read_schema(file)
-    return pa.schema([])
+def _schema(path: str, run_dir: RunDirectory) -> pa.Schema:
+    with _reading(path), run_dir.fs.open_input_file(path) as file:
+        return pq.read_schema(file)
 
 
 def _files(run_dir: RunDirectory, table: str) -> list[str]:
