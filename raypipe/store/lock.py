@@ -65,11 +65,6 @@ class Pace:
     beat_s: float = 10.0
     expiry_s: float = 60.0
 
-    @property
-    def trust_s(self) -> float:
-        """Seconds after a renewal for which its holder may write: well before the expiry."""
-        return self.expiry_s / 2
-
 
 @contextmanager
 def writing(
@@ -101,7 +96,7 @@ def writing(
         lease.release()
 
 
-def is_held(run: RunDirectory, pace: Pace = Pace()) -> bool:
+def is_held(run: RunDirectory) -> bool:
     """Whether a command writes the run directory, at a glance.
 
     In an object store it is whether the lease was renewed lately, by this machine's clock and that
@@ -115,7 +110,7 @@ def is_held(run: RunDirectory, pace: Pace = Pace()) -> bool:
         info = run.fs.get_file_info(run.lock)
         if info.type != arrow_fs.FileType.File or not info.size:
             return False
-        return bool(time.time() - info.mtime_ns / 1e9 < pace.expiry_s)
+        return bool(time.time() - info.mtime_ns / 1e9 < Pace.expiry_s)
     with suppress(OSError):  # there is no lock, or the file system has none
         descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -208,7 +203,8 @@ class _Lease:
 
     def check(self) -> None:
         """Raise LostLeaseError unless no other command can have taken the lease over."""
-        while _now() - self._renewed >= self._pace.trust_s:  # again where a renewal took too long
+        trust_s = self._pace.expiry_s / 2  # well before another command takes it over
+        while _now() - self._renewed >= trust_s:  # again where a renewal took too long
             self._renew()
 
     def release(self) -> None:
