@@ -12,7 +12,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,14 +117,7 @@ def reading_of(text: str, suffix: str) -> Reading:
     """Return the records of a file's text, whose format follows from the suffix of its name."""
     if suffix == ".json":
         return Reading(_document(text))
-    if suffix != ".csv":
-        return _lines(text)
-    records = list[Record]()
-    try:
-        records.extend(_table(text))
-    except ValueError as error:
-        return Reading(records, problem=str(error))
-    return Reading(records)
+    return _table(text) if suffix == ".csv" else _lines(text)
 
 
 def _document(text: str) -> list[Record]:
@@ -151,18 +144,20 @@ def _lines(text: str) -> Reading:
     return Reading(records, note)
 
 
-def _table(text: str) -> Iterator[Record]:
-    """Yield the records of CSV. Raises ValueError for a row that does not fit its header."""
-    rows = csv.reader(io.StringIO(text, newline=""))
+def _table(text: str) -> Reading:
+    """Return the records of CSV, up to a row that does not fit its header."""
+    records, rows = list[Record](), csv.reader(io.StringIO(text, newline=""))
     names = [cell.strip() for cell in next(rows, [])]
     for cells in rows:
         if cells and len(cells) != len(names):
-            raise ValueError(
+            problem = (
                 f"line {rows.line_num}: {len(cells)} cells for the {len(names)} names of the "
                 f"header ({', '.join(names)}); separate cells by commas"
             )
+            return Reading(records, problem=problem)
         if cells and cells != names:  # a script that goes on may write the header again
-            yield dict(zip(names, cells, strict=True))
+            records.append(dict(zip(names, cells, strict=True)))
+    return Reading(records)
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -238,16 +233,14 @@ class ScriptHistory:
         #: rows before those of the file that is read, and its records from an earlier attempt
         self._earlier: dict[int, Row] = {}
         self._old = 0
-        #: when the first and the last records came, with the last step by then
-        self._first: tuple[float, int] | None = None
-        self._last: tuple[float, int] | None = None
+        #: when records came that had later steps than those before, and the last of these
+        self._arrivals: list[tuple[float, int]] = []
         self._counts_steps = False
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
-        for row in tables.read_rows(self._job.run_dir, "steps", self._job.trial_id):
-            self.rows[row["step"]] = {k: v for k, v in row.items() if v is not None}
-        self._earlier = self.rows
+        stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
+        self._earlier = self.rows = {row["step"]: row for row in stored}
 
     def add(self, reading: Reading, at: float | None) -> list[Row]:
         """Take the records of a file and return the rows that are new or differ.
@@ -288,10 +281,9 @@ class ScriptHistory:
             row |= {name: finite_or_none(value) for name, value in values.items()}
         self.summary |= summary
         self.notes += [each for each in dict.fromkeys(notes) if each and each not in self.notes]
-        newest = max(arrived, default=0)
-        if at is not None and arrived and (self._last is None or newest > self._last[1]):
-            self._last = at, newest
-            self._first = self._first or self._last
+        latest = self._arrivals[-1][1] if self._arrivals else -math.inf
+        if at is not None and max(arrived, default=latest) > latest:
+            self._arrivals.append((at, max(arrived)))
         first, before = min(rows, default=math.inf), self.rows
         self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
         self.check_losses(_OVERFLOWS)
@@ -329,7 +321,7 @@ class ScriptHistory:
     @property
     def is_timed(self) -> bool:
         """Whether it is known when records came."""
-        return self._first is not None
+        return bool(self._arrivals)
 
     @property
     def last_step(self) -> int:
@@ -357,11 +349,12 @@ class ScriptHistory:
         rates = [row["samples_per_s"] for row in self.rows.values() if row.get("samples_per_s")]
         rate = sum(rates) / len(rates) if rates else None
         rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
-        step_s, first, last = None, self._first, self._last
-        if first is not None and last is not None and first is not last:
-            step_s = (last[0] - first[0]) / (last[1] - first[1])
-        elif first is not None and first[1] and seconds is not None:
-            step_s = seconds / first[1]
+        step_s = None
+        if len(self._arrivals) > 1:
+            (began, first), (ended, last) = self._arrivals[0], self._arrivals[-1]
+            step_s = (ended - began) / (last - first)
+        elif seconds is not None and self._arrivals and self._arrivals[0][1]:
+            step_s = seconds / self._arrivals[0][1]
         if self._counts_steps and self._effective_batch is not None and step_s:
             rate = rate or self._effective_batch / step_s
         return {"samples_per_s": rate, "step_time_s": step_s}
