@@ -85,7 +85,7 @@ class Places:
         self.stdout = folder / "stdout"
         #: local folders and files of a remote run directory, by their place in that
         self._remote = {kept[name]: folder / name for name in kept.keys() - here.keys()}
-        self._copied_at, self._looked = time.time_ns(), time.monotonic()
+        self._copied_at = time.time_ns()
 
     def __enter__(self) -> Places:
         """Create the folders, with the checkpoints of earlier attempts."""
@@ -112,8 +112,8 @@ class Places:
 
     def keep(self) -> None:
         """Copy the checkpoints to a remote run directory if it is time and they changed."""
-        if time.monotonic() > self._looked + _COPY_S:
-            self._looked, started = time.monotonic(), time.time_ns()
+        started = time.time_ns()
+        if started > self._copied_at + _COPY_S * 1e9:
             with suppress(FileNotFoundError):  # the script deletes an old one meanwhile
                 changed = [path.stat().st_mtime_ns for path in self.checkpoints.rglob("*")]
                 for remote, here in self._remote.items():
@@ -242,12 +242,11 @@ class ScriptRun:
             raise failure_of(job.trial_id, status, errors, size)
         history.check_losses()
         if job.measured and outcome["samples_per_s"] is None:
-            message = (
-                "its speed is not known, since its records came at once, or have no number of "
+            raise self._failure(
+                "the speed is not known, since its records came at once, or have no number of "
                 "samples; write each record when it is logged (flush), and let the script receive "
                 "{micro_batch}, or write `samples_per_s`"
             )
-            raise UnitError(job.trial_id, "error", message)
         return outcome
 
     def _attempt(
