@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as arrow_fs
 
+from raypipe.store.lock import Pace
 from raypipe.store.run_directory import RunDirectory
+
+#: as the real one, but for its speed
+FAST = Pace(beat_s=0.1, expiry_s=2)
+
+
+def uri_of(server: str, name: str, user: str = "key:any@", bucket: str = "runs") -> str:
+    """A run directory in a bucket of the server."""
+    return f"s3://{user}{bucket}/{name}?endpoint_override={server}&scheme=http&region=us-east-1"
 
 
 @pytest.fixture(scope="session")
@@ -19,15 +28,10 @@ def server() -> Iterator[str]:
     """The ``host:port`` of a server with the buckets ``runs`` and ``unconditional``."""
     if importlib.util.find_spec("moto") is None:
         pytest.skip("the package moto[server] is not installed")
-    script = Path(__file__).with_name("s3_server.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    words = [sys.executable, Path(__file__).with_name("s3_server.py")]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen(words, **options)
     try:
-        assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
         store = arrow_fs.S3FileSystem(
             access_key="key",
@@ -48,5 +52,4 @@ def server() -> Iterator[str]:
 @pytest.fixture(params=["run", "remote"])
 def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
     """A run directory on a local file system, and one on another."""
-    found: RunDirectory = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)

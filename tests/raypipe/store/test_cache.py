@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from raypipe.errors import ConfigError
 from raypipe.store.cache import Cache
 
 
@@ -51,17 +51,23 @@ def test_a_file_that_cannot_be_used_is_reported_once_and_left_alone(folder, cont
     assert "values.sqlite" in caplog.text
 
 
+def _fill(name: str) -> None:
+    with Cache("values") as cache:
+        for i in range(100):
+            cache.put({f"{name}/{i}": {"value": i}})
+
+
 def test_several_processes_write_at_once(folder):
-    script = (
-        "from raypipe.store.cache import Cache\n"
-        "with Cache('values') as cache:\n"
-        "    for i in range(100):\n"
-        "        cache.put({f'{NAME}/{i}': {'value': i}})\n"
-    )
-    running = [
-        subprocess.Popen([sys.executable, "-c", f"NAME = {name!r}\n{script}"]) for name in "ab"
-    ]
-    assert [process.wait() for process in running] == [0, 0]
+    with get_context("fork").Pool(2) as pool:
+        pool.map(_fill, "ab", chunksize=1)
     keys = [f"{name}/{i}" for name in "ab" for i in range(100)]
     with Cache("values") as cache:
         assert list(cache.get(keys)) == keys
+
+
+def test_a_cache_without_a_home(monkeypatch):
+    for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "~nobodyx/cache")
+        with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
+            Cache.directory()
+        monkeypatch.delenv(name)

@@ -48,9 +48,7 @@ CHANGES = st.one_of(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changes=st.lists(CHANGES, max_size=12))
-def test_the_newest_row_of_each_key_counts_after_any_changes_and_crashes(
-    anywhere: RunDirectory, changes: list[tuple[Any, ...]]
-) -> None:
+def test_the_newest_row_of_each_key_counts_after_any_changes_and_crashes(anywhere, changes):
     """Locally a crash leaves a part of a line; elsewhere it leaves segments that were merged."""
     anywhere.delete(anywhere.ledger)
     expected: dict[str, dict[str, Any]] = {}
@@ -104,7 +102,7 @@ def crash(run: RunDirectory, ledger: Ledger, table: str, key: str, part: float) 
     return False
 
 
-def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere: RunDirectory) -> None:
+def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere):
     ledger = Ledger(anywhere)
     ledger.put("units", {"a": {"x": 1}})
     with pytest.raises(TypeError):
@@ -112,7 +110,7 @@ def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere: RunDirectory) -> 
     assert contents(ledger) == contents(Ledger(anywhere)) == {"units": [("a", {"x": 1})]}
 
 
-def test_a_reader_writes_nothing(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_writes_nothing(run, caplog):
     with pytest.raises(RuntimeError, match="opened for reading"):
         Ledger(run, writable=False).put("units", {"a": {}})
     assert not run.exists(run.path())
@@ -127,9 +125,7 @@ def test_a_reader_writes_nothing(run: RunDirectory, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("variant", [BASE, "rate=1"])
 @pytest.mark.parametrize("damage", [b"\x00" * 20 + b"\n", b"", b"half"])
-def test_a_damaged_line_costs_only_its_unit_and_keeps_no_result_that_is_not_the_newest(
-    anywhere: RunDirectory, variant: str, damage: bytes
-) -> None:
+def test_a_damaged_line_costs_its_unit_and_keeps_no_older_result(anywhere, variant, damage):
     """Any line is damaged, or missing, or loses its end and with it the begin of the next."""
     view = LedgerView(Ledger(anywhere, stamp={"command_id": "first"}), variant)
     view.put("runs", {"run": {}})
@@ -167,7 +163,7 @@ def test_a_damaged_line_costs_only_its_unit_and_keeps_no_result_that_is_not_the_
             assert kept_beside == ([] if at_end else [f"{name}.damaged"])
 
 
-def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(run: RunDirectory) -> None:
+def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(run):
     ledger = Ledger(run)
     ledger.put("units", {"a": {"x": 1}})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -186,9 +182,7 @@ def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(run: RunD
     }
 
 
-def test_an_interrupt_at_any_line_of_an_append_damages_nothing(
-    anywhere: RunDirectory, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupt_at_any_line_of_an_append_damages_nothing(anywhere, caplog):
     def interrupt(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal left
         if frame.f_code.co_filename != ledger_module.__file__:
@@ -221,9 +215,7 @@ def test_an_interrupt_at_any_line_of_an_append_damages_nothing(
     assert not caplog.records
 
 
-def test_the_name_of_a_new_ledger_outlasts_a_loss_of_power(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_new_ledger_outlasts_a_loss_of_power(run, monkeypatch):
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     ledger = Ledger(run)
@@ -235,9 +227,7 @@ def test_the_name_of_a_new_ledger_outlasts_a_loss_of_power(
     assert synced == [only_file(run).stat().st_ino]  # once is enough
 
 
-def test_what_a_writer_that_was_replaced_has_under_way_replaces_nothing(
-    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_replaced_writer_has_under_way_replaces_nothing(remote, monkeypatch, caplog):
     earlier = Ledger(remote)
     earlier.put("units", {"a": {"x": 1}})
     under_way: list[tuple[str, bytes]] = []
@@ -258,9 +248,7 @@ def test_what_a_writer_that_was_replaced_has_under_way_replaces_nothing(
     assert not caplog.records
 
 
-def test_an_append_of_which_nobody_knows_whether_it_arrived_loses_none(
-    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_of_which_nobody_knows_whether_it_arrived_loses_none(remote, monkeypatch):
     real = RunDirectory.write
 
     def write(run: RunDirectory, path: str, content: bytes) -> None:
@@ -277,9 +265,7 @@ def test_an_append_of_which_nobody_knows_whether_it_arrived_loses_none(
 
 
 @pytest.mark.parametrize(("merges", "whole"), [(1, True), (5, True), (6, False)])
-def test_a_reader_whose_segments_are_merged_meanwhile_begins_again(
-    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, merges: int, whole: bool
-) -> None:
+def test_a_reader_begins_again_where_segments_are_merged(remote, monkeypatch, merges, whole):
     monkeypatch.setattr(ledger_module, "_PAUSE_S", 0)
     writer = Ledger(remote)
     writer.put("units", {"a": {"x": 1}, "b": {"x": 2}})
@@ -304,16 +290,14 @@ def test_a_reader_whose_segments_are_merged_meanwhile_begins_again(
             Ledger(remote, writable=False)
 
 
-def test_what_cannot_be_read_is_one_message(anywhere: RunDirectory) -> None:
+def test_what_cannot_be_read_is_one_message(anywhere):
     anywhere.fs.create_dir(f"{anywhere.ledger}/00000000.jsonl", recursive=True)
     for writable in (False, True):
         with pytest.raises(ConfigError, match="its ledger cannot be read"):
             Ledger(anywhere, writable=writable)
 
 
-def test_a_run_directory_can_move_to_object_storage_and_back(
-    remote: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_run_directory_can_move_to_object_storage_and_back(remote, tmp_path):
     local = RunDirectory.at(tmp_path / "remote")  # the same folder
     assert remote.fs != local.fs
     for number, run in enumerate([local, remote, remote, local, local, remote]):
@@ -321,7 +305,7 @@ def test_a_run_directory_can_move_to_object_storage_and_back(
         assert Ledger(local).rows("units") == Ledger(remote).rows("units") == [{"x": number}]
 
 
-def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(run: RunDirectory) -> None:
+def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(run):
     Ledger(run, stamp={"command_id": "first"}).put("trials", {"a": {"x": 1}})
     second = Ledger(run, stamp={"command_id": "second"})
     second.put("trials", {"a": {**(second.get("trials", "a") or {}), "y": 2}, "b": {"x": 2}})

@@ -1,9 +1,13 @@
-"""One writer of a run directory: a lock on a file system, a lease in an object store."""
+"""One writer of a run directory: a lock on a file system, a lease in an object store.
+
+Of several writers the store decides which one succeeds.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -16,21 +20,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote
 
 import pytest
+from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.store import lock
 from raypipe.store.ledger import Ledger
-from raypipe.store.lock import ConditionalObject, Pace, is_held, writing
+from raypipe.store.lock import ConditionalObject, ConflictError, Pace, is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from tests.command import until
-
-#: as the real one, but for its speed
-FAST = Pace(beat_s=0.1, expiry_s=2)
+from tests.raypipe.examples.hills import killed
+from tests.raypipe.store.conftest import FAST, uri_of
 
 #: renewed once the test is over
 SLOW = Pace(beat_s=60, expiry_s=120)
@@ -41,15 +47,10 @@ OTHER = json.dumps({"owner": "other", "host": "elsewhere", "pid": 7, "beat": 5})
 PROJECT = Path(__file__).parents[3]
 
 
-def located(server: str, name: str, bucket: str = "runs") -> RunDirectory:
-    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
-    return RunDirectory.at(f"s3://key:any@{bucket}/{name}?{options}")
-
-
 @pytest.fixture
 def store(server: str, request: pytest.FixtureRequest) -> RunDirectory:
     """A run directory in the bucket of a real server."""
-    return located(server, re.sub(r"\W", "-", request.node.name))
+    return RunDirectory.at(uri_of(server, re.sub(r"\W", "-", request.node.name)))
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ def ended() -> Iterator[list[int]]:
 
 
 def test_a_lease_is_renewed_and_given_back(store, said):
-    with writing(store, said.append, FAST) as check:
-        time.sleep(2.5)  # longer than it holds without being renewed
+    with writing(store, said.append, Pace(beat_s=0.1, expiry_s=1)) as check:
+        time.sleep(1.2)  # longer than it holds without being renewed
         check()
         assert is_held(store)
     assert is_free(store)
@@ -118,14 +119,14 @@ def test_a_second_command_is_refused_while_the_first_lives(store, said):
 @pytest.mark.parametrize(
     ("left", "pace", "message"),
     [
-        (OTHER, FAST, "process 7 on elsewhere"),
-        (b"{", FAST, "locked by another raypipe command"),
+        (OTHER, Pace(beat_s=0.1, expiry_s=1), "process 7 on elsewhere"),
+        (b"{", Pace(beat_s=0.1, expiry_s=0.2), "locked by another raypipe command"),
         (OTHER, Pace(beat_s=0.1, expiry_s=60), "process 7 on elsewhere"),  # is released meanwhile
     ],
 )
 def test_what_another_command_left_is_taken_over_once_it_expired(store, said, left, pace, message):
     store.write(store.lock, left)
-    if pace != FAST:
+    if pace.expiry_s == 60:
         threading.Timer(0.3, store.write, (store.lock, b"")).start()
     with writing(store, said.append, pace):
         assert owner(store) != "other"
@@ -225,16 +226,16 @@ class Faulty:
             case "connection reset":
                 raise OSError("connection reset")
             case "late":
-                time.sleep(1.1)  # longer than the holder relies on a renewal
+                time.sleep(0.6)  # longer than the holder relies on a renewal
         return version
 
 
 def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said, disturb):
     """Another may have taken over between the write and its late response."""
     late_once = Faulty(write_5="late")
-    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=2)) as check:
+    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=1)) as check:
         assert late_once.number == 4
-        time.sleep(1.1)
+        time.sleep(0.6)
         check()
         assert late_once.number >= 6
 
@@ -274,7 +275,7 @@ def test_a_lease_that_cannot_be_taken_is_one_message(store, said, disturb, becom
 
 
 def test_a_store_that_ignores_conditions_is_refused(server, said):
-    run = located(server, "run", bucket="unconditional")
+    run = RunDirectory.at(uri_of(server, "run", bucket="unconditional"))
     for _ in range(2):
         with pytest.raises(ConfigError, match="ignores the conditions"), writing(run, said.append):
             pass
@@ -296,7 +297,7 @@ def test_a_file_lock_names_the_command_that_holds_it(tmp_path):
                 pass
 
 
-def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -> None:
+def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path):
     script = (
         "import os, signal, subprocess, time\nfrom raypipe.store.lock import writing\n"
         "from raypipe.store.run_directory import RunDirectory\n"
@@ -343,18 +344,17 @@ def test_a_lock_that_cannot_be_created_is_one_message(tmp_path, monkeypatch, blo
         pass
 
 
-def test_what_a_write_that_was_killed_left_is_removed(tmp_path: Path) -> None:
-    script = (
-        "import os, signal\nfrom raypipe.store.run_directory import RunDirectory\n"
-        f"run = RunDirectory.at({str(tmp_path)!r})\n"
-        "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run.write(run.model('t'), b'whole')\n"
-    )
+def test_what_a_write_that_was_killed_left_is_removed(tmp_path):
+    run = RunDirectory.at(tmp_path)
     (tmp_path / "models").mkdir()
-    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+
+    def write() -> None:
+        os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+        run.write(run.model("t"), b"whole")
+
+    assert killed(write)
     (left,) = tmp_path.rglob("*.tmp")
     (tmp_path / "mine.tmp").touch()
-    run = RunDirectory.at(tmp_path)
     with writing(run, print):
         assert left.exists()  # a process that the killed command left may be writing it
     before = time.time() - 120
@@ -363,3 +363,132 @@ def test_what_a_write_that_was_killed_left_is_removed(tmp_path: Path) -> None:
     with writing(run, print):
         assert not left.exists()
     assert (tmp_path / "mine.tmp").exists()
+
+
+# the writes of a lease
+
+SECRET = "wJalrXUtn/FEMI+x"
+QUOTED = "wJalrXUtn%2FFEMI%2Bx"
+
+
+def opened(location: str) -> ConditionalObject:
+    run = RunDirectory.at(location)
+    return ConditionalObject.at(run, run.lock)
+
+
+class Gcs(BaseHTTPRequestHandler):
+    """As much of the XML interface of Google's storage as an object with a generation needs."""
+
+    objects: dict[str, tuple[bytes, int]] = {}  # noqa: RUF012 - emptied by the fixture
+
+    def do_GET(self) -> None:
+        if self.path in self.objects:
+            self._answer(200, *self.objects[self.path])
+        else:
+            self._answer(404, b"", 0)
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        generation = self.objects.get(self.path, (b"", 0))[1]
+        if self.headers["x-goog-if-generation-match"] not in (None, str(generation)):
+            self._answer(412, b"", 0)
+            return
+        self.objects[self.path] = content, generation + 1
+        self._answer(200, b"", generation + 1, of=content)
+
+    def _answer(self, status: int, content: bytes, generation: int, of: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Last-Modified", "Mon, 23 Nov 2026 07:20:07 GMT")
+        self.send_header("ETag", hashlib.md5(of or content).hexdigest())
+        self.send_header("x-goog-generation", str(generation))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def gcs() -> Iterator[str]:
+    """The ``host:port`` of a server of Google's interface."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gcs) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        Gcs.objects.clear()
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint"),
+    [
+        ("region=eu-west-1", None),
+        ("region=eu-west-1&endpoint_override=store:9000", "https://store:9000"),
+        ("region=eu-west-1&endpoint_override=store:9000&scheme=http", "http://store:9000"),
+        ("region=eu-west-1&endpoint_override=http://store:9000", "http://store:9000"),
+    ],
+)
+def test_options_and_credentials_of_an_s3_uri(monkeypatch, options, endpoint):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    subject = opened(f"s3://key:{QUOTED}@bucket/some/run?{options}")
+    store = subject.store
+    assert subject.key == "some/run/.lock"
+    assert store.config["bucket"] == "bucket"
+    assert store.config["region"] == "eu-west-1"
+    assert store.config.get("endpoint") == endpoint
+    assert store.credential_provider() == {
+        "access_key_id": "key",
+        "secret_access_key": SECRET,
+        "token": None,
+        "expires_at": None,
+    }
+    assert SECRET not in repr(subject) + repr(store.config)
+
+
+def test_credentials_of_a_profile_are_found_by_boto3(monkeypatch, tmp_path):
+    profile = "[some]\naws_access_key_id = key\naws_secret_access_key = secret\n"
+    (tmp_path / "credentials").write_text(profile)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "some")
+    found = opened("s3://bucket/run?region=eu-west-1").store.credential_provider()
+    assert (found["access_key_id"], found["secret_access_key"]) == ("key", "secret")
+
+
+def test_storage_without_conditional_writes_is_refused():
+    run = RunDirectory(f"mock://key:{QUOTED}@store/run")
+    run.__dict__["_opened"] = (arrow_fs._MockFileSystem(), "store/run")
+    with pytest.raises(ConfigError, match=r"mock://\*\*\*@store/run: two commands cannot"):
+        ConditionalObject.at(run, run.lock)
+
+
+def test_an_object_is_replaced_only_at_the_version_seen(server, gcs):
+    in_s3 = RunDirectory.at(uri_of(server, "a%20b%2523/%C3%BC+/run"))
+    in_gcs = RunDirectory.at(f"gs://anonymous@runs/run?endpoint_override={gcs}&scheme=http")
+    for run in (in_s3, in_gcs):
+        subject = ConditionalObject.at(run, run.lock)
+        assert subject.read() == (b"", None)
+        first = subject.write(b"1", None)
+        assert subject.read() == (b"1", first)
+        second = subject.write(b"2", first)
+        for outdated in (None, first):
+            with pytest.raises(ConflictError):
+                subject.write(b"3", outdated)
+        assert subject.read() == (b"2", second)
+    assert [unquote(path) for path in Gcs.objects] == ["/runs/run/.lock"]
+    assert in_s3.read(in_s3.lock) == b"2"  # as pyarrow sees it
+    in_s3.delete(in_s3.lock)
+    with pytest.raises(ConflictError):
+        ConditionalObject.at(in_s3, in_s3.lock).write(b"3", second)
+
+
+@pytest.mark.parametrize("is_there", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_an_error_of_the_store_is_one_line_without_credentials(server, is_there):
+    address = server if is_there else "127.0.0.1:1"
+    subject = opened(uri_of(address, "run", f"key:{QUOTED}@", "nothing-here"))
+    with pytest.raises(OSError, match=r"nothing-here/run/\.lock") as caught:
+        subject.write(b"1", None)
+    assert not [part for part in ("\n", "<", SECRET, QUOTED) if part in str(caught.value)]
+    assert caught.value.__cause__ is None

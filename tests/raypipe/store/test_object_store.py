@@ -14,14 +14,12 @@ from pyarrow import fs as arrow_fs
 from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
-from raypipe.store.lock import Pace
 from raypipe.store.run_directory import RunDirectory
 from tests.command import Ended, in_process, raypipe
+from tests.raypipe.store.conftest import FAST, uri_of
 from tests.raypipe.toy import TOY
 from tests.scenario import named_cases, play
 
-#: as the real one, but for its speed
-FAST = Pace(beat_s=0.1, expiry_s=2)
 SECRET = "wJalrXUtnFEMI"
 
 
@@ -34,11 +32,7 @@ def uri(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(commands, "writing", partial(lock.writing, pace=FAST))
-    return _uri(server, re.sub(r"\W", "-", request.node.name))
-
-
-def _uri(server: str, name: str, user: str = "", bucket: str = "runs") -> str:
-    return f"s3://{user}{bucket}/{name}?endpoint_override={server}&scheme=http&region=us-east-1"
+    return uri_of(server, re.sub(r"\W", "-", request.node.name), user="")
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "bucket"))
@@ -84,7 +78,7 @@ def test_what_another_command_stored_while_this_one_waited_is_not_altered(
     ["[1,7]", *(pytest.param(each, marks=pytest.mark.slow) for each in ("[1,8]", "[1,2]"))],
 )
 def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, numbers):
-    location = _uri(server, f"secret{len(numbers)}{numbers[3]}", f"key:{SECRET}@")
+    location = uri_of(server, f"secret{len(numbers)}{numbers[3]}", f"key:{SECRET}@")
 
     def ended(*words: str) -> Ended:
         return in_process(InlineLauncher(), *words, environment={})

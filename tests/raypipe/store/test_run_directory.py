@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from raypipe.errors import ConfigError
-from raypipe.store.cache import Cache
 from raypipe.store.run_directory import RunDirectory
 
 
-def test_files_and_folders(anywhere: RunDirectory) -> None:
+def test_files_and_folders(anywhere):
     run = anywhere
     path = run.path("a", "b.txt")
     assert not run.exists(path)
@@ -30,9 +29,7 @@ def test_files_and_folders(anywhere: RunDirectory) -> None:
     assert not run.exists(path)
 
 
-def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(
-    anywhere: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(anywhere, tmp_path):
     folder = Path(tmp_path, anywhere.path("a"))  # the first is ignored if the second is absolute
     folder.parent.mkdir(parents=True)
     done = threading.Event()
@@ -53,9 +50,7 @@ def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failing_write_leaves_the_old_content_and_nothing_else(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_failing_write_leaves_the_old_content_and_nothing_else(run, monkeypatch, failing):
     path = run.path("results", "t.parquet")
     run.write(path, b"old")
 
@@ -69,7 +64,7 @@ def test_a_failing_write_leaves_the_old_content_and_nothing_else(
     assert run.list(run.path("results")) == ["t.parquet"]
 
 
-def test_a_reader_never_sees_a_part(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_never_sees_a_part(run, monkeypatch):
     path = run.path("file")
     run.write(path, b"old")
     seen: list[bytes] = []
@@ -80,9 +75,7 @@ def test_a_reader_never_sees_a_part(run: RunDirectory, monkeypatch: pytest.Monke
     assert run.read(path) == b"new content"
 
 
-def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(run, monkeypatch):
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     run.write(run.path("a", "b", "file"), b"1")
@@ -91,14 +84,14 @@ def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(
     assert [folder.stat().st_ino for folder in folders] == [*synced[:3], synced[-1]]
 
 
-def test_names_with_slashes_stay_one_file() -> None:
+def test_names_with_slashes_stay_one_file():
     run = RunDirectory("/runs/x")
     assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
     assert run.checkpoints("sweep/0") == "/runs/x/checkpoints/sweep-0"
     assert run.model("sweep/0") == "/runs/x/models/sweep-0.safetensors"
 
 
-def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert RunDirectory.at("runs/../mine").location == str(tmp_path / "mine")
@@ -114,14 +107,12 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("uri", ["nonsense://x/y", "s3:// /"])
-def test_a_uri_that_nothing_opens_is_a_mistake_in_the_command(uri: str) -> None:
+def test_a_uri_that_nothing_opens_is_a_mistake_in_the_command(uri):
     with pytest.raises(ConfigError, match="--run-dir"):
         RunDirectory.at(uri).exists("x")
 
 
-def test_a_place_that_no_path_leads_to_is_a_mistake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_no_path_leads_to_is_a_mistake(tmp_path, monkeypatch):
     (tmp_path / "circle").symlink_to("circle")
     for place in ("~nobodyx/x", tmp_path / "circle" / "x", "a\0b"):
         with pytest.raises(ConfigError, match=r"^--run-dir .*(is not a valid path|cannot be read)"):
@@ -135,11 +126,3 @@ def test_a_place_that_no_path_leads_to_is_a_mistake(
     monkeypatch.chdir(folder)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be UTF-8"):
         RunDirectory.at("runs")
-
-
-def test_a_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, "~nobodyx/cache")
-        with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
-            Cache.directory()
-        monkeypatch.delenv(name)

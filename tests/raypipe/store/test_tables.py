@@ -62,9 +62,7 @@ def frames(run: RunDirectory, table: str) -> list[pd.DataFrame]:
 
 @pytest.mark.parametrize("table", CONTRACT)
 @pytest.mark.parametrize("rows", [[], [{"more": 1}]])
-def test_the_columns_of_the_contract_are_there_in_every_reader(
-    run: RunDirectory, table: str, rows: list[dict[str, Any]]
-) -> None:
+def test_the_columns_of_the_contract_are_there_in_every_reader(run, table, rows):
     write_table(run, TABLES[table], rows, "run-1")
     for frame in frames(run, table):
         assert {"run_id", *CONTRACT[table].split(", ")} <= set(frame.columns)
@@ -72,7 +70,7 @@ def test_the_columns_of_the_contract_are_there_in_every_reader(
         assert len(frame) == len(rows)
 
 
-def test_every_declaration_says_what_its_rows_and_columns_are() -> None:
+def test_every_declaration_says_what_its_rows_and_columns_are():
     for table in TABLES.values():
         assert table.row, table.name
         names = [column.name for column in table.all_columns]
@@ -85,20 +83,18 @@ def test_every_declaration_says_what_its_rows_and_columns_are() -> None:
     ("column", "value"),
     [("best_T", "5"), ("best_T", 5.5), ("best_T", True), ("optimizer", 3), ("duration_s", "1")],
 )
-def test_a_value_of_another_type_than_declared_is_an_error(
-    run: RunDirectory, column: str, value: Any
-) -> None:
+def test_a_value_of_another_type_than_declared_is_an_error(run, column, value):
     with pytest.raises(TypeError, match=f"table studies, column {column}: .* declared type"):
         write_table(run, TABLES["studies"], [{column: value}], "run-1")
     assert read_tables(run) == {}
 
 
-def test_keys_for_the_ledger_alone_are_no_columns(anywhere: RunDirectory) -> None:
+def test_keys_for_the_ledger_alone_are_no_columns(anywhere):
     write_table(anywhere, TABLES["trials"], [{"trial_id": "t", "point": {"a": 1}}], "run-1")
     assert "point" not in read_table(anywhere, "trials").columns
 
 
-def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirectory) -> None:
+def test_files_with_columns_that_nobody_declared_get_the_same_ones(run):
     table = Table("steps", "a step", (Column("step", "integer", "The step."),), partitioned=True)
     write_table(run, table, [{"step": 1}], "r", "plain")
     write_table(run, table, [{"step": 1, "eval_x": 0.5}], "r", "measured")
@@ -109,7 +105,7 @@ def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirec
         assert (len(frame), frame["eval_x"].sum()) == (3, 0.5)
 
 
-def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
+def test_values_arrive_as_they_are_in_every_reader(run):
     rows: list[dict[str, Any]] = [
         {"dataset": "bücher", "seed": 2**62, "T": 5, "value": 1e44, "own": 1,
          "spec": {"b": 1, "a": [1]}},
@@ -135,7 +131,7 @@ def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
     assert exact["seed"].to_pylist() == [2**62, 0, None, None]
 
 
-def test_times_with_and_without_a_fraction_of_a_second(run: RunDirectory) -> None:
+def test_times_with_and_without_a_fraction_of_a_second(run):
     times = [
         "2025-01-02T03:04:05.000006+00:00",
         "2025-01-02T03:04:05+00:00",  # what isoformat() gives once in a million
@@ -148,7 +144,7 @@ def test_times_with_and_without_a_fraction_of_a_second(run: RunDirectory) -> Non
     assert found == [second.replace(microsecond=6), second, None, second]
 
 
-def test_a_column_of_an_experiment_may_mix_kinds(run: RunDirectory) -> None:
+def test_a_column_of_an_experiment_may_mix_kinds(run):
     rows: list[dict[str, Any]] = [
         {"setting": 3},
         {"setting": "auto"},
@@ -159,7 +155,7 @@ def test_a_column_of_an_experiment_may_mix_kinds(run: RunDirectory) -> None:
     assert list(read_table(run, "mine")["setting"].fillna("-")) == ["3", "auto", "-", "[1]"]
 
 
-def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
+def test_the_files_of_a_table_are_read_as_one(run):
     steps = TABLES["steps"].extended([Column("accuracy", "real", "Fraction of right answers.")])
     first = [{"trial_id": "a/b", "step": 1, "loss": 0.5}]
     write_table(run, steps, first, "r", "a/b")
@@ -173,7 +169,7 @@ def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
     assert list(frame["accuracy"].fillna(0)) == [0, 0.9]
 
 
-def test_a_table_is_replaced_as_a_whole(run: RunDirectory) -> None:
+def test_a_table_is_replaced_as_a_whole(run):
     ledger = Ledger(run)
     ledger.put("studies", {"a": {"run": 1}, "b": {"run": 2}})
     tables = {name: TABLES[name] for name in ("studies", "failures")}
@@ -185,7 +181,7 @@ def test_a_table_is_replaced_as_a_whole(run: RunDirectory) -> None:
     assert run.list(run.table("studies")) == ["data.parquet"]
 
 
-def test_a_damaged_file_is_named_with_what_to_do(run: RunDirectory) -> None:
+def test_a_damaged_file_is_named_with_what_to_do(run):
     """Damage anywhere in a file: tests/fuzz."""
     write_table(run, TABLES["failures"], [{"unit": "a", "message": "no"}], "run-1")
     path = Path(run.partition("failures"))
@@ -201,9 +197,7 @@ ARTIFACT = pa.table({"tokens": [[1, 2], [], [3]], "target": [0, 1, 0]})
     ("write", "read", "error"),
     [(write_arrow, read_arrow, ValueError), (write_parquet, read_parquet, ConfigError)],
 )
-def test_a_table_is_read_as_it_was_written_or_not_at_all(
-    anywhere: RunDirectory, write, read, error
-) -> None:
+def test_a_table_is_read_as_it_was_written_or_not_at_all(anywhere, write, read, error):
     path = anywhere.artifact("stage", "table")
     with pytest.raises((OSError, ConfigError)):
         read(anywhere, path)
@@ -242,7 +236,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("table", ["stages", "trials", "steps", "failures"])
-def test_a_table_of_several_runs_is_read_as_one(runs: Path, table: str) -> None:
+def test_a_table_of_several_runs_is_read_as_one(runs, table):
     pattern = str(runs / "*" / "results" / table / "*.parquet")
     files = sorted(runs.glob(f"*/results/{table}/*.parquet"))
     frames = [
@@ -258,7 +252,7 @@ def test_a_table_of_several_runs_is_read_as_one(runs: Path, table: str) -> None:
     assert len(types) == 1
 
 
-def test_the_axes_of_a_sweep_are_columns(runs: Path) -> None:
+def test_the_axes_of_a_sweep_are_columns(runs):
     points = pl.read_parquet(str(runs / "b" / "results" / "sweep_points" / "*.parquet"))
     assert points["train.training.learning_rate"].dtype == pl.Float64
     assert points["width"].dtype == pl.Int64
