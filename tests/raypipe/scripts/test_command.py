@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,7 +44,7 @@ def job(run: RunDirectory, folder: Path, code: str, **more) -> TrainingJob:
     return TrainingJob("t", "run", task, own, BatchPlan(1, 1, 1, 1), run)
 
 
-def test_placeholders_are_filled_after_the_command_was_split() -> None:
+def test_placeholders_are_filled_after_the_command_was_split():
     text = "python t.py --n {micro_batch} '{name}' --x={outer.x} {flag} {{a}} -b {betas} {resume}"
     own = settings(text, resume="--from '{name}'")
     assert command.arguments(own, VALUES, resumes=False) == [
@@ -60,13 +59,13 @@ VALUE = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.samp
 
 
 @given(VALUE)
-def test_a_value_is_one_argument_whatever_it_is(text: str) -> None:
+def test_a_value_is_one_argument_whatever_it_is(text):
     own = settings("t.py {name}")
     assert command.arguments(own, {"name": text}, resumes=False) == ["t.py", text]
 
 
 @pytest.mark.parametrize("inside", ["source env && python t.py {s}", "{s}; date", "'{s}'"])
-def test_no_shell_reads_a_value(inside: str) -> None:
+def test_no_shell_reads_a_value(inside):
     for shell in ("bash -lc", "env X=1 sh -ec"):
         with pytest.raises(ValueError, match=r'train\.command: \{s\}: .*"\$1" \.\.\.\' _ \{s\}'):
             command.placeholders(
@@ -74,13 +73,13 @@ def test_no_shell_reads_a_value(inside: str) -> None:
             )
 
 
-def test_a_value_may_be_the_code_itself() -> None:
+def test_a_value_may_be_the_code_itself():
     command.placeholders(settings("bash -lc {s}"), {"s", *command.PLACES}, "train")
     command.placeholders(settings("python -c 'print({s})'"), {"s", *command.PLACES}, "train")
 
 
 @given(VALUE)
-def test_a_shell_has_values_as_arguments(text: str) -> None:
+def test_a_shell_has_values_as_arguments(text):
     own = settings("""sh -c 'printf "<%s>" "x$1" "$2"' _ {name} {resume}""")
     values = {"name": text, "threads": 1, **dict.fromkeys(command.PLACES, "a b")}
     environment = command.environment(values, uses_gpus=False)
@@ -89,7 +88,7 @@ def test_a_shell_has_values_as_arguments(text: str) -> None:
     assert printed.decode() == f"<x{text}><--resume>"
 
 
-def test_the_script_of_a_command(tmp_path: Path) -> None:
+def test_the_script_of_a_command(tmp_path):
     (tmp_path / "pack").mkdir()
     for name in ("pack/train.py", "program"):
         (tmp_path / name).touch()
@@ -105,7 +104,7 @@ def test_the_script_of_a_command(tmp_path: Path) -> None:
     assert list(found.values()) == ["train.py", "pack/train.py", "./program", None]
 
 
-def test_several_workers_are_one_process_with_all_resources(folder: Path) -> None:
+def test_several_workers_are_one_process_with_all_resources(folder):
     text = "torchrun --nproc-per-node {workers} train.py"
     scaling = ScalingSettings(workers=4, gpus_per_worker=1, cpus_per_worker=2)
     stage = script_stage("train", settings(text, scaling=scaling))
@@ -114,7 +113,7 @@ def test_several_workers_are_one_process_with_all_resources(folder: Path) -> Non
     assert (placed.workers, placed.gpus_per_worker, placed.reserved_cpus) == (1, 4, 8)
 
 
-def test_a_file_that_changed_since_the_start_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_file_that_changed_since_the_start_is_refused(run, tmp_path):
     asked = job(run, tmp_path, "pass")
     asked = replace(asked, task=replace(asked.task, hashes={"train.py": "0" * 32}))
     with pytest.raises(ValueError, match=r"train\.py: .* has changed since"):
@@ -124,7 +123,7 @@ def test_a_file_that_changed_since_the_start_is_refused(run: RunDirectory, tmp_p
         asked.task.run(asked, print, Ending())
 
 
-def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) -> None:
+def test_an_early_end_lets_the_script_save(run, tmp_path):
     code = (
         "import os, pathlib, signal, sys, time\n"
         "def save(*_):\n"
@@ -145,9 +144,7 @@ def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) ->
     assert run.list(f"{run.checkpoints('t')}/{folder}") == ["last"]
 
 
-def test_folders_of_a_remote_run_directory(
-    remote: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_a_remote_run_directory(remote, tmp_path, monkeypatch):
     asked = job(remote, tmp_path, "")
     with Places(asked) as first:
         (first.output / "deep").mkdir()
@@ -170,7 +167,7 @@ def test_folders_of_a_remote_run_directory(
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "metrics"))
-def test_what_a_script_writes_becomes_rows(run: RunDirectory, tmp_path: Path, case: Any) -> None:
+def test_what_a_script_writes_becomes_rows(run, tmp_path, case):
     name, said = case["file"], []
     code = (
         "import os, sys\n"
@@ -196,7 +193,7 @@ def test_what_a_script_writes_becomes_rows(run: RunDirectory, tmp_path: Path, ca
     assert {key: finite_or_none(last[key]) for key in expected} == expected
 
 
-def test_a_measured_trial_leaves_nothing(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_measured_trial_leaves_nothing(run, tmp_path):
     code = "import os; open(os.environ['RAYPIPE_OUTPUT_DIR'] + '/model', 'w').close()\n"
     code += 'print(\'{"step": 5, "samples_per_s": 7}\')'
     asked = replace(job(run, tmp_path, code, metrics="stdout"), measured=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -42,9 +41,7 @@ def history(folder: Path, **columns: str) -> ScriptHistory:
     cuts=st.lists(st.integers(0, 2000), max_size=8),
     suffix=st.sampled_from(["jsonl", "csv"]),
 )
-def test_any_cuts_give_the_records_of_whole_lines(
-    tmp_path_factory: pytest.TempPathFactory, rows: Any, cuts: list[int], suffix: str
-) -> None:
+def test_any_cuts_give_the_records_of_whole_lines(tmp_path_factory, rows, cuts, suffix):
     path = tmp_path_factory.mktemp("cuts") / f"m.{suffix}"
     if suffix == "csv":
         lines = ["step,loss", *(f"{step},{loss!r}" for step, loss in rows)]
@@ -65,7 +62,7 @@ def test_any_cuts_give_the_records_of_whole_lines(
 
 
 @pytest.mark.parametrize("case", LOGS, ids=lambda case: case["name"])
-def test_a_log_at_each_look(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_a_log_at_each_look(tmp_path, case):
     """Each ``look`` writes a file and reads it ten seconds later; an ``attempt`` begins anew."""
     rows = history(tmp_path, **case.get("columns", {}))
     reader = MetricsFile(tmp_path, case["pattern"])

@@ -51,7 +51,7 @@ def processes(folder: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("how", ["", "ignore", "leave", "raise"])
-def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
+def test_the_end_is_that_of_the_whole_tree(tmp_path, how):
     """SIGTERM, SIGKILL, what a script leaves, and an exception in the body."""
     status = {"": -signal.SIGTERM, "ignore": -signal.SIGKILL, "leave": 0}
     with suppress(KeyboardInterrupt), script(tmp_path, how) as process:
@@ -67,7 +67,7 @@ def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
+def test_a_script_does_not_survive_its_starter(tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     code = (
         "import os, sys, time; from pathlib import Path\n"
@@ -85,7 +85,7 @@ def test_a_script_does_not_survive_its_starter(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, processes(tmp_path))), "all end", 120)
 
 
-def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) -> None:
+def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path):
     code = (
         "import sys; print('out s3://me:secret@bucket', flush=True)\n"
         "sys.stderr.write(' 1%\\r 99%\\n' + ''.join(f'{n}\\n' for n in range(300)) + 'end')\n"
@@ -107,7 +107,7 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
 @pytest.mark.parametrize(
     "end", cases(__file__, "ends"), ids=lambda end: f"{end['status']} {end['kind']}"
 )
-def test_kinds_of_failures(end) -> None:
+def test_kinds_of_failures(end):
     failure = failure_of("u", end["status"], end["errors"].split("\n"), 8)
     assert isinstance(failure, UnitError)
     assert failure.kind == end["kind"]

@@ -13,18 +13,12 @@ import pytest
 import yaml
 
 from raypipe.launch.cluster import RayLauncher
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from tests import command
-from tests.command import until
+from tests.command import table, until
 from tests.raypipe.scripts.conftest import write_configuration
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "scripts"
 WAIT_S = 300
-
-
-def table(folder: Path, name: str):
-    return read_table(RunDirectory.at(folder / "run"), name)
 
 
 def of_scripts(folder: Path) -> list[psutil.Process]:
@@ -44,7 +38,7 @@ def run(launcher: RayLauncher, folder: Path, verb: str = "run") -> command.Ended
         return command.in_process(launcher, verb, "c.yaml", "--run-dir", "run", environment={})
 
 
-def test_a_remote_run_directory_receives_the_output(launcher, folder: Path) -> None:
+def test_a_remote_run_directory_receives_the_output(launcher, folder):
     write_configuration(folder)
     where = f"file://{folder}/remote"
     ended = command.in_process(launcher, "run", "c.yaml", "--run-dir", where, environment={})
@@ -55,7 +49,7 @@ def test_a_remote_run_directory_receives_the_output(launcher, folder: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, number: int) -> None:
+def test_no_script_survives_its_command(launcher, folder, number):
     write_configuration(folder, "--fail hang", grace_s=1)
     environment = {"RAYPIPE_CACHE": str(folder / "cache")}
     process = command.start(
@@ -72,11 +66,11 @@ def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, num
     until(lambda: not of_scripts(folder), "the scripts end", WAIT_S)
     ended = run(launcher, folder)  # resumes: a fresh script would hang again
     assert ended.status == 0, ended.output
-    assert sorted(table(folder, "steps").step) == list(range(1, 13))
+    assert sorted(table(folder / "run", "steps").step) == list(range(1, 13))
 
 
 @pytest.mark.slow
-def test_torchrun_starts_several_processes(launcher: RayLauncher, folder: Path) -> None:
+def test_torchrun_starts_several_processes(launcher, folder):
     (folder / "train.py").write_text(
         "import json, sys\n"
         "import torch, torch.distributed as dist\n"
@@ -93,7 +87,7 @@ def test_torchrun_starts_several_processes(launcher: RayLauncher, folder: Path) 
     write_configuration(folder, scaling=scaling, **train)
     ended = run(launcher, folder)
     assert ended.status == 0, ended.output
-    (row,) = table(folder, "trials").to_dict("records")
+    (row,) = table(folder / "run", "trials").to_dict("records")
     assert (row["loss_final"], row["workers"], row["effective_batch"]) == (2.0, 2, 16)
 
 
@@ -101,9 +95,7 @@ def test_torchrun_starts_several_processes(launcher: RayLauncher, folder: Path) 
 @pytest.mark.parametrize(
     ("name", "package"), [("plain", "torch"), ("trainer", "accelerate"), ("light", "lightning")]
 )
-def test_examples_of_the_guide(
-    launcher: RayLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
-) -> None:
+def test_examples_of_the_guide(launcher, tmp_path, monkeypatch, name, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
@@ -113,10 +105,10 @@ def test_examples_of_the_guide(
     (tmp_path / "c.yaml").write_text((EXAMPLES / f"{name}.yaml").read_text())
     ended = run(launcher, tmp_path)
     assert ended.status == 0, ended.output
-    steps = table(tmp_path, "steps")
+    steps = table(tmp_path / "run", "steps")
     assert len(steps) > 3
     assert steps.loss.notna().sum() > 3
-    (row,) = table(tmp_path, "trials").to_dict("records")
+    (row,) = table(tmp_path / "run", "trials").to_dict("records")
     assert row["eval_loss"] > 0
     assert row["loss_final"] < steps.sort_values("step").loss.dropna().iloc[0]
     assert row["samples_per_s"] > 0

@@ -10,16 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests.command import Ended
+from tests.command import Ended, table
 from tests.scenario import Step, cases, named_cases, play
 
 Run = Callable[..., Ended]
-
-
-def table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder / "run"), name)
 
 
 def log(folder: Path) -> str:
@@ -27,14 +21,12 @@ def log(folder: Path) -> str:
 
 
 def trial(folder: Path) -> pd.Series[Any]:
-    (_, row), *rest = table(folder, "trials").iterrows()
+    (_, row), *rest = table(folder / "run", "trials").iterrows()
     assert rest == []
     return row
 
 
-def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(
-    raypipe: Run, folder: Path
-) -> None:
+def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(raypipe, folder):
     ended = raypipe("run")
     assert ended.status == 0, ended.output
     row = trial(folder)
@@ -45,7 +37,7 @@ def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(
     assert row.learning_rate == 1e-3
     assert pd.isna(row.optimizer)  # no value that the script does not receive
     assert pd.isna(row.precision)
-    steps = table(folder, "steps").sort_values("step")
+    steps = table(folder / "run", "steps").sort_values("step")
     assert list(steps.step) == list(range(1, 13))
     written = (folder / "run/artifacts/train/metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in written[:-1]]
@@ -53,15 +45,15 @@ def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(
     assert row.loss_final == losses[-1]
     assert float((folder / "run/artifacts/train/model.txt").read_text()) > 1
     assert "attempt 1: python train.py --batch 4" in log(folder)
-    samples = table(folder, "gpu_samples")
+    samples = table(folder / "run", "gpu_samples")
     assert (samples.rss_bytes >= 0).all()
     (folder / "run").rename(folder / "whole")
     ended = raypipe("run", extra="--fail kill")
     assert ended.status == 0, ended.output
-    (failure,) = table(folder, "failures").to_dict("records")
+    (failure,) = table(folder / "run", "failures").to_dict("records")
     assert failure["kind"] == "worker_died"
     assert "SIGKILL" in failure["message"]
-    steps = table(folder, "steps").sort_values("step")
+    steps = table(folder / "run", "steps").sort_values("step")
     assert list(steps.step) == list(range(1, 13))
     assert steps.loss.tolist() == losses
     attempts = [line for line in log(folder).splitlines() if line.startswith("---")]
@@ -70,7 +62,7 @@ def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "commands"))
-def test_commands_on_scripts(raypipe: Run, folder: Path, case: dict[str, Any]) -> None:
+def test_commands_on_scripts(raypipe, folder, case):
     def run(step: Step) -> Ended:
         return raypipe(step.get("verb", "run"), **step.get("given", {}))
 
@@ -78,7 +70,7 @@ def test_commands_on_scripts(raypipe: Run, folder: Path, case: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("case", cases(__file__, "mistakes"), ids=lambda case: case["message"])
-def test_a_mistake_is_one_message(raypipe: Run, folder: Path, case: Any) -> None:
+def test_a_mistake_is_one_message(raypipe, folder, case):
     ended = raypipe("run", **case["given"])
     assert ended.status == 2, ended.output
     assert case["message"] in ended.output
@@ -87,9 +79,7 @@ def test_a_mistake_is_one_message(raypipe: Run, folder: Path, case: Any) -> None
 
 
 @pytest.mark.parametrize("case", cases(__file__, "sizes"), ids=str)
-def test_a_script_takes_the_batch_sizes_that_it_names(
-    raypipe: Run, folder: Path, case: Any
-) -> None:
+def test_a_script_takes_the_batch_sizes_that_it_names(raypipe, folder, case):
     (folder / "own.py").write_text(
         'import sys\nprint(\'{"step": 1, "loss": 1}\')\nprint(sys.argv[1:])\n'
     )
