@@ -110,26 +110,20 @@ class MetricsFile:
             return None
         restarted = not text.startswith(self._text or "")
         self._text = text
-        return reading_of(text, path.suffix)._replace(restarted=restarted)
+        reader = {".json": _document, ".csv": _table}.get(path.suffix, _lines)
+        return reader(text)._replace(restarted=restarted)
 
 
-def reading_of(text: str, suffix: str) -> Reading:
-    """Return the records of a file's text, whose format follows from the suffix of its name."""
-    if suffix == ".json":
-        return Reading(_document(text))
-    return _table(text) if suffix == ".csv" else _lines(text)
-
-
-def _document(text: str) -> list[Record]:
+def _document(text: str) -> Reading:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        return []
+        return Reading([])
     if isinstance(content, Mapping):
         history = content.get("log_history")
         content = history if isinstance(history, list) else [content]
-    return [record for record in content if isinstance(record, dict)]
+    return Reading([record for record in content if isinstance(record, dict)])
 
 
 def _lines(text: str) -> Reading:
