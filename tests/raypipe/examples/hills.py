@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
-from tests import scenario
+from tests import command, scenario
 from tests.command import raypipe
 
 HILL = Path(__file__).with_name("example_hill.py").read_text()
@@ -49,15 +47,14 @@ def ran() -> dict[str, int]:
 
 
 def table(name: str, folder: str = "run") -> pd.DataFrame:
-    found = read_table(RunDirectory.at(folder), name)
-    return found.drop(columns=["run_id", "command_id"], errors="ignore")
+    return command.table(folder, name).drop(columns=["run_id", "command_id"], errors="ignore")
 
 
-def killed(command: Callable[[], object]) -> bool:
-    """Run a command in a forked process; return whether SIGKILL ended it."""
+def killed(act: Callable[[], object]) -> bool:
+    """Run a function in a forked process; return whether SIGKILL ended it."""
     if (child := os.fork()) == 0:
         try:
-            command()
+            act()
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
