@@ -74,8 +74,8 @@ def test_no_shell_reads_a_value(inside):
 
 
 def test_a_value_may_be_the_code_itself():
-    command.placeholders(settings("bash -lc {s}"), {"s", *command.PLACES}, "train")
-    command.placeholders(settings("python -c 'print({s})'"), {"s", *command.PLACES}, "train")
+    for text in ("bash -lc {s}", "python -c 'print({s})'"):
+        command.placeholders(settings(text), {"s", *command.PLACES}, "train")
 
 
 @given(VALUE)
