@@ -29,7 +29,6 @@ Record = dict[str, Any]
 
 #: share of the time that reading may take
 _SHARE = 0.1
-_POLL_S = 0.05
 #: names of scripts and frameworks by their column; the first one that a script writes counts
 _COLUMNS = {
     "global_step": "step",
@@ -94,8 +93,8 @@ class MetricsFile:
         if started < self._next_look and not last:
             return None
         reading = self._read(last=last)
-        took = time.monotonic() - started
-        self._next_look = started + took + max(_POLL_S, took / _SHARE)
+        ended = time.monotonic()
+        self._next_look = ended + (ended - started) / _SHARE
         return reading
 
     def _read(self, *, last: bool) -> Reading | None:

@@ -25,7 +25,6 @@ LOGS = yaml.safe_load(Path(__file__).with_name("logs.yaml").read_text())
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the file at every call."""
-    monkeypatch.setattr(metrics, "_POLL_S", 0.0)
     monkeypatch.setattr(metrics, "_SHARE", 1e9)
 
 
