@@ -159,11 +159,9 @@ class StatusWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._status.status == "running" and error is not None:
+        if self._status.status == "running":
             interrupted = isinstance(error, KeyboardInterrupt)
-            self.end("interrupted" if interrupted else "failed", str(error))
-        self._over.set()
-        self._thread.join(_PATIENCE_S)
+            self.end("interrupted" if interrupted else "failed", str(error or ""))
 
     def end(self, status: str, message: str = "") -> None:
         """Write the outcome of the command."""
