@@ -215,13 +215,13 @@ def test_a_table_is_read_as_it_was_written_or_not_at_all(anywhere, write, read, 
 PLAIN = """
 experiment: example_sweep
 train:
-  training: {steps: 20, effective_batch: 16, micro_batch: 16, log_every: 5, eval_every: 10}
+  training: {steps: 10, effective_batch: 16, micro_batch: 16, log_every: 5, eval_every: 10}
 """
 SWEPT = f"""{PLAIN}
 sweep:
   stage: train
   kind: quality
-  axes: {{training.learning_rate: [0.01, 0.1], width: [2, 4]}}
+  axes: {{training.learning_rate: [0.01, 0.1], width: [2]}}
 """
 
 
@@ -257,8 +257,8 @@ def test_the_axes_of_a_sweep_are_columns(runs):
     assert points["train.training.learning_rate"].dtype == pl.Float64
     assert points["width"].dtype == pl.Int64
     pairs = points.select("train.training.learning_rate", "width").rows()
-    assert sorted(pairs) == [(0.01, 2), (0.01, 4), (0.1, 2), (0.1, 4)]
+    assert sorted(pairs) == [(0.01, 2), (0.1, 2)]
     trials = pd.read_parquet(runs / "b" / "results" / "trials")
     swept = trials[trials["stage"] == "sweep"]
-    assert sorted(swept["learning_rate"]) == [0.01, 0.01, 0.1, 0.1]
+    assert sorted(swept["learning_rate"]) == [0.01, 0.1]
     assert not any(trials[name].astype(str).str.startswith("{").any() for name in trials)
