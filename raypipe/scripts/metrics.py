@@ -259,15 +259,15 @@ class ScriptHistory:
         rows, summary, notes = dict[int, Row](), dict[str, float](), [reading.note]
         arrived = list[int]()
         self._counts_steps = any("step" in record for record in records)
+        newest = max(self._earlier, default=0)
         for place, values in enumerate(records):
-            step = self._step(
-                values, max(rows or self._earlier, default=0) if self._counts_steps else None
-            )
+            step = self._step(values, newest if self._counts_steps else None)
             if step is None:
                 if any(summary.get(name, value) != value for name, value in values.items()):
                     notes.append(_NO_STEPS)
                 summary |= values
                 continue
+            newest = max(newest, step) if rows else step
             if place >= self._old:
                 arrived.append(step)
             row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
