@@ -100,23 +100,19 @@ class Search(Source):
         if row["ended"] is None:
             row["ended"] = sum(each["ended"] is not None for each in self._rows.values())
         values = {name: finite_or_none(each) for name, each in outcome.measured.items()}
-        lacking = [name for name, value in values.items() if value is None]
-        message = outcome.failure
-        if message is None and lacking:
-            message = f"{', '.join(lacking)}: has no finite number"
+        lacking = ", ".join(name for name, value in values.items() if value is None)
+        message = outcome.failure or (f"{lacking}: has no finite number" if lacking else None)
         row |= {"status": "excluded" if outcome.excluded else "failed", "message": message}
+        text = f"{row['status']} ({message})"
         if message is None:
             row |= {**values, "status": "succeeded", "metrics": values}
+            text = ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
         self._rank()
-        line = f"search: point {row['number'] + 1} of {self._settings.trials} "
-        line += f"({point_text(json.loads(row['point']))}): "
-        if message is not None:
-            return f"{line}{row['status']} ({message})"
-        line += ", ".join(f"{name} {number_text(v)}" for name, v in row["metrics"].items())
-        if not row["on_front"] or len(self.metrics) > 1:
-            return line
-        is_shared = sum(each["on_front"] for each in self._rows.values()) > 1
-        return line + ("; as good as the best so far" if is_shared else "; the best so far")
+        if message is None and row["on_front"] and len(self.metrics) == 1:
+            is_shared = sum(each["on_front"] for each in self._rows.values()) > 1
+            text += "; as good as the best so far" if is_shared else "; the best so far"
+        place = f"{row['number'] + 1} of {self._settings.trials}"
+        return f"search: point {place} ({point_text(json.loads(row['point']))}): {text}"
 
     def rows(self) -> Mapping[str, Row]:
         """Return the rows of all proposals, in the order in which they were asked."""
@@ -149,12 +145,10 @@ class Search(Source):
     def _trial(self, row: Row) -> FrozenTrial:
         """Return a proposal as Optuna knows it."""
         values = json.loads(row["point"])
-        given: dict[str, Any] = {"state": TrialState.FAIL}
-        if row["status"] == "running":
-            given = {"state": TrialState.RUNNING}
-        elif row["status"] == "succeeded":
-            metrics = [row["metrics"][metric.name] for metric in self.metrics]
-            given = {"values": metrics}
+        is_running = row["status"] == "running"
+        given: dict[str, Any] = {"state": TrialState.RUNNING if is_running else TrialState.FAIL}
+        if row["status"] == "succeeded":
+            given = {"values": [row["metrics"][metric.name] for metric in self.metrics]}
         params = {name: values[name] for name in self._distributions}
         return create_trial(params=params, distributions=self._distributions, **given)
 
