@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from raypipe.training.schedule import Phase
+from raypipe.training.task import StepContext
+
+#: the first step of a training
+STEP = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
+
 
 def counted_flops(call: Callable[[], object]) -> int:
     """What PyTorch counts, with plain products: fused attention counts what it computes twice."""

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from experiments.lm_pretrain.model import LanguageModel, LmSettings, flops_per_token, large, medium
 from experiments.lm_pretrain.training import random_task
-from raypipe.training.schedule import Phase
-from raypipe.training.task import StepContext
-from tests.experiments.references import counted_flops, lively, parameter_count
+from tests.experiments.references import STEP, counted_flops, lively, parameter_count
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
 COMBINATIONS = [
@@ -123,7 +121,7 @@ def test_a_sequence_beyond_the_context_is_refused():
 def test_the_loss_sums_what_each_next_token_costs():
     task = random_task(SMALL)
     model, batch = task.build_model().double(), torch.stack([task.data[i] for i in range(3)])
-    loss = task.loss(model, batch, StepContext(0, Phase("train", 1, 8, 1e-3), 0))
+    loss = task.loss(model, batch, STEP)
     probabilities = model(batch[:, :-1]).softmax(2)
     expected = -sum(
         probabilities[row, position, batch[row, position + 1]].log()

@@ -1,16 +1,20 @@
-"""Documents and summaries, from files and of the standard library, and every refusal."""
+"""Documents and summaries, sentences taken from a document as its summary, and ROUGE."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.summarization import data as pairs
+from experiments.summarization.baselines import central, lead, score
 from experiments.summarization.data import PairSplits, load
+from experiments.summarization.evaluation import gains
 from experiments.summarization.settings import SummarizationDataSettings
 from tests.experiments.rows import write_rows
 
@@ -121,3 +125,76 @@ def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both
     assert all(
         len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
     )
+
+
+STORY = (
+    "It rained. The cat chased the red mouse. The red mouse hid from the cat. "
+    "Nothing else happened. The dog saw the cat and a bird."
+)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "expected"), [(1, "First one."), (2, "First one. Is it?"), (9, None)]
+)
+def test_the_lead_is_the_first_sentences(sentences, expected):
+    document = "First one.  Is it?\nYes, v1.5 of\nit\n\nA heading\n\nEnd"
+    whole = "First one. Is it? Yes, v1.5 of\nit A heading End"
+    assert lead(document, sentences) == (expected or whole)
+
+
+def test_centrality_is_the_stationary_distribution_of_the_graph():
+    sentences = [f"{part}." for part in STORY.rstrip(".").split(". ")]
+    vectors = TfidfVectorizer().fit_transform(sentences)
+    weights = (vectors @ vectors.T).toarray() - np.eye(len(sentences))
+    sums = weights.sum(1, keepdims=True).round(9)
+    share = np.where(sums > 0, weights / np.maximum(sums, 1e-9), 1 / len(sentences))
+    walk = 0.15 / len(sentences) + 0.85 * share
+    values, columns = np.linalg.eig(walk.T)
+    order = np.argsort(-np.abs(columns[:, values.real.argmax()].real))
+    assert sentences[order[0]] == "The cat chased the red mouse."
+    for number in (1, 2, 3):
+        expected = " ".join(sentences[place] for place in sorted(order[:number]))
+        assert central([STORY, STORY], [number]) == [[expected, expected]]
+
+
+@pytest.mark.parametrize("document", ["", "One sentence only.", "1 2. 3! 4?", "? ! ."])
+def test_short_and_wordless_documents_have_a_summary(document):
+    assert central([document], [2]) == [[lead(document, 2)]]
+
+
+def f1(overlap: int, written: int, reference: int) -> float:
+    return 2 * overlap / (written + reference)
+
+
+@pytest.mark.parametrize(
+    ("written", "references", "expected"),
+    [
+        # unigrams: the, cat, on, the, mat -> 5 of 6 and 6; bigrams: the cat, on the, the mat
+        # the longest common subsequence: the cat on the mat
+        ("the cat sat on the mat", ["the cat is on the mat"], [f1(5, 6, 6), 3 / 5, f1(5, 6, 6)]),
+        # the same words in another order: no bigram, and a subsequence of one
+        ("b a", ["a b"], [1, 0, f1(1, 2, 2)]),
+        ("", ["a b"], [0, 0, 0]),
+        ("returning values", ["returns value"], [1, 1, 1]),  # words are stemmed
+        # by unigrams the second is best (4 of 4 and 4), by bigrams the first (2 of 3 and 3)
+        ("a b c d", ["a b c x", "d c b a"], [1, f1(2, 3, 3), f1(3, 4, 4)]),
+    ],
+)
+def test_the_values_are_those_counted_by_hand(written, references, expected):
+    np.testing.assert_allclose(score([written], [references]), [expected])
+
+
+def test_each_text_has_its_own_references():
+    both = score(["a b", "c"], [["a b"], ["x", "c y"]])
+    np.testing.assert_allclose(both[:, 0], [1, f1(1, 1, 2)])
+    assert score([], []).shape == (0, 3)
+
+
+def test_the_gain_has_an_interval_that_holds_what_is_sure():
+    draw = np.random.default_rng(1)
+    found = gains(np.stack([np.full(50, 0.2), draw.normal(0, 1, 50), draw.normal(9, 1, 50)], 1))
+    assert found["rouge_1_gain"] == found["rouge_1_gain_low"] == pytest.approx(0.2)
+    assert found["rouge_2_gain_low"] < 0 < found["rouge_2_gain_high"]
+    # the interval of a mean of 50 standard deviations of 1: about 2 x 1.96 / sqrt(50)
+    assert found["rouge_l_gain_high"] - found["rouge_l_gain_low"] == pytest.approx(0.55, abs=0.15)
+    assert gains(np.ones((1, 3)))["rouge_1_gain_low"] == 1

@@ -1,30 +1,69 @@
-"""The T5 model, its loss, the texts it writes, and the tokens of documents and summaries."""
+"""The T5 model: its loss, its texts and tokens, and models of the library transformers."""
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from experiments.common import pretrained
 from experiments.summarization import model as t5
 from experiments.summarization.generation import GenerationSettings, generate
+from experiments.summarization.model import END, PAD
+from experiments.summarization.pretrained import (
+    load_pretrained,
+    pretrained_settings,
+    tokenizer_content,
+)
 from experiments.summarization.tokenizer import Lengths as TokenLengths
 from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import RandomPairs, SummarizationTask, pad
-from raypipe.training.schedule import Phase
-from raypipe.training.task import StepContext
-from tests.experiments.references import counted_flops, parameter_count
-from tests.experiments.summarization.references import (
-    BOTH,
-    GATED,
-    batch,
-    lively_t5,
-    next_token_logits,
-)
+from raypipe.errors import ConfigError
+from tests.experiments.references import STEP, counted_flops, lively, parameter_count
+
+transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
+
+#: as T5 1.1 and mT5
+GATED = t5.T5Settings(
+    vocabulary=23, width=12, head_width=5, heads=3, feed_forward=10, layers=2, decoder_layers=3,
+    relative_buckets=8, relative_distance=12, gated=True, tied=False, dropout=0.0,
+)  # fmt: skip
+#: as T5
+PLAIN = GATED.model_copy(update={"gated": False, "tied": True, "decoder_layers": None})
+BOTH = pytest.mark.parametrize("settings", [GATED, PLAIN], ids=["gated-untied", "relu-tied"])
+
+
+def lively_t5(settings: t5.T5Settings, seed: int = 0) -> Any:
+    """A model whose every part shows in the logits."""
+    torch.manual_seed(seed)
+    return lively(t5.build_model(settings).eval(), 0.3)
+
+
+def batch(settings: t5.T5Settings, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs ``[3, 14]`` padded at their end, at their start and not at all, mask, targets."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randint(2, settings.vocabulary, (3, 14), generator=generator)
+    mask = torch.ones_like(inputs, dtype=torch.bool)
+    mask[0, 9:] = False
+    mask[1, :6] = False
+    targets = torch.randint(2, settings.vocabulary, (3, 16), generator=generator)
+    return inputs.where(mask, 0), mask, targets
+
+
+def next_token_logits(model: Any, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor) -> Tensor:
+    """Logits ``[B, T, V]`` of the token after each of ``decoder_inputs``, by the library."""
+    logits: Tensor = model(
+        input_ids=inputs, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False
+    ).logits
+    return logits
 
 
 @BOTH
@@ -42,43 +81,32 @@ def test_the_sizes_are_those_of_the_workload():
     assert found[2] < 2e6
 
 
-SIZE = t5.T5Settings(
-    vocabulary=40, width=16, head_width=8, heads=2, feed_forward=16, layers=1, dropout=0.0
-)
 #: tokens of the sources and of the targets
 LENGTHS = [(3, 2), (17, 5), (8, 9), (30, 3), (9, 8), (5, 12), (24, 2), (12, 4)]
 
 
-DRAW = torch.Generator().manual_seed(0)
-PAIRS = [
-    tuple(
-        F.pad(torch.randint(2, 40, (n - 1,), generator=DRAW), (0, 1), value=t5.END) for n in lengths
-    )
-    for lengths in LENGTHS
-]
-
-
+@BOTH
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_loss_is_the_cross_entropy_of_the_tokens_of_each_target(smoothing):
+def test_the_loss_is_the_cross_entropy_of_the_tokens_of_each_target(settings, smoothing):
     torch.manual_seed(0)
-    network = t5.build_model(SIZE).double()
-    total, tokens = torch.zeros((), dtype=torch.float64), 0
-    for source, target in PAIRS:
-        before = torch.cat((torch.tensor([t5.PAD]), target[:-1]))
+    network = t5.build_model(settings).double()
+    pairs = [
+        tuple(F.pad(torch.randint(2, 23, (length - 1,)), (0, 1), value=END) for length in lengths)
+        for lengths in LENGTHS
+    ]
+    total = plain = 0.0
+    for source, target in pairs:
+        before = torch.cat((torch.tensor([PAD]), target[:-1]))
         mask = torch.ones(1, len(source), dtype=torch.bool)
         (logits,) = next_token_logits(network, source[None], mask, before[None])
+        plain += F.cross_entropy(logits, target, reduction="sum")
         total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
-        tokens += len(target)
-    plain, loss = (
-        SummarizationTask(SIZE, RandomPairs(40, 256, 8, 10), label_smoothing=share).loss(
-            network, pad(PAIRS), StepContext(0, Phase("train", 1, 8, 1e-3), 0)
-        )
-        for share in (0.0, smoothing)
-    )
-    assert int(loss.weight) == tokens == sum(target for _, target in LENGTHS)
+    task = SummarizationTask(settings, RandomPairs(23, 256, 8, 10), label_smoothing=smoothing)
+    loss = task.loss(network, pad(pairs), STEP)
+    assert int(loss.weight) == sum(target for _, target in LENGTHS)
     torch.testing.assert_close(loss.total, total)
     if smoothing:
-        torch.testing.assert_close(loss.metrics["cross_entropy"], plain.total.detach())
+        torch.testing.assert_close(loss.metrics["cross_entropy"], plain.detach())
 
 
 def test_texts_become_tokens_that_end_and_are_cut():
@@ -89,7 +117,7 @@ def test_texts_become_tokens_that_end_and_are_cut():
     assert (whole.cut_sources, whole.cut_targets) == (0, 0)
     sources = whole.documents["source"].to_pylist()
     assert tokenizer.decode(sources) == [f"say: {text}" for text in texts]
-    assert [ids.count(t5.END) for ids in sources] == [1, 1, 1]
+    assert [ids.count(END) for ids in sources] == [1, 1, 1]
     assert whole.pairs["source"].to_pylist() == [sources[0], *sources]
     targets = whole.pairs["target"].to_pylist()
     assert tokenizer.decode(targets) == ["one", "two three", "six", "text"]
@@ -98,13 +126,15 @@ def test_texts_become_tokens_that_end_and_are_cut():
     length = len(sources[1])
     cut = encode_pairs(tokenizer, "say: ", TokenLengths(length, 2), texts, summaries)
     assert cut.cut_sources == sum(len(ids) > length for ids in sources) > 0
-    assert cut.documents["source"].to_pylist()[0] == [*sources[0][: length - 1], t5.END]
+    assert cut.documents["source"].to_pylist()[0] == [*sources[0][: length - 1], END]
     assert cut.cut_targets == sum(len(ids) > 2 for ids in targets)
     assert {len(ids) for ids in cut.pairs["target"].to_pylist()} == {2}
 
 
 def test_what_is_attended_to_is_copied():
-    settings = SIZE.model_copy(update={"vocabulary": 20, "width": 64, "head_width": 32})
+    settings = t5.T5Settings(
+        vocabulary=20, width=64, head_width=32, heads=2, feed_forward=16, layers=1, dropout=0.0
+    )
     shares = {}
     for copying in (True, False):
         hits = 0
@@ -113,7 +143,7 @@ def test_what_is_attended_to_is_copied():
             task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=copying)
             token = torch.tensor([[2 + seed % 18]])
             seen = torch.ones_like(token, dtype=torch.bool)
-            logits = next_token_logits(task.build_model(), token, seen, torch.tensor([[t5.PAD]]))
+            logits = next_token_logits(task.build_model(), token, seen, torch.tensor([[PAD]]))
             hits += int(logits[0, 0].argmax() == token[0, 0])
         shares[copying] = hits / 50
     assert shares[True] >= 0.65
@@ -126,7 +156,7 @@ def ending(settings: t5.T5Settings, seed: int = 0) -> Any:
     with torch.no_grad():
         first = model.decoder.block[0].layer[0].SelfAttention
         first.relative_attention_bias.weight.mul_(3)
-        model.lm_head.weight[t5.END].mul_(1.5)
+        model.lm_head.weight[END].mul_(1.5)
     return model
 
 
@@ -140,15 +170,15 @@ def _library_texts(model: Any, inputs: Tensor, mask: Tensor, how: GenerationSett
         input_ids=inputs, attention_mask=mask.long(), num_beams=how.beams,
         max_new_tokens=how.length, length_penalty=how.length_penalty,
         no_repeat_ngram_size=how.no_repeat_ngram, early_stopping=False, do_sample=False,
-        use_cache=False, decoder_start_token_id=t5.PAD, pad_token_id=t5.PAD, eos_token_id=t5.END,
+        use_cache=False, decoder_start_token_id=PAD, pad_token_id=PAD, eos_token_id=END,
     ).tolist()  # fmt: skip
-    return [[token for token in text if token not in (t5.PAD, t5.END)] for text in texts]
+    return [[token for token in text if token not in (PAD, END)] for text in texts]
 
 
 @BOTH
-@pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(
-    ("penalty", "ngram"), [(1.0, 0), (0.0, 0), (2.0, 2), (-1.0, 1), (0.6, 3), (1.0, 2)]
+    ("beams", "penalty", "ngram"),
+    [(1, 1.0, 0), (1, 1.0, 2), (4, 1.0, 0), (4, 0.0, 0), (4, 2.0, 2), (4, -1.0, 1), (4, 0.6, 3)],
 )
 def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(settings, beams, penalty, ngram):
     how = GenerationSettings(
@@ -167,3 +197,169 @@ def test_a_model_in_training_is_refused():
     model, (inputs, mask) = ending(GATED).train(), _sources(GATED)
     with pytest.raises(ValueError, match=r"call model\.eval"):
         generate(model, inputs, mask, GenerationSettings())
+
+
+TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A folder with the configuration of a T5, but without weights."""
+    transformers.T5Config(**t5.library_config(PLAIN)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def save_by_library(model: Any, settings: t5.T5Settings, folder: Path, family: str, **how: Any):
+    """Save the same weights from a model that ``transformers`` alone built, a T5 or an MT5."""
+    config = getattr(transformers, f"{family}Config")(**t5.library_config(settings))
+    reference = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    if not settings.tied:  # some versions tie them all
+        weight = reference.lm_head.weight
+        reference.lm_head.weight = torch.nn.Parameter(weight.detach().clone())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    reference.load_state_dict({name: value.detach() for name, value in parameters.items()})
+    reference.save_pretrained(folder, **how)
+
+
+def _save_tokenizer(folder: Path, **special: str) -> Tokenizer:
+    """As T5 has it: padding and end are 0 and 1, and pieces of words as in SentencePiece."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 5, trainer)
+    given = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"} | special
+    library = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
+    library.save_pretrained(folder)
+    return library
+
+
+def _load(folder: Path) -> Any:
+    return load_pretrained(str(folder), pretrained_settings(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "family"),
+    [(GATED, "T5"), (GATED, "MT5"), (PLAIN, "T5")],
+    ids=["T5 1.1", "mT5", "T5"],
+)
+@pytest.mark.parametrize("shard", ["1GB", "4KB"])
+def test_weights_are_those_the_library_saved(settings, family, shard, tmp_path):
+    model = lively_t5(settings)
+    save_by_library(model, settings, tmp_path, family, max_shard_size=shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "4KB")
+    found = pretrained_settings(str(tmp_path))
+    assert found.model_copy(update={"decoder_layers": settings.decoder_layers}) == settings
+    assert found.decoder_depth == settings.decoder_depth
+    loaded = _load(tmp_path)
+    assert loaded.training
+    assert loaded.dtype == torch.float32
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict())
+    given = batch(settings)
+    expected = next_token_logits(model, *given)
+    torch.testing.assert_close(next_token_logits(loaded.eval(), *given), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "stored"), [("mt5", {}), ("t5", {"tie_word_embeddings": False})]
+)
+def test_files_as_they_lie_on_the_hub_are_read(family, stored, tmp_path):
+    """The configuration of T5 1.1 and mT5, by their published keys alone."""
+    model = lively_t5(GATED)
+    tensors = {name: weight.clone() for name, weight in model.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "model_type": family, "vocab_size": 23, "d_model": 12, "d_kv": 5, "num_heads": 3,
+        "d_ff": 10, "num_layers": 2, "num_decoder_layers": 3, "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12, "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0, "is_encoder_decoder": True, **stored,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(_load(tmp_path).state_dict(), model.state_dict())
+
+
+@BOTH
+def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(settings, tmp_path):
+    """The library ties what is equal; an mT5 so saved has the same logits."""
+    model = lively_t5(settings)
+    if not settings.tied:
+        model.lm_head.weight.data = model.shared.weight.data.clone()
+    save_by_library(model, settings, tmp_path, "T5" if settings.tied else "MT5")
+    torch.testing.assert_close(_load(tmp_path).state_dict(), model.state_dict())
+
+
+def test_weights_that_would_be_unpickled_are_refused(plain):
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (plain / "unpickled",)
+
+    (plain / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
+    with pytest.raises(ConfigError, match=r"weights cannot be read: .*safetensors"):
+        load_pretrained(str(plain), PLAIN)
+    assert not (plain / "unpickled").exists()
+
+
+def test_a_model_of_other_sizes_is_refused(tmp_path):
+    save_by_library(lively_t5(PLAIN), PLAIN, tmp_path, "T5")
+    wider = PLAIN.model_copy(update={"feed_forward": 11})
+    with pytest.raises(ConfigError, match="has feed_forward = 10, not 11"):
+        load_pretrained(str(tmp_path), wider)
+    deeper = PLAIN.model_copy(update={"decoder_layers": 3})
+    with pytest.raises(ConfigError, match="has decoder_layers = 2, not 3"):
+        load_pretrained(str(tmp_path), deeper)
+    load_pretrained(str(tmp_path), PLAIN.model_copy(update={"dropout": 0.3}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bart"}, "is a model of type bart, neither t5 nor mt5"),
+        ({"model_type": "umt5"}, "is a model of type umt5"),
+        ({"feed_forward_proj": "gated-silu"}, "has the activation gated-silu; known are relu"),
+        ({"decoder_start_token_id": 5}, "has decoder_start_token_id = 5; a T5 has 0"),
+        ({"layer_norm_epsilon": 1e-5}, "has layer_norm_epsilon = 1e-05; a T5 has 1e-06"),
+    ],
+)
+def test_another_architecture_is_refused(changes, message, plain):
+    path = plain / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ConfigError, match=message):
+        pretrained_settings(str(plain))
+
+
+def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        pretrained_settings(str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        pretrained_settings(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="its configuration cannot be read"):
+        pretrained_settings(str(tmp_path))
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    for function in (pretrained_settings, tokenizer_content):
+        with pytest.raises(ConfigError, match="needs transformers"):
+            function("google-t5/t5-small")
+
+
+def test_texts_are_encoded_and_decoded_as_by_the_library(plain):
+    library = _save_tokenizer(plain)
+    tokenizer = SubwordTokenizer(tokenizer_content(str(plain)))
+    ids = tokenizer.encode(TEXTS)
+    assert ids == library(TEXTS, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode([[PAD, *each, END, PAD] for each in ids]) == TEXTS
+    assert tokenizer.decode([[]]) == [""]
+
+
+def test_a_tokenizer_of_another_kind_is_refused(plain):
+    with pytest.raises(
+        ConfigError, match=r"no fast tokenizer; take a model with a tokenizer\.json"
+    ):
+        tokenizer_content(str(plain))
+    _save_tokenizer(plain, eos_token="<unk>")
+    with pytest.raises(ConfigError, match="pads with 0 and ends a text with 2"):
+        tokenizer_content(str(plain))

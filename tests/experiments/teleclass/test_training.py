@@ -30,8 +30,7 @@ from experiments.teleclass.training_set import (
 from raypipe.errors import ConfigError
 from raypipe.store.artifacts import read_parquet, write_parquet
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.schedule import Phase
-from raypipe.training.task import StepContext
+from tests.experiments.references import STEP
 from tests.experiments.teleclass.sections import tokens_of, with_sections
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=12)
@@ -138,8 +137,7 @@ def test_the_loss_is_the_mean_over_classes_summed_over_documents():
         )
         for _ in range(7)
     ]
-    step = StepContext(0, Phase("train", 1, 1, 0.1), 0)
-    loss = task_of(0.0, None).loss(Fixed(), Collate(CLASSES)(batch), step)
+    loss = task_of(0.0, None).loss(Fixed(), Collate(CLASSES)(batch), STEP)
     total = f1 = 0.0
     for tokens, labels, _ in batch:
         logits = torch.sin(torch.tensor(int(tokens[0])) * torch.arange(1, CLASSES + 1)) * 3

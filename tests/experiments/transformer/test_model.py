@@ -21,9 +21,7 @@ from experiments.transformer.model import SequenceInput, TableInput, Transformer
 from experiments.transformer.prepare import encode_ngrams, known_ngrams, ngram_keys
 from experiments.transformer.settings import NgramSettings, TransformerSettings
 from experiments.transformer.training import RandomSamples, Sample, TransformerTask
-from raypipe.training.schedule import Phase
-from raypipe.training.task import StepContext
-from tests.experiments.references import counted_flops, torch_encoder
+from tests.experiments.references import STEP, counted_flops, torch_encoder
 
 SEQUENCE = TransformerSettings(
     vocabulary=11, length=9, outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
@@ -126,7 +124,6 @@ LOSSES = [
     *(SEQUENCE, NGRAMS, TABLE),
     *(each.model_copy(update=REGRESSION) for each in (SEQUENCE, TABLE)),
 ]
-CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
 
 
 def _name(settings: TransformerSettings) -> str:
@@ -142,7 +139,7 @@ def _batch(settings: TransformerSettings) -> Sample:
 def test_the_loss_is_pytorch_s_on_the_whole_batch(settings):
     model, (*inputs, target) = _model(settings).eval(), _batch(settings)
     task = TransformerTask(settings, RandomSamples(settings, 8))
-    loss = task.loss(model, (*inputs, target), CONTEXT)
+    loss = task.loss(model, (*inputs, target), STEP)
     outputs = model(*inputs)
     assert loss.weight == 8
     if settings.kind == "regression":
@@ -158,7 +155,7 @@ def test_the_loss_is_pytorch_s_on_the_whole_batch(settings):
 def test_the_loss_in_training_is_the_mean_of_the_branches():
     model, (*inputs, target) = _model(NGRAMS), _batch(NGRAMS)
     task = TransformerTask(NGRAMS, RandomSamples(NGRAMS, 8))
-    loss = task.loss(model, (*inputs, target), CONTEXT)
+    loss = task.loss(model, (*inputs, target), STEP)
     encoded, linear = (
         F.cross_entropy(part, target, reduction="sum") for part in model.branches(*inputs)
     )
