@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.tables import sections
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, Chunk, encode_chunk, make_tokenizer
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
@@ -292,3 +294,17 @@ def test_the_baselines_read_the_text_with_its_ends(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(baselines, "_TESTED_ON", 3)
     bits = kneser_ney_bits(texts["train"][-12:], texts["held_out"][:3])
     assert baselines.baseline_bits(run)["kneser-ney"] == pytest.approx(bits)
+
+
+def test_the_interval_of_the_gain_of_a_language_model_says_what_is_chance():
+    gains = pd.DataFrame(
+        {"method": ["language model", "language model + kneser-ney"],
+         "baseline": "kneser-ney tokens", "tokens": 5000, "groups": 5, "gain": [0.2, 0.4],
+         "gain_low": [0.15, 0.3], "gain_high": [0.25, 0.5]}
+    )  # fmt: skip
+    (section,) = sections({"gains": gains})
+    assert section.certainty == [
+        "Over the 5000 held-out tokens, the language model's loss in bits per byte is 0.2 below "
+        "that of kneser-ney tokens (95 % interval of the gain 0.15 to 0.25): more than chance."
+    ]
+    assert sections({}) == []

@@ -16,6 +16,7 @@ from experiments.transformer.comparison import mcnemar, measures
 from experiments.transformer.data import PredictionTarget
 from experiments.transformer.evaluation import confused
 from experiments.transformer.figures import sections
+from experiments.transformer.tables import BRANCHES, SVM
 from experiments.transformer.training import StoredSamples
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
@@ -187,3 +188,28 @@ def test_rare_classes_are_shown_as_one():
     ((figure, _),) = (section.parts for section in sections({"confusion": shown}))
     assert figure.name == "confusion"
     assert json.loads(json.dumps(rows)) == rows
+
+
+@pytest.mark.parametrize(
+    ("only_transformer", "only_svm", "p_value", "gain", "judged"),
+    [
+        (52, 12, 0.004, "40 more", "more than chance"),
+        (22, 20, 0.9, "2 more", "it may be chance"),
+        (12, 52, 0.004, "40 fewer", "more than chance"),
+    ],
+)
+def test_mcnemars_test_says_what_is_chance(only_transformer, only_svm, p_value, gain, judged):
+    measures = pd.DataFrame({"method": ["transformer", "majority class", SVM],
+                             "rows": 400, "accuracy": [0.9, 0.5, 0.8]})  # fmt: skip
+    comparisons = pd.DataFrame(
+        [("transformer", "majority class", 200, 20, 1e-9), ("transformer", BRANCHES[0], 1, 5, 0.2),
+         ("transformer", SVM, only_transformer, only_svm, p_value),
+         (BRANCHES[0], SVM, 3, 90, 1e-9)],
+        columns=["method", "baseline", "only_method_right", "only_baseline_right", "p_holm"],
+    ).assign(rows=400)  # fmt: skip
+    (section,) = sections({"measures": measures, "comparisons": comparisons})
+    assert section.certainty == [
+        f"Of the 400 held-out rows, the transformer has {gain} right than {SVM}, the best baseline "
+        f"(McNemar's test, p = {p_value}): {judged}."
+    ]
+    assert not any(each.certainty for each in sections({"measures": measures}))

@@ -1,0 +1,177 @@
+"""Configurations of the workloads: mistakes, identities of units, profiles by the card, sweeps.
+
+Their tables: ``refusals.yaml``, ``identity.yaml`` (settings that decide a result, and those that do
+not), ``profiles.yaml``.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import reduce
+from importlib import import_module
+from operator import getitem
+from pathlib import Path
+
+import pytest
+
+import raypipe as rp
+from experiments.lm_pretrain.model import large, medium
+from experiments.pabbo_lda import optimizers
+from raypipe.commands import configuration as config
+from raypipe.graph.configuration import Configuration
+from raypipe.hardware import Gpu, Hardware
+from raypipe.launch.inline import InlineLauncher
+from tests.command import in_process, table
+from tests.experiments.runs import CONFIGS, run
+from tests.scenario import cases
+
+REFUSALS, IDENTITIES = cases(__file__, "refusals"), cases(__file__, "identity")
+#: GiB that cards of 8, 10, 12, 16, 20, 24 (an L4), 24, 40, 48 and 80 GB report
+CARDS = (7.99, 10.0, 12.0, 15.77, 19.7, 22.49, 23.69, 39.4, 47.5, 79.2)
+SIZES = {"medium": medium().model_dump(mode="json"), "large": large().model_dump(mode="json")}
+
+
+@pytest.fixture
+def here(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the data, which is the current directory."""
+    monkeypatch.chdir(files)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "message"),
+    [(model, *row) for model, rows in REFUSALS["settings"].items() for row in rows],
+)
+def test_settings_that_do_not_fit_together(model, values, message):
+    module, _, name = model.rpartition(".")
+    with pytest.raises(ValueError, match=message):
+        getattr(import_module(module), name).model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        (name, *row)
+        for name, rows in REFUSALS["commands"].items()
+        for row in [[[], None], *rows["cases"]]
+    ],
+)
+def test_a_mistake_is_one_message_and_nothing_is_written(here, name, words, message):
+    """Without a mistake there is a plan."""
+    given = [CONFIGS / f"{name}.yaml", *REFUSALS["commands"][name]["given"], *words]
+    verb, environment = "run" if message else "plan", {"RAYPIPE_CACHE": str(here / ".cache")}
+    ended = in_process(InlineLauncher(), verb, *given, "--profile", "cpu", environment=environment)
+    assert ended.status == (2 if message else 0), ended.output
+    assert (message or "") in " ".join(ended.output.split())
+    assert "Traceback" not in ended.output
+    assert not (here / "runs").exists()
+
+
+def resolved(
+    name: str,
+    *overrides: str,
+    gib: float | None = None,
+    capability: str = "8.9",
+    profile: str = "auto",
+) -> Configuration:
+    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), capability),)
+    node = Hardware("here", 2, 2**34, gpu)
+    return config.resolve(config.read(CONFIGS / f"{name}.yaml"), overrides, profile, [node])
+
+
+def prints(name: str, *words: str) -> dict[str, str]:
+    """The fingerprint of each unit but those that are always computed again."""
+    stages = resolved(name, *IDENTITIES[name]["given"], *words, profile="cpu").stages()
+    units = [unit for s in stages if s.name not in ("hardware", "aggregate") for unit in s.units]
+    return {unit.key: unit.fingerprint for unit in units}
+
+
+def altered(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """The stages, and of studies the optimizers, of which units changed; none goes away."""
+    keys = {key for key in before if before[key] != after[key]}
+    return {key.split("/")[2] if key.startswith("lda/") else key for key in keys}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("name", "words", "changed"),
+    [(name, *row) for name, rows in IDENTITIES.items() for row in rows["changes"].items()],
+)
+def test_what_decides_a_result_is_its_identity(name, words, changed):
+    assert altered(prints(name), prints(name, *words.split())) == set(changed)
+
+
+def test_the_content_of_the_files_decides_and_not_their_place(here, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(here / "bow", copy)
+    before = prints("pabbo_lda")
+    assert prints("pabbo_lda", f"data.dir={copy}") == before
+    shutil.copy(here / "bow/X_other_val_bow.npz", copy / "X_mine_val_bow.npz")
+    after = prints("pabbo_lda", f"data.dir={copy}")
+    assert altered(before, after) == {"ga", "pabbo_small", "pabbo_curves", "tpe"}
+
+
+@pytest.mark.usefixtures("here")
+def test_the_ranges_of_priors_and_the_release_of_a_library_decide_a_study(monkeypatch):
+    two = "lda.optimizers=[ga,tpe]"
+    before = prints("pabbo_lda", two)
+    for prior in ("lda.alpha=[0.1,1.0]", "lda.eta=[0.2,1.0]"):
+        assert altered(before, prints("pabbo_lda", two, prior)) == {"ga", "tpe"}
+    monkeypatch.setattr(optimizers, "release", {"optuna": "4.8"}.get)
+    assert altered(before, prints("pabbo_lda", two)) == {"tpe"}
+
+
+@pytest.mark.parametrize("gib", [None, *CARDS])
+@pytest.mark.parametrize("name", ["transformer", "lm_pretrain", "summarization"])
+def test_the_swept_configuration_is_the_plain_one(name, gib):
+    given = ["data.source=random"] if name == "lm_pretrain" else []
+    swept, plain = resolved(f"sweeps/{name}", gib=gib), resolved(name, *given, gib=gib)
+    assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
+
+
+@pytest.mark.parametrize(
+    "case", cases(__file__, "profiles"), ids=lambda case: f"{case['config']} {case.get('gib')}"
+)
+def test_a_machine_has_the_sizes_of_its_profile(case):
+    given = {name: case[name] for name in ("gib", "capability", "profile") if name in case}
+    found = resolved(case["config"], *case.get("words", ()), **given)
+    settings = {"profile": found.profile, **found.settings.model_dump(mode="json")}
+    expected = {k: SIZES[v] if k == "model" else v for k, v in case["gives"].items()}
+    assert {name: reduce(getitem, name.split("."), settings) for name in expected} == expected
+
+
+def test_parts_of_a_size_can_be_changed():
+    tied = resolved("lm_pretrain", "model.tied=true", gib=24).settings.model
+    assert tied.model_dump() == medium().model_copy(update={"tied": True}).model_dump()
+
+
+TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
+SWEPT = {
+    "transformer": [
+        *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
+        *["model.layers=2", "model.numeric=8", "model.categories=[5,5,5,5]"],
+    ],
+    "lm_pretrain": TINY,
+    "summarization": [
+        *[*TINY, "model.head_width=16", "model.vocabulary=300", "data.source=files"],
+        *["data.files=[pairs.jsonl]", "data.source_length=64", "data.target_length=16"],
+    ],
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("name", "points"),
+    [
+        ("transformer", 12),
+        pytest.param("lm_pretrain", 12, marks=pytest.mark.slow),
+        pytest.param("summarization", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_can_be_swept(tmp_path, name, points):
+    words = (*SWEPT[name], "sweep.repeats=1")
+    assert run(f"sweeps/{name}", tmp_path, *words, verb=rp.sweep) == 0
+    rows = table(tmp_path, "trials")
+    assert (len(rows), set(rows["status"])) == (points, {"succeeded"})
+    assert set(rows["precision"]) == {"fp32", "bf16"}
+    assert rows["parity"].max() < 0.05
