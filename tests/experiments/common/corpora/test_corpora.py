@@ -1,0 +1,407 @@
+"""Corpora: counts from memory and from bags of words, texts in files, and docstrings."""
+
+from __future__ import annotations
+
+import gzip
+import json.decoder
+import pickle
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import sparse
+from sklearn.feature_extraction.text import CountVectorizer
+
+from experiments.common.corpora import docstrings
+from experiments.common.corpora.bow import load_bow
+from experiments.common.corpora.corpus import CorpusError, make_corpus, validate_counts
+from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
+from experiments.common.corpora.load import load_corpus, sample
+from experiments.common.corpora.text import WORD_PATTERN, Tokenization, vectorize
+from tests.experiments.rows import write_rows
+
+DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
+
+CONVERSIONS = [
+    np.asarray,
+    *(getattr(sparse, f"{f}_matrix") for f in ("csr", "csc", "coo", "bsr", "dia", "lil", "dok")),
+]
+
+# computed once; a change means that stored results no longer match their corpora
+FINGERPRINT = "67413d66183571041940cca039b9272aa1b7af62f22cc7488104240f1176f403"
+
+matrices = hnp.arrays(
+    np.int64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6), elements=st.integers(0, 9)
+).filter(np.any)
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, np.float32, np.float64])
+def test_every_form_of_the_same_counts_is_the_same_corpus(convert, dtype):
+    corpus = make_corpus("c", convert(DENSE.astype(dtype)), source="test")
+    expected = make_corpus("c", DENSE, source="test")
+    assert corpus == expected
+    assert corpus.counts.dtype == np.int64
+    np.testing.assert_array_equal(corpus.counts.toarray(), DENSE)
+    assert (corpus.documents, corpus.words, corpus.tokens, corpus.empty_documents) == (3, 4, 11, 1)
+
+
+def test_canonical_form_adds_duplicates_drops_zeros_and_leaves_the_input_alone():
+    raw = sparse.csr_matrix(([1, 0, 2, 4], [3, 2, 3, 0], [0, 3, 4]), shape=(2, 4))
+    before = raw.data.copy(), raw.indices.copy()
+    counts = validate_counts(raw, "test")
+    assert counts.has_canonical_format
+    assert counts.data.tolist() == [3, 4]
+    assert counts.indices.tolist() == [3, 0]
+    np.testing.assert_array_equal(raw.data, before[0])
+    np.testing.assert_array_equal(raw.indices, before[1])
+
+
+@given(matrices)
+def test_fingerprint_depends_on_content_alone(dense):
+    def fingerprint(counts, words=None):
+        return make_corpus("c", counts, source="test", vocabulary=words).fingerprint
+
+    wide = sparse.csr_matrix(dense)
+    wide.indices, wide.indptr = wide.indices.astype(np.int64), wide.indptr.astype(np.int64)
+    assert fingerprint(dense) == fingerprint(wide) == fingerprint(sparse.csc_array(dense))
+    changed = dense.copy()
+    changed[0, 0] += 1
+    words = [f"w{i}" for i in range(dense.shape[1])]
+    taller = np.vstack([dense, np.zeros_like(dense[:1])])
+    wider = np.hstack([dense, np.zeros_like(dense[:, :1])])
+    different = [fingerprint(m) for m in (dense, changed, taller, wider)]
+    different += [fingerprint(dense, words), fingerprint(dense, [*words[:-1], "other"])]
+    assert len(set(different)) == len(different)
+
+
+def test_fingerprint_is_the_same_on_every_platform():
+    corpus = make_corpus("c", DENSE, source="test", vocabulary=["a", "b", "c", "\u00e9"])
+    assert corpus.fingerprint == FINGERPRINT
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (-1, "negative"),
+        (0.5, "not a whole number"),
+        (np.nan, "not a finite number"),
+        (np.inf, "not a finite number"),
+        (-np.inf, "not a finite number"),
+        (2.0**31, "more than 2147483647"),
+    ],
+)
+@pytest.mark.parametrize("convert", [np.asarray, sparse.csr_matrix, sparse.csc_array])
+def test_the_first_bad_count_is_named(value, reason, convert):
+    counts = DENSE.astype(float)
+    counts[2, 3] = value
+    with pytest.raises(CorpusError, match=f"myfile: .* row 2, column 3 .*{reason}"):
+        validate_counts(convert(counts), "myfile")
+
+
+def test_bad_counts_do_not_cancel_in_duplicates():
+    halves = sparse.coo_matrix(([0.5, 0.5], ([0, 0], [1, 1])), shape=(1, 2))
+    with pytest.raises(CorpusError, match="row 0, column 1"):
+        validate_counts(halves, "test")
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (np.zeros((0, 3)), "no document"),
+        (np.zeros((3, 0)), "vocabulary is empty"),
+        (np.zeros((3, 3)), "all counts are 0"),
+        (np.zeros(3), "1 dimension"),
+        (np.array([["a"]], dtype=object), "must be numbers"),
+        (np.array([[1j]]), "must be numbers"),
+        (sparse.coo_matrix(([1], ([0], [0])), shape=(2**40, 2)), "declares 1099511627776"),
+    ],
+)
+def test_unusable_matrices_are_refused(counts, message):
+    with pytest.raises(CorpusError, match=f"myfile: .*{message}"):
+        validate_counts(counts, "myfile")
+
+
+@pytest.mark.parametrize("field", ["indices", "indptr"])
+def test_indices_out_of_range_are_refused_before_use(field):
+    counts = sparse.csr_matrix(DENSE)
+    getattr(counts, field)[1] = 1_000_000
+    with pytest.raises(CorpusError, match="indices are broken"):
+        validate_counts(counts, "test")
+
+
+# documents, nonzeros, tokens, empty documents: the table in the README of the data
+PUBLISHED = {
+    ("20news", "train"): (8000, 324_034, 507_832, 244),
+    ("yelp", "val"): (2000, 79_414, 98_026, 2),
+}
+
+
+@pytest.mark.parametrize(("name", "split"), PUBLISHED)
+def test_real_corpora_have_the_published_sizes(data_dir, name, split):
+    corpus = load_corpus("bow", name, data_dir / "lda_bow", split=split)
+    documents, nonzeros, tokens, empty = PUBLISHED[name, split]
+    assert corpus.counts.shape == (documents, 5000)
+    assert (corpus.counts.nnz, corpus.tokens) == (nonzeros, tokens)
+    assert (corpus.empty_documents, corpus.dropped_documents) == (empty, 0)
+    raw = sparse.load_npz(data_dir / "lda_bow" / f"X_{name}_{split}_bow.npz")
+    assert (corpus.counts != raw).nnz == 0
+
+
+def test_missing_bow_names_what_there_is_and_the_nearest(tmp_path):
+    for name in ("20news", "agnews"):
+        sparse.save_npz(tmp_path / f"X_{name}_val_bow.npz", sparse.csr_matrix(DENSE))
+    with pytest.raises(CorpusError, match=r"X_20new_val_bow\.npz; there are: 20news, agnews; "
+                                          "the nearest is '20news'"):  # fmt: skip
+        load_bow(tmp_path, "20new")
+    with pytest.raises(CorpusError, match="no corpora found"):
+        load_bow(tmp_path, "20news", "train")
+    with pytest.raises(CorpusError, match="no such folder"):
+        load_bow(tmp_path / "nowhere", "20news")
+    with pytest.raises(CorpusError, match="allowed are 'train' and 'val'"):
+        load_bow(tmp_path, "20news", "test")  # type: ignore[arg-type]
+
+
+def test_bow_with_python_objects_is_refused_and_nothing_is_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    path = tmp_path / "X_bomb_val_bow.npz"
+    objects = np.array([Bomb()], dtype=object)
+    np.savez(path, format=np.array(b"csr"), data=objects, indices=[0], indptr=[0, 1], shape=(1, 1))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    assert not (tmp_path / "exploded").exists()
+
+
+TEXTS = [
+    "Topic models find topics in documents",
+    "",
+    "Documents hold words, words hold topics; models count words",
+    "the and of 12 x",  # stop words, numbers and single letters: nothing is left
+    "Optimizer compares models of topics",
+]
+ALL = Tokenization(min_df=1, max_df=1.0)
+KEEP = {"min_df": 1, "max_df": 1.0}
+
+
+def write(folder: Path, form: str, name: str = "mine") -> None:
+    """The texts in one of the file formats."""
+    path = folder / f"{name}.{form}"
+    if form.startswith("txt"):
+        content = ("\n".join(TEXTS) + "\n").encode()
+        path.write_bytes(gzip.compress(content) if form.endswith("gz") else content)
+    else:
+        write_rows(path, [{"id": number, "text": text} for number, text in enumerate(TEXTS)])
+
+
+def test_counts_equal_those_of_scikit_learn():
+    corpus = vectorize("c", TEXTS, "test", ALL)
+    reference = CountVectorizer(stop_words="english", token_pattern=WORD_PATTERN)
+    counts = reference.fit_transform(TEXTS).toarray()
+    np.testing.assert_array_equal(corpus.counts.toarray(), counts[[0, 2, 4]])
+    assert corpus.vocabulary == tuple(reference.get_feature_names_out())
+    assert (corpus.dropped_documents, corpus.empty_documents) == (2, 0)
+
+
+@given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=12), st.integers(1, 6))
+def test_the_vocabulary_holds_the_most_frequent_words(texts, limit):
+    words = Counter(w for text in texts for w in text.split() if len(w) >= 3)
+    expected = sorted(sorted(words), key=lambda w: -words[w])[:limit]
+    tokenization = Tokenization(max_features=limit, min_df=1, max_df=1.0, stop_words=None)
+    try:
+        corpus = vectorize("c", texts, "test", tokenization)
+    except CorpusError:
+        assert not words
+        return
+    assert corpus.vocabulary == tuple(sorted(expected))
+    assert corpus.tokens == sum(words[w] for w in expected)
+    kept = sum(any(w in expected for w in text.split()) for text in texts)
+    assert (corpus.documents, corpus.dropped_documents) == (kept, len(texts) - kept)
+
+
+FORMS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_format_gives_the_same_corpus(tmp_path, form):
+    write(tmp_path, form)
+    source = "text" if form.startswith("txt") else form.removesuffix(".gz")
+    assert load_corpus(source, "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
+
+
+def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
+    for i, text in enumerate(TEXTS):
+        path = tmp_path / "mine" / f"part{i // 2}" / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "mine" / "notes.md").write_text("ignored entirely")
+    assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_a_missing_column_is_named_with_those_there_are(tmp_path, form):
+    write(tmp_path, form)
+    with pytest.raises(
+        CorpusError,
+        match=f"mine.{form}.*no column 'texts'; there are: id, text; the nearest is 'text'",
+    ):
+        load_corpus(form, "mine", tmp_path, column="texts", **KEEP)
+
+
+def test_missing_values_are_empty_documents(tmp_path):
+    rows = [{"text": text} for text in (*TEXTS, None)]
+    path = write_rows(tmp_path / "j.jsonl", rows)
+    path.write_text(f"{path.read_text()}\n")
+    write_rows(tmp_path / "p.parquet", rows)
+    (tmp_path / "c.csv").write_text('id,text\n1,models NA 1.0\n2,\n3,"two\nlines"\n')
+    for source, name in (("jsonl", "j"), ("parquet", "p")):
+        assert load_corpus(source, name, tmp_path, **KEEP).dropped_documents == 3
+    corpus = load_corpus("csv", "c", tmp_path, **KEEP)
+    assert corpus.vocabulary == ("lines", "models")
+    assert (corpus.documents, corpus.dropped_documents) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "tokenization",
+    [Tokenization(), Tokenization(min_df=0.9, max_df=0.1), Tokenization(min_df=-1)],
+    ids=["too rare", "contradictory", "not allowed"],
+)
+def test_no_word_left_says_so(tokenization):
+    with pytest.raises(CorpusError, match=r"mine: no word is left with min_df=.*lower min_df"):
+        vectorize("c", ["only words", "seen once"], "mine", tokenization)
+
+
+def test_a_corpus_without_documents_says_so():
+    with pytest.raises(CorpusError, match="mine: no documents: every line or file is empty"):
+        vectorize("c", ["", " \n"], "mine")
+
+
+def test_missing_files_name_what_there_is(tmp_path):
+    write(tmp_path, "csv.gz", name="reviews")
+    with pytest.raises(CorpusError, match=r"no revews\.csv or revews\.csv\.gz; there are: reviews"):
+        load_corpus("csv", "revews", tmp_path)
+    with pytest.raises(CorpusError, match="no corpora found"):
+        load_corpus("text", "reviews", tmp_path)
+
+
+def test_load_corpus_refuses_what_does_not_belong(tmp_path):
+    with pytest.raises(CorpusError, match=r"no source 'jsonlines'; .* nearest is 'jsonl'"):
+        load_corpus("jsonlines", "x", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(CorpusError, match=r"source=text: there is no option 'colum'"):
+        load_corpus("text", "x", tmp_path, colum="body")
+    with pytest.raises(CorpusError, match=r"source=text: there is no option 'split'"):
+        load_corpus("text", "x", tmp_path, split="val")
+    with pytest.raises(CorpusError, match=r"no corpus 'stdlb'; .* nearest is 'stdlib'"):
+        load_corpus("builtin", "stdlb")
+    with pytest.raises(CorpusError, match=r"set data\.dir"):
+        load_corpus("bow", "x")
+
+
+@pytest.fixture(scope="module")
+def records():
+    return list(docstring_records())
+
+
+def test_records_are_the_docstrings_of_the_modules(records):
+    found = {(r.module, r.qualname): r for r in records}
+    for name, qualname, kind, documented in [
+        ("json.decoder", "", "module", json.decoder),
+        ("json.decoder", "JSONDecoder", "class", json.decoder.JSONDecoder),
+        ("json.decoder", "JSONDecoder.raw_decode", "function", json.decoder.JSONDecoder.raw_decode),
+        ("json", "dumps", "function", json.dumps),
+    ]:
+        record = found[name, qualname]
+        text = documented.__doc__ or ""
+        assert " ".join(record.text.split()) == " ".join(text.split())
+        assert record.kind == kind
+        assert record.package == "json"
+    assert found["json", "dumps"].summary.startswith("Serialize ``obj``")
+
+
+def test_sources_are_read_not_imported(tmp_path):
+    (tmp_path / "pack" / "tests").mkdir(parents=True)
+    (tmp_path / "pack" / "tests" / "t.py").write_text('"""A test."""')
+    (tmp_path / "pack" / "__init__.py").write_text('"""The package.\n\nMore."""')
+    (tmp_path / "never_imported_module.py").write_text(
+        textwrap.dedent('''
+            raise SystemExit
+            try:
+                import a
+            except ImportError:
+                def fallback():
+                    """Inside a handler."""
+            class A:
+                if True:
+                    async def method(self):
+                        """A method."""
+                        def inner():
+                            """Inside a method."""
+                class B:
+                    "  "
+        ''')
+    )
+    assert list(docstring_records(tmp_path)) == [
+        DocstringRecord("never_imported_module", "fallback", "function", "Inside a handler."),
+        DocstringRecord("never_imported_module", "A.method", "function", "A method."),
+        DocstringRecord("never_imported_module", "A.method.inner", "function", "Inside a method."),
+        DocstringRecord("pack", "", "module", "The package.\n\nMore."),
+    ]
+    assert "never_imported_module" not in sys.modules
+
+
+def test_without_sources_it_says_so(tmp_path):
+    with pytest.raises(CorpusError, match="no Python sources"):
+        list(docstring_records(tmp_path))
+    (tmp_path / "bad.py").write_text("def (")
+    with pytest.raises(CorpusError, match=r"bad\.py: not a readable Python source"):
+        list(docstring_records(tmp_path))
+
+
+def test_corpus_is_large_enough_for_topics_and_deterministic():
+    corpus = load_corpus("builtin", "stdlib")
+    assert corpus.documents > 5000
+    assert corpus.words > 1500
+    assert corpus.tokens > 50_000
+    assert corpus.empty_documents == 0
+    assert (np.diff(corpus.counts.tocsc().indptr) >= 5).all()  # min_df
+    assert load_corpus("builtin", "stdlib") == corpus
+
+
+def test_samples_are_nested_and_limited(records):
+    small = sample(records, 100)
+    large = sample(records, 400)
+    assert set(small) < set(large)
+    assert len(small) == 100
+    assert large == [r for r in records if r in set(large)]
+    corpus = load_corpus("builtin", "stdlib", max_documents=400, max_features=200)
+    assert corpus.documents + corpus.dropped_documents == 400
+    assert corpus.words <= 200
+    with pytest.raises(CorpusError, match=r"data\.options\.max_documents = 0: .*greater than 0"):
+        load_corpus("builtin", "stdlib", max_documents=0)
+
+
+def test_the_sources_are_read_once(monkeypatch, cache, records):
+    reads = []
+
+    def read(folder):
+        reads.append(folder)
+        return iter(records[:2000])
+
+    monkeypatch.setattr(docstrings, "_read", read)
+    for _ in range(2):
+        docstrings._standard_library.cache_clear()  # as in another process
+        assert list(docstring_records()) == records[:2000]
+    docstrings._standard_library.cache_clear()
+    assert len(reads) == 1
+    assert [path.suffix for path in cache.iterdir()] == [".sqlite"]
