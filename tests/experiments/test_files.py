@@ -23,7 +23,7 @@ from experiments.teleclass.documents import read_documents
 from experiments.teleclass.taxonomy import read_taxonomy
 from experiments.transformer.data import load
 from experiments.transformer.settings import TransformerDataSettings
-from tests.experiments.teleclass.sections import taxonomy_of
+from tests.experiments.teleclass.conftest import taxonomy_of
 from tests.scenario import cases
 
 TABLE = cases(__file__, "files")

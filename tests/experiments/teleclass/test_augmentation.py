@@ -8,19 +8,14 @@ import types
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from scipy import sparse
 
-from experiments.teleclass.artifacts import generated_documents, label_lists, pseudo_labels_path
+from experiments.teleclass.artifacts import generated_documents
 from experiments.teleclass.augment import documents_per_class, run_augment
-from experiments.teleclass.corpus import LabeledCorpus
-from experiments.teleclass.documents import Documents
 from experiments.teleclass.generators import Assignment, from_keywords, load_generator
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
 from raypipe.errors import ConfigError, UnitError
-from raypipe.store.artifacts import write_parquet
-from tests.experiments.teleclass.sections import taxonomy_of, with_sections
+from tests.experiments.teleclass.conftest import labeled_corpus, taxonomy_of, with_sections
 
 #: 0 over 1 and 2, 2 over 3; 4 alone
 TERMS = [(), ("key_word",), (), ("deep", "deeper"), ()]
@@ -31,13 +26,9 @@ DIRECT = np.array([[0, 1, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 0]] * 2 + [[0] * 5], boo
 @pytest.fixture
 def corpus(context):
     """Six documents, of which three have class 1 and two class 3."""
-    texts = pa.array([f"text {i}" for i in range(6)], pa.large_string())
-    ids = pa.array([f"d{i}" for i in range(6)], pa.large_string())
+    texts = [f"text {i}" for i in range(6)]
     confidence = np.array([0.1, 0.3, 0.2, 0.5, 0.4, 0], np.float32)
-    labels = label_lists(sparse.csr_matrix(DIRECT))
-    table = pa.table({"id": ids, "labels": labels, "confidence": confidence})
-    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
-    return LabeledCorpus(TAXONOMY, Documents(ids, texts, None, {}), None)
+    return labeled_corpus(context, TAXONOMY, texts, DIRECT, confidence)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Documents and their labels: layouts of files, the built-in corpus, and what is refused."""
+"""The taxonomy against brute force, documents and their labels, and the layouts of their files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,163 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
 
 from experiments.teleclass.corpus import builtin_documents, read_annotations
 from experiments.teleclass.documents import Documents, read_documents
-from experiments.teleclass.taxonomy import read_taxonomy
+from experiments.teleclass.taxonomy import Taxonomy, read_taxonomy
 from tests.experiments.rows import write_rows
-from tests.experiments.teleclass.sections import taxonomy_of
+from tests.experiments.teleclass.conftest import taxonomy_of
+
+CLASSES = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
+EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"
+NAMES = ("labels.txt", "hierarchy.txt", "keywords.txt")
+
+
+@st.composite
+def graphs(draw) -> tuple[int, list[tuple[int, int]]]:
+    """Classes in a random order and edges that all go one way along another random order."""
+    size = draw(st.integers(1, 9))
+    order = draw(st.permutations(range(size)))
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    drawn = draw(st.lists(pairs.filter(lambda pair: pair[0] != pair[1]), max_size=20))
+    return size, [(order[min(pair)], order[max(pair)]) for pair in drawn] if size > 1 else []
+
+
+def build(size: int, edges: list[tuple[int, int]]) -> Taxonomy:
+    return taxonomy_of(map(str, range(size)), [(str(a), str(b)) for a, b in edges])
+
+
+def paths_up(taxonomy: Taxonomy, c: int) -> list[list[int]]:
+    """Every path from a class to a root."""
+    above = [a for a, b in taxonomy.edges if b == c]
+    return [[c, *path] for a in above for path in paths_up(taxonomy, a)] or [[c]]
+
+
+def write(path: Path, content: str) -> Path:
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def stored(folder: Path, labels: str = CLASSES, edges: str = EDGES, terms: str = "") -> Taxonomy:
+    """The taxonomy of files with these contents."""
+    contents = zip(NAMES, (labels, edges, terms), strict=True)
+    return read_taxonomy(*(write(folder / name, content) for name, content in contents))
+
+
+@given(graphs())
+def test_graph_equals_brute_force(graph):
+    size, edges = graph
+    taxonomy = build(size, edges)
+    assert taxonomy.edges == tuple(sorted(set(edges)))
+    assert taxonomy.dropped.get("repeated edges", 0) == len(edges) - len(set(edges))
+    for c in range(size):
+        paths = paths_up(taxonomy, c)
+        assert taxonomy.depth[c] == max(map(len, paths))
+        assert set(taxonomy.ancestors[c].indices) == set().union(*paths)
+        assert set(taxonomy.parents[c]) == {a for a, b in edges if b == c}
+        assert set(taxonomy.children[c]) == {b for a, b in edges if a == c}
+    assert set(np.flatnonzero(taxonomy.depth == 1)) == set(range(size)) - {b for _, b in edges}
+    assert taxonomy.depth.dtype == np.int64
+    assert taxonomy.ancestors.dtype == np.bool_
+
+
+@given(graphs(), st.data())
+def test_closure_adds_the_ancestors_and_nothing_else(graph, data):
+    taxonomy = build(*graph)
+    size = len(taxonomy)
+    rows = data.draw(st.lists(st.sets(st.integers(0, size - 1)), max_size=5))
+    labels = sparse.lil_matrix((len(rows), size), dtype=np.bool_)
+    for i, row in enumerate(rows):
+        labels[i, list(row)] = True
+    closed = taxonomy.closure(labels.tocsr())
+    assert closed.dtype == np.bool_
+    assert closed.has_canonical_format
+    for i, row in enumerate(rows):
+        expected = {a for c in row for path in paths_up(taxonomy, c) for a in path}
+        assert set(closed[i].indices) == expected
+    assert (taxonomy.closure(closed) != closed).nnz == 0
+
+
+def test_files_of_the_layout(tmp_path):
+    terms = "physics_lab:optics, laser_beam,,optics\nalchemy:gold\nscience:\n"
+    terms += "physics_lab:optics,atom\n"
+    taxonomy = stored(tmp_path, edges=f"{EDGES}\ns\tp\n", terms=terms)
+    assert taxonomy.ids == ("s", "p", "c", "q")
+    assert taxonomy.names[1] == "physics_lab"
+    assert taxonomy.edges == ((0, 1), (0, 2), (1, 3), (2, 3))
+    assert taxonomy.keywords == ((), ("optics", "laser_beam", "atom"), (), ())
+    assert taxonomy.dropped == {"repeated edges": 1, "keywords of unknown classes": 1}
+    lab = "physics lab: optics, laser beam, atom"
+    assert taxonomy.descriptions() == ["science", lab, "chemistry", "quantum chemistry"]
+    assert taxonomy.depth.tolist() == [1, 2, 2, 3]
+
+
+def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
+    plain = stored(tmp_path, terms="science:lab")
+    paths = [tmp_path / name for name in NAMES]
+    packed = [path.with_name(f"{path.name}.gz") for path in paths]
+    for path, gz in zip(paths, packed, strict=True):
+        content = path.read_bytes()
+        gz.write_bytes(gzip.compress(content))
+        path.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    for other in (paths, packed):
+        again = read_taxonomy(*other)
+        assert again == plain
+        assert again.fingerprint == plain.fingerprint
+
+
+def test_a_name_may_be_that_of_several_classes_and_hold_a_colon(tmp_path):
+    labels = "0\tother: misc\n1\tbooks\n2\tother: misc\n"
+    taxonomy = stored(tmp_path, labels, "", "other: misc:this,that\n")
+    assert taxonomy.keywords == (("this", "that"), (), ("this", "that"))
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path):
+    first = stored(tmp_path, terms="science:lab")
+    shuffled = stored(tmp_path, edges="c\tq\np\tq\ns\tc\ns\tp\ns\tc\n", terms="science:lab")
+    assert shuffled.fingerprint == first.fingerprint
+    assert pickle.loads(pickle.dumps(first)).fingerprint == first.fingerprint
+    others = [
+        stored(tmp_path),
+        stored(tmp_path, edges="s\tp\n", terms="science:lab"),
+        stored(tmp_path, CLASSES.replace("chem", "Chem"), terms="science:lab"),
+        stored(tmp_path, CLASSES.replace("q\t", "z\t"), "", "science:lab"),
+    ]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_amazon_531_has_the_published_taxonomy_and_labels(data_dir, tmp_path):
+    folder = data_dir / "teleclass_amazon531"
+    read = [
+        read_taxonomy(folder / "labels.txt", folder / "label_hierarchy.txt", folder / name)
+        for name in ("llm_enrichment.txt", "enrichment.txt")
+    ]
+    for taxonomy in read:
+        assert (len(taxonomy), len(taxonomy.edges)) == (531, 568)
+        assert (taxonomy.depth == 1).sum() == 6
+        assert sum(not below for below in taxonomy.children) == 462
+        assert sum(len(parents) >= 2 for parents in taxonomy.parents) == 25
+        assert np.bincount(taxonomy.depth).tolist() == [0, 6, 63, 455, 7]
+        assert taxonomy.dropped == {}
+    assert all(read[0].keywords)
+    assert sum(not terms for terms in read[1].keywords) == 60 + 18  # without a line, without terms
+    assert read[0].descriptions()[2].startswith("jerky: beef, turkey, chicken")
+    sample = read_documents(
+        folder / "test_corpus_sample.txt", read[0], labels=folder / "test_doc2labels.txt.gz"
+    )
+    assert (len(sample), sample.ids[0].as_py()) == (10, "0")
+    assert sample.dropped == {"gold of other documents": 19_648}
+    corpus = write(tmp_path / "train.txt", "".join(f"{i}\tx\n" for i in range(29_487)))
+    labels = read_documents(corpus, read[0], labels=folder / "train_doc2labels.txt.gz")
+    assert labels.dropped == {}
+    assert labels.gold.sum() / 29_487 >= 2.93
+    generated = read_documents(folder / "generated_docs.txt.gz", read[0])
+    assert (len(generated), generated.gold) == (2555, None)
+
 
 TAXONOMY = taxonomy_of(("0", "10", "11", "12"), [("0", "10"), ("10", "11")])
 #: Texts that readers like to damage.
@@ -36,16 +187,8 @@ GOLD = [[0, 1, 2], [], [0, 1, 3], [0], [3], [3], []]
 ROWS = [{"id": i, "text": t, "labels": c} for i, t, c in zip(IDS, TEXTS, LABELS, strict=True)]
 
 
-def write(path: Path, content: str | bytes) -> Path:
-    data = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 def save(path: Path, rows: list[dict] = ROWS) -> Path:
     """Rows in the layout of the suffix."""
-    if ".txt" in path.suffixes:
-        return write(path, "".join(f"{row['id']}\t{row['text']}\n" for row in rows))
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
         return path
@@ -160,22 +303,6 @@ def test_a_sample_has_the_smallest_hashes_and_is_part_of_larger_ones(tmp_path, s
     assert full.sample(None) is full
 
 
-def test_amazon_531_has_the_published_labels(data_dir, tmp_path):
-    place = data_dir / "teleclass_amazon531"
-    classes = read_taxonomy(place / "labels.txt", place / "label_hierarchy.txt")
-    sample = read_documents(
-        place / "test_corpus_sample.txt", classes, labels=place / "test_doc2labels.txt.gz"
-    )
-    assert (len(sample), sample.ids[0].as_py()) == (10, "0")
-    assert sample.dropped == {"gold of other documents": 19_648}
-    corpus = write(tmp_path / "train.txt", "".join(f"{i}\tx\n" for i in range(29_487)))
-    labels = read_documents(corpus, classes, labels=place / "train_doc2labels.txt.gz")
-    assert labels.dropped == {}
-    assert labels.gold.sum() / 29_487 >= 2.93
-    generated = read_documents(place / "generated_docs.txt.gz", classes)
-    assert (len(generated), generated.gold) == (2555, None)
-
-
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize(
     "wrap",
@@ -188,7 +315,7 @@ def test_amazon_531_has_the_published_labels(data_dir, tmp_path):
 )
 def test_every_form(tmp_path, suffix, wrap):
     given = {"x": ["b", "a"], "y": "7", "z": 7, "none": [], "twice": ["a", "b", "a"]}
-    content = json.dumps({name: wrap(classes) for name, classes in given.items()}).encode()
+    content = json.dumps({name: wrap(classes) for name, classes in given.items()})
     path = write(tmp_path / f"labels{suffix}", content)
     expected = {"x": [1, 0], "y": [2], "z": [2], "none": [], "twice": [0, 1]}
     assert read_annotations(path, taxonomy_of("ab7")) == expected
