@@ -1,18 +1,25 @@
+"""Texts, tokenizers, and the shards of tokens that a run stores."""
+
 from __future__ import annotations
 
 import gzip
 import json
 import pickle
+from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.common.corpora.corpus import CorpusError
+from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.data import divide, read_texts, text_content
 from experiments.lm_pretrain.settings import LmDataSettings
+from experiments.lm_pretrain.shards import TOKENIZER, DamagedError, Index, ShardWriter, TokenFolder
 from experiments.lm_pretrain.tokenizer import (
     END_OF_TEXT,
     Kind,
@@ -21,7 +28,9 @@ from experiments.lm_pretrain.tokenizer import (
     encode_chunk,
     make_tokenizer,
 )
+from experiments.lm_pretrain.training import PackedTokens
 from raypipe.errors import ConfigError
+from raypipe.store.run_directory import RunDirectory
 
 KINDS: tuple[Kind, ...] = ("bpe", "characters", "bytes")
 TEXT = "The cat sat.\nIt's the cat's mat, isn't it?\n\n  A dog; 12 cats.\t\n" * 3
@@ -122,3 +131,88 @@ def test_an_empty_held_out_file_is_refused(tmp_path):
     settings = of_files(tmp_path, {"a.txt": "text", "b.txt": ""}, held_out=1)
     with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
         read_texts(settings)
+
+
+def store(
+    folder: TokenFolder,
+    streams: Mapping[str, np.ndarray],
+    kind: Kind = "bytes",
+    vocabulary: int = 257,
+    dtype: str = "<u2",
+    tokenizer: bytes = b"",
+) -> None:
+    """Write the tokens of both splits as a run has them."""
+    folder.write(TOKENIZER, tokenizer)
+    checksums = {TOKENIZER: sha256(tokenizer).hexdigest()}
+    for split, tokens in streams.items():
+        writer = ShardWriter(folder, split, dtype)
+        for part in np.array_split(tokens.astype(np.uint32), 3):
+            writer.add(part)
+        writer.close()
+        assert writer.tokens == len(tokens)
+        checksums |= writer.sha256
+    sizes = {split: len(tokens) for split, tokens in streams.items()}
+    folder.write_index(Index(kind, vocabulary, dtype, shards.SHARD, sizes, sizes, checksums))
+
+
+#: of both splits; the shards have 7 tokens
+STREAMS = {"train": np.arange(100, 140), "held_out": np.arange(14)}
+
+
+def stored(location: Path, dtype: str = "<u2") -> TokenFolder:
+    run = RunDirectory.at(location)
+    folder = TokenFolder(run, run.path("tokens"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SHARD", 7)
+        store(folder, STREAMS, dtype=dtype)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+@pytest.mark.parametrize(
+    ("context", "first"), [(1, 0), (3, 1), (5, 9), (7, 0), (13, 35), (39, 0), (4, 36), (4, 40)]
+)
+def test_packed_samples_cover_the_stream_after_the_validation_part(tmp_path, dtype, context, first):
+    packed = PackedTokens(stored(tmp_path, dtype), "train", context, first)
+    samples = pickle.loads(pickle.dumps(packed))
+    stream = STREAMS["train"].tolist()[first:]
+    assert len(samples) == max(0, len(stream) - 1) // context
+    for number in range(len(samples)):
+        sample = samples[number]
+        assert sample.dtype == torch.int64
+        assert sample.tolist() == stream[number * context : (number + 1) * context + 1]
+    for outside in (-1, len(samples)):
+        with pytest.raises(IndexError, match=f"of {len(samples)}"):
+            samples[outside]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train-00002.bin", flip),
+        ("train-00002.bin", truncate),
+        ("held_out-00000.bin", Path.unlink),
+        ("tokens.json", Path.unlink),
+        ("tokens.json", truncate),
+        ("tokenizer.json", Path.unlink),
+    ],
+)
+def test_damage_is_noticed(tmp_path, name, damage):
+    folder = stored(tmp_path / "run")
+    damage(Path(folder.folder) / name)
+    other = RunDirectory.at(tmp_path / "other")
+    for use in (folder.check, lambda: folder.copy_to(TokenFolder(other, other.path()))):
+        with pytest.raises(DamagedError, match=rf"{name}: the tokens are missing or damaged"):
+            use()
+    # without an index the copied files are not a folder of tokens
+    assert not other.exists(other.path("tokens.json"))

@@ -18,11 +18,12 @@ from experiments.lm_pretrain import baselines, evaluation, shards
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
-from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import sections
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, Chunk, encode_chunk, make_tokenizer
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
+from tests.experiments.lm_pretrain.test_data import store
 from tests.experiments.references import lively
 
 MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)
@@ -44,15 +45,6 @@ def cost_of(model: LanguageModel, before: list[int], token: int) -> float:
     return -logits.log_softmax(0)[token].item()
 
 
-def store(run: RunDirectory, kind: str, vocabulary: int, streams: dict[str, np.ndarray]) -> None:
-    sizes = {split: len(tokens) for split, tokens in streams.items()}
-    for split, tokens in streams.items():
-        writer = ShardWriter(run_folder(run), split, "<u2")
-        writer.add(tokens.astype(np.uint32))
-        writer.close()
-    run_folder(run).write_index(Index(kind, vocabulary, "<u2", shards.SHARD, sizes, sizes, {}))
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Tokens in several shards, and a model."""
@@ -60,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     run = RunDirectory.at(tmp_path)
     generator = np.random.default_rng(0)
     sizes = {"train": 50, "held_out": 29}
-    store(run, "bytes", 11, {s: generator.integers(0, 9, sizes[s]) for s in SPLITS})
+    store(run_folder(run), {s: generator.integers(0, 9, sizes[s]) for s in SPLITS}, vocabulary=11)
     write_weights(run, run.model("train"), sure().state_dict(), {})
     return run
 
@@ -278,10 +270,10 @@ def test_the_baselines_read_the_text_with_its_ends(tmp_path, monkeypatch, kind):
     documents["held_out"] = ["a cat", "hats"]
     tokenizer = make_tokenizer(kind, documents["train"], 300)
     run = RunDirectory.at(tmp_path)
-    run_folder(run).write(TOKENIZER, tokenizer.content.encode())
     chunks = {split: Chunk(tuple(texts), True) for split, texts in documents.items()}
     streams = {split: encode_chunk(tokenizer, chunk) for split, chunk in chunks.items()}
-    store(run, kind, tokenizer.vocabulary, streams)
+    content = tokenizer.content.encode()
+    store(run_folder(run), streams, kind, tokenizer.vocabulary, tokenizer=content)
     texts = {split: "\xff".join(documents[split]).encode("latin-1") for split in SPLITS}
     found = baselines.baseline_bits(run)
     share = len(texts["held_out"]) / (len(texts["held_out"]) - 1)
