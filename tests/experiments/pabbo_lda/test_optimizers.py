@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -68,10 +68,13 @@ def asked(optimizer: Optimizer, value, start: Sequence[int] = START, batches: in
     return out
 
 
-def finish(study: Study, value) -> Study:
+def finish(study: Study, value: Callable[[Point], float], order: random.Random | None = None):
+    """The study, after every value that it asked for, in its order or in any."""
     while not study.done:
-        for point in study.request():
-            study.supply(point, value(point))
+        wanted = study.request()
+        assert wanted, "a study that is not done needs a value"
+        point = order.choice(wanted) if order else wanted[0]
+        study.supply(point, value(point))
     return study
 
 
@@ -114,12 +117,7 @@ class Case:
 
     def finish(self, study: Study, order: random.Random | None = None) -> list[str]:
         """The history, as text: a value that is no number equals itself there."""
-        while not study.done:
-            wanted = study.request()
-            assert wanted, "a study that is not done needs a value"
-            point = order.choice(wanted) if order else wanted[0]
-            study.supply(point, self.value(point))
-        return list(map(str, study.history))
+        return list(map(str, finish(study, self.value, order).history))
 
 
 @st.composite

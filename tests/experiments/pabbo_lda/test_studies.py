@@ -24,22 +24,20 @@ from experiments.pabbo_lda.study import runner
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.evaluations import lda_seeds
 from experiments.pabbo_lda.study.runner import run_studies, study_specs
-from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, Study
+from experiments.pabbo_lda.study.study import PATIENCE, Study
 from raypipe.errors import UnitError
-from raypipe.graph.context import Session, StageContext
+from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import TaskResult
-from raypipe.graph.progress import Display
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.cache import Cache
 from raypipe.store.ledger import Ledger
-from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import Trackers
-from tests.raypipe.composed import composed
+from tests.experiments.pabbo_lda.test_optimizers import finish, points
+from tests.raypipe.composed import composed, session_in
 
 
-def points(*topics: int) -> list[Point]:
-    return [Point(T) for T in topics]
+def topics(point: Point) -> float:
+    return float(point.T)
 
 
 class Script:
@@ -54,14 +52,6 @@ class Script:
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         self.told.append(([point.T for point in points], list(values)))
-
-
-def finish(study: Study, value: Callable[[int], float]) -> tuple[Evaluation, ...]:
-    while not study.done:
-        wanted = study.request()
-        assert wanted, "a study that is not done needs a value"
-        study.supply(wanted[0], value(wanted[0].T))
-    return study.history
 
 
 def test_tells_whole_batches_in_the_order_asked():
@@ -99,16 +89,16 @@ def test_tells_whole_batches_in_the_order_asked():
 def test_ends_after_twenty_batches_without_a_new_point():
     script = Script([[7]] * 19 + [[8]] + [[7, 8]] * 50)
     study = Study(script, points(7), budget=99)
-    assert [e.point.T for e in finish(study, float)] == [7, 8]
+    assert [e.point.T for e in finish(study, topics).history] == [7, 8]
     assert len(script.told) == 1 + 19 + 1 + PATIENCE
 
 
 def test_iterations_count_batches_that_bring_nothing_new():
     script = Script([[7], [8], [9], [10]])
     study = Study(script, points(7), budget=99, iterations=3)
-    assert [(e.point.T, e.batch) for e in finish(study, float)] == [(7, 0), (8, 2), (9, 3)]
+    assert [(e.point.T, e.batch) for e in finish(study, topics).history] == [(7, 0), (8, 2), (9, 3)]
     assert [
-        e.point.T for e in finish(Study(Script([[8]]), points(7), 99, iterations=0), float)
+        e.point.T for e in finish(Study(Script([[8]]), points(7), 99, iterations=0), topics).history
     ] == [7]
 
 
@@ -119,7 +109,7 @@ def test_values_that_are_not_finite_are_kept_but_never_best():
         study.supply(Point(T), values[T])
     assert study.best is None
     assert [(e.best_point, e.best_value) for e in study.history] == [(None, math.inf)] * 2
-    history = finish(study, values.__getitem__)
+    history = finish(study, lambda point: values[point.T]).history
     assert [e.best_point and e.best_point.T for e in history] == [None, None, 4, 4, 4]
     assert math.isnan(history[0].value)
     assert study.best == (Point(4), 5.0)
@@ -202,10 +192,8 @@ def small(**changed) -> LdaSettings:
 
 def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0):
     """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
-    directory = RunDirectory.at(folder)
-    launcher, ledger = ShuffledLauncher(Random(seed), fate), Ledger(directory)
-    trackers = Trackers((), directory, "id", "example", {})
-    session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
+    launcher = ShuffledLauncher(Random(seed), fate)
+    session = session_in(folder, launcher)
     specs = study_specs(lda, [replace(objective(name), counts=cost) for name in lda.datasets])
     units = [spec.unit(lda, None) for spec in specs]
     (stage,) = composed([Stage("lda", lambda context: None, units)])
@@ -215,7 +203,7 @@ def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, co
             run_studies(StageContext(stage, session), lda, specs, lambda optimizer: None, cache)
     except (KeyboardInterrupt, UnitError) as caught:
         error = caught
-    return ledger, launcher.made, error
+    return session.ledger, launcher.made, error
 
 
 def interrupted_after(tasks: int | float) -> Callable[[str], None]:

@@ -1,14 +1,29 @@
-"""The networks of PABBO, their losses, and the metrics of their trainings."""
+"""The networks of PABBO, their losses, the curves they train on, and their metrics."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
+from experiments.pabbo_lda.experiment import stages
+from experiments.pabbo_lda.optimizers import make_optimizer
+from experiments.pabbo_lda.optimizers.pabbo import model_scorer
+from experiments.pabbo_lda.pabbo.curve_training import (
+    CurvePolicySettings,
+    CurvePolicyTask,
+    distance_to_close,
+    excess,
+    studies,
+)
+from experiments.pabbo_lda.pabbo.curves import Curves, CurveSettings, sample_curves, trend_of
 from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs, sample_functions
 from experiments.pabbo_lda.pabbo.model import (
     LARGE,
@@ -25,11 +40,14 @@ from experiments.pabbo_lda.pabbo.training import (
     expected_improvement,
     reinforce,
 )
+from experiments.pabbo_lda.settings import MainSettings
+from experiments.pabbo_lda.space import Space
+from experiments.pabbo_lda.study.study import Study
 from experiments.pabbo_lda.tables import STEP_METRICS
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import StepContext
-from tests.experiments.references import torch_encoder
+from tests.experiments.pabbo_lda.test_optimizers import finish, points
+from tests.experiments.references import STEP, torch_encoder
 
 
 def _model(settings: PabboModelSettings = SMALL) -> PabboModel:
@@ -89,8 +107,7 @@ def test_a_file_holds_the_weights_and_the_settings():
         save(model.state_dict(), PabboTask(PabboSettings(model=settings)).metadata())
     )
     assert (loaded.settings, loaded.training) == (settings, False)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, loaded.state_dict()[name])
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="its metadata lack the key 'model'"):
         restore_model(save({"weight": torch.zeros(2)}))
 
@@ -100,19 +117,18 @@ TINY = PabboSettings(
     trajectories=3, horizon=4, query_points=9, candidate_pairs=12, prediction_points=8,
     prediction_duels=10, prediction_splits=3, max_context=4,
 )  # fmt: skip
-BURN_IN = Phase("burn_in", 1, 8, 1e-3)
 
 
 def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
     """Against a plain loop that encodes each split alone, without masks."""
-    model, seed = _model(TINY.model), 7
+    model, step = _model(TINY.model), replace(STEP, phase=Phase("burn_in", 1, 8, 1e-3), seed=7)
     contexts: list[tuple[Tensor, Tensor]] = []
     hook = model.register_forward_pre_hook(lambda _, given: contexts.append(given))
-    total = PabboTask(TINY).loss(model, torch.tensor([3]), StepContext(0, BURN_IN, seed)).total
+    total = PabboTask(TINY).loss(model, torch.tensor([3]), step).total
     hook.remove()
     ((context, _, mask),) = contexts
-    functions = sample_functions(seed, torch.tensor([3]), 8, TINY.functions, dtype=torch.float64)
-    pairs = draw_pairs(seed, 10, torch.tensor([3]), 8, 10)
+    functions = sample_functions(7, torch.tensor([3]), 8, TINY.functions, dtype=torch.float64)
+    pairs = draw_pairs(7, 10, torch.tensor([3]), 8, 10)
     duels = Candidates.of(functions.points, functions.utility, pairs)
     tokens = model.embed_duels(duels.duels, duels.preferred)[0]
     losses = []
@@ -228,7 +244,160 @@ def test_metrics_of_the_trainings_are_declared():
         model = task.build_model()
         for phase in task.phases(small, 2):
             batch = torch.arange(2)
-            found |= task.loss(model, batch, StepContext(0, phase, 0)).metrics.keys()
+            found |= task.loss(model, batch, replace(STEP, phase=phase)).metrics.keys()
         measures = task.evaluate(model, torch.device("cpu"), 2)
         found |= {f"eval_{name}" for name in measures}
     assert found == {column.name for column in STEP_METRICS}
+
+
+def sample(n: int = 48, count: int = 400, seed: int = 0, **changes: object) -> Curves:
+    return sample_curves(seed, torch.arange(count), n, CurveSettings(**changes), torch.float64)
+
+
+def offered(curves: Curves) -> Tensor:
+    """The T that may be asked for, without those of the start."""
+    return curves.T[:, curves.started.shape[1] :]
+
+
+@given(
+    best=st.floats(0.5, 200), gain=st.floats(0.03, 0.2), rise=st.floats(0.03, 0.2),
+    power=st.floats(1.2, 2.0),
+)  # fmt: skip
+def test_the_trend_falls_to_its_best_rises_from_it_and_ends_in_a_cliff(best, gain, rise, power):
+    def trend(*T: float) -> Tensor:
+        parts = [torch.tensor(x, dtype=torch.float64) for x in (best, gain, rise, 1e4, power)]
+        return trend_of(torch.tensor(T, dtype=torch.float64), *parts)
+
+    far = trend(best / 8, best / 2, best, best * 2, best * 8)  # the cliff is not yet felt
+    steps = torch.diff(far) / math.log(2)
+    cliff = (8 * best / 1e4) ** power / math.log(2)
+    expected = [-2 * gain, -gain, rise, 2 * rise]
+    assert steps.tolist() == pytest.approx(expected, abs=cliff + 1e-9)
+    high = trend(1e6, 2e6)
+    assert float(high[1] / high[0]) == pytest.approx(2**power, rel=0.05)
+
+
+def test_minima_lie_anywhere_often_at_the_lower_end_and_the_cliff_is_high():
+    curves = sample(count=2000, t_max=(1000, 1000))
+    T = offered(curves)
+    trend = curves.trend[:, curves.started.shape[1] :]
+    best = T.gather(1, trend.argmin(1, keepdim=True))[:, 0]
+    shares = {(2, 2): 0.25, (3, 10): 0.2, (11, 50): 0.15, (51, 500): 0.01}
+    for (low, high), least in shares.items():
+        assert ((best >= low) & (best <= high)).double().mean() > least
+    height = (trend[:, -1] - trend.amin(1)) / math.log(10)  # orders of magnitude
+    assert (height > 10).double().mean() > 0.1
+    assert (height > 1).double().mean() > 0.5
+    assert (height < 1).double().mean() > 0.2, "some rise as gently as those of long texts"
+
+
+def test_the_noise_has_its_size_and_is_independent_between_neighbors():
+    curves = sample(count=3000, noise=(0.02, 0.02), spacing=(1.01, 1.01))
+    error = (curves.loss - curves.trend)[:, curves.started.shape[1] :]
+    assert error.std().item() == pytest.approx(0.02, rel=0.02)
+    assert error.mean().item() == pytest.approx(0, abs=2e-4)
+    neighbors = torch.corrcoef(torch.stack((error[:, 3], error[:, 4])))[0, 1]
+    assert abs(neighbors.item()) < 0.06
+    curves = sample(count=3000, spacing=(1.01, 1.01))
+    spread = (curves.loss - curves.trend)[:, curves.started.shape[1] :].std(1)
+    assert 0.0015 < spread.min() < 0.003
+    assert 0.03 < spread.max() < 0.06
+    assert not torch.equal(sample(seed=1).loss, sample().loss)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    t_min=st.integers(2, 9),
+    low=st.integers(60, 300),
+    more=st.integers(0, 900),
+    n=st.integers(1, 50),
+)
+def test_t_are_distinct_integers_of_the_range(t_min, low, more, n):
+    curves = sample(n=n, count=30, t_min=t_min, t_max=(low, low + more))
+    T = offered(curves)
+    assert T.shape == (30, n)
+    assert (torch.diff(T) > 0).all()
+    assert T.min() >= t_min
+    assert curves.T.min() >= t_min
+    assert curves.T.max() <= low + more
+    assert curves.points.min() >= -1
+    assert curves.points.max() <= 1 + 1e-12
+
+
+CURVES = CurvePolicySettings(
+    model=PabboModelSettings(d_model=16, heads=2, layers=1, feed_forward=16),
+    curves=CurveSettings(t_max=(60, 60), start=(2, 4)), points=59, steps=6, held_out=64,
+)  # fmt: skip
+
+
+def tiny_model(seed: int = 0) -> PabboModel:
+    torch.manual_seed(seed)
+    return CurvePolicyTask(CURVES).build_model()
+
+
+def test_the_distance_is_to_the_nearest_t_within_the_tolerance():
+    curves = sample_curves(0, torch.arange(20), 59, CURVES.curves, torch.float64)
+    distance, above = distance_to_close(curves, 0.01), excess(curves)
+    for row in range(20):
+        used = torch.cat((curves.started[row], torch.ones(59, dtype=torch.bool)))
+        T, loss = curves.T[row].double(), curves.loss[row]
+        close = T[used & (loss - loss[used].min() <= 0.01)]
+        nearest = (T / close[:, None]).log().abs().amin(0)
+        torch.testing.assert_close(distance[row], nearest, rtol=0, atol=1e-12)
+        assert above[row, used].min() == 0
+
+
+def test_scores_are_fitted_to_the_distances_of_all_candidates():
+    model, samples = tiny_model().double(), torch.arange(5)
+    with torch.no_grad():
+        model.acquisition[-1].weight.zero_()
+        model.acquisition[-1].bias.fill_(-0.7)
+    loss = CurvePolicyTask(CURVES).loss(model, samples, replace(STEP, seed=3))
+    curves = sample_curves(3, samples, 59, CURVES.curves, torch.float64)
+    distance = distance_to_close(curves, 0.01)[:, -59:]
+    assert float(loss.weight) == 5
+    assert loss.total.item() == pytest.approx(float((distance - 0.7).square().mean(1).sum()))
+
+
+def test_a_study_in_training_is_a_study_in_use():
+    """The same T in the same order, with the scores of an untrained model."""
+    model = tiny_model(3).eval()
+    samples = torch.arange(40)
+    curves = sample_curves(0, samples, CURVES.points, CURVES.curves)
+    with torch.no_grad():
+        scores, best = studies(model, curves, CURVES.steps, None)
+    compared = 0
+    for row in samples.tolist():
+        size = int(curves.started[row].sum())
+        start = curves.T[row, :size].tolist()
+        trained: list[int] = []
+        for step in scores[row]:
+            ranked = [int(T) + 2 for T in step.argsort(descending=True)]
+            trained.append(next(T for T in ranked if T not in trained))
+        if len({*start, *trained}) < len(start) + len(trained):
+            continue  # in training a T of the start may be asked for again, to no avail
+        losses = dict(zip(curves.T[row].tolist(), curves.loss[row].tolist(), strict=True))
+        scorer, budget = model_scorer(model), len(start) + CURVES.steps
+        optimizer = make_optimizer("pabbo_curves", space=Space(2, 60), seed=0, scorer=scorer)
+        study = Study(optimizer, points(*start), budget)
+        finish(study, lambda point, losses=losses: math.exp(losses[point.T]))
+        assert [e.point.T for e in study.history] == start + trained
+        assert int(curves.T[row, best[row, -1]]) == study.best[0].T
+        compared += 1
+    assert compared >= 10
+
+
+def test_the_stage_is_there_only_where_the_studies_use_it():
+    options = {"max_documents": 300, "max_features": 200, "min_df": 2}
+    plain = {"data": {"options": options}, "lda": {"t_max": 60, "start": [9, 30]}}
+    names = [stage.name for stage in stages(MainSettings.model_validate(plain))]
+    assert "train_curves" not in names
+    plain["lda"]["optimizers"] = ["pabbo_curves", "pabbo_small", "tpe"]
+    with_ours = {stage.name: stage for stage in stages(MainSettings.model_validate(plain))}
+    assert list(with_ours) == [*names[:-2], "train_curves", *names[-2:]]
+    assert set(with_ours["lda"].needs) == {"hardware", "train_small", "train_curves"}
+    ours, small, _ = with_ours["lda"].units[:3]
+    assert set(ours.literals["lda"]) == {"final_seeds"}  # its policy is that of its training
+    assert small.literals["lda"]["policy"]["exploration"] == 0.3
+    assert ours.needs == ("train_curves",)
+    assert small.needs == ("train_small",)

@@ -187,13 +187,6 @@ def test_candidates_are_all_documents_in_the_published_settings():
     )
 
 
-@given(SEEDS, st.integers(1, 12), st.integers(1, 15))
-def test_ranked_sorts_with_ties_by_index(seed, classes, count):
-    scores = rough(np.random.default_rng(seed), 6, classes)
-    found = refinement.ranked(scores, min(count, classes))
-    assert found.tolist() == [in_order(row)[:count] for row in scores]
-
-
 def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], float]:
     """Sort, cut at the largest gap among the best ``most + 1``, take at least ``least``.
 

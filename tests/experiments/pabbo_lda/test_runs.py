@@ -1,7 +1,8 @@
-"""Models that ship: they load, they are what the settings say, and a run can use them."""
+"""Runs with models that ship, and on bags of words and documents of the user's own."""
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 import raypipe as rp
+from experiments.pabbo_lda import settings
 from experiments.pabbo_lda.experiment import EXPERIMENT, untrained_settings
 from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.optimizers import make_optimizer
@@ -18,11 +20,15 @@ from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, search
 from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import START, MainSettings
-from experiments.pabbo_lda.space import Point, Space
+from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
+from raypipe.commands import configuration as config
 from raypipe.config.yaml_text import load_yaml
 from raypipe.graph.experiment import Stage
 from raypipe.store.run_directory import RunDirectory
+from tests.command import table
+from tests.experiments.pabbo_lda.test_optimizers import finish, points
+from tests.experiments.runs import CONFIGS, run
 
 STAGES = ("train_small", "train_large", "train_curves")
 MOST_BYTES = 2 * 2**20
@@ -41,7 +47,7 @@ lda:
 """
 
 
-def run(folder: Path, *overrides: str, **options: object) -> rp.Run:
+def of_shipped(folder: Path, *overrides: str, **options: object) -> rp.Run:
     return rp.run(load_yaml(CONFIG, "shipped"), overrides, run_dir=folder, local=True, **options)
 
 
@@ -78,16 +84,14 @@ def test_the_shipped_curve_policy_is_close_to_the_optimum_after_five_evaluations
     objective = TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
     scorer = model_scorer(restore_model(shipped_weights("train_curves")))
     rows = []
-    for dataset, run in objective.runs:
-        optimizer = make_optimizer("pabbo_curves", space=Space(2, 1000), seed=run, scorer=scorer)
-        study = Study(optimizer, [Point(T) for T in START], 82)
-        while not study.done:
-            for point in study.request():
-                study.supply(point, objective.value(dataset, run, point.T))
-        best = objective.best(dataset, run)[1]
+    for at in objective.runs:
+        optimizer = make_optimizer("pabbo_curves", space=Space(2, 1000), seed=at[1], scorer=scorer)
+        study = Study(optimizer, points(*START), 82)
+        finish(study, lambda point, at=at: objective.value(*at, point.T))
+        best = objective.best(*at)[1]
         close = [e.evaluation for e in study.history if e.value <= 1.01 * best]
         needed = close[0] - len(START) if close else math.inf
-        rows.append((dataset, needed, study.history[-1].best_value, best))
+        rows.append((at[0], needed, study.history[-1].best_value, best))
     found = pd.DataFrame(rows, columns=["dataset", "needed", "ours", "recorded"]).groupby("dataset")
     assert len(found) == 4
     assert (found["needed"].median() <= 5).all()
@@ -95,19 +99,19 @@ def test_the_shipped_curve_policy_is_close_to_the_optimum_after_five_evaluations
 
 
 def test_a_run_takes_shipped_models_without_a_training(tmp_path, capsys):
-    found, stored = run(tmp_path), RunDirectory.at(tmp_path)
+    found, stored = of_shipped(tmp_path), RunDirectory.at(tmp_path)
     assert "steps" not in {path.stem for path in (tmp_path / "results").glob("*.parquet")}
     for name in STAGES:
         assert stored.read(stored.model(name)) == shipped_weights(name)
     assert set(found.table("regret")["method"]) == {"pabbo", "random"}
     assert set(found.table("studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
     capsys.readouterr()
-    run(tmp_path)
+    of_shipped(tmp_path)
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_a_shipped_model_says_that_it_was_trained_for_other_samples(tmp_path, capsys):
-    run(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", only=("train_small",))
+    of_shipped(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", only=("train_small",))
     said = capsys.readouterr().out
     assert "WARNING: the shipped model was trained with other values of std" in said
 
@@ -135,3 +139,91 @@ def test_pabbo_curves_says_what_its_training_did_not_cover(lda, said):
     assert all(said in warning for warning in warnings)
     without = stage("lda", lda={"optimizers": ["gp_ei"], **lda})
     assert without.run.keywords["warnings"] == []
+
+
+OWN = ("data.source=bow", "data.dir=bow", "lda.datasets=[mine]")
+#: shipped models, and a study of three evaluations
+TINY = (
+    *("train_small.weights=shipped", "train_large.weights=shipped", "lda.t_max=8"),
+    *("lda.optimizers=[random]", "lda.start=[2,4]", "lda.runs=1", "lda.seeds=1"),
+    *("lda.evaluations=3", "lda.max_iter=1", "evaluate_small.functions=2"),
+    *("evaluate_large.functions=2", "evaluate_small.steps=2", "evaluate_large.steps=2"),
+)
+TEXTS = {
+    "data": {"source": "text", "dir": "docs", "options": {"min_df": 1, "max_df": 1.0}},
+    "lda.datasets": ["mixed"], "lda.optimizers": ["random", "golden_section"], "lda.runs": 1,
+    "lda.final_seeds": 1, "lda.t_max": 4, "lda.start": [2, 4], "lda.evaluations": 3,
+    "lda.max_iter": 1, "lda.batch_size": 32, "lda.cache": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings._warn.cache_clear()
+    monkeypatch.chdir(files)
+
+
+def test_the_quickstart_runs_on_own_files(tmp_path, caplog):
+    assert run("quickstart", tmp_path, *OWN, *TINY, profile="auto") == 0
+    found = table(tmp_path, "evaluations")
+    assert set(found["dataset"]) == {"mine"}
+    assert found["value"].between(1, 3000).all()
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["data.options: max_documents, max_features: left out, since data.source = bow"]
+
+
+SIZES = {"max_documents": 4000, "max_features": 1000}
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ((), SIZES),
+        (("data.source=builtin",), SIZES),
+        (("data.options.min_df=2",), {**SIZES, "min_df": 2}),
+        (("data.options={}",), {}),
+        (("data.options={}", "data.options.min_df=2"), {"min_df": 2}),
+        (OWN, {}),
+        ((*OWN, "data.options.split=train"), {"split": "train"}),
+        (("data.source=text", "data.options={max_features: 9}"), {"max_features": 9}),
+    ],
+)
+def test_options_belong_to_the_source_that_was_chosen(words, options):
+    document = config.read(CONFIGS / "quickstart.yaml")
+    assert config.resolve(document, words, "cpu", []).settings.data.options == options
+
+
+def studied(folder: Path, *stages: str, **lda: object) -> rp.Run:
+    given = {**TEXTS, **{f"lda.{key}": value for key, value in lda.items()}}
+    document = {"experiment": "experiments.pabbo_lda"}
+    return rp.run(document, given, run_dir=folder, only=stages or ("lda",), local=True)
+
+
+def test_documents_without_a_word_are_counted_where_they_are_left_out(tmp_path, capsys):
+    found = studied(tmp_path).table("corpora")
+    assert found[["documents", "dropped_documents", "words"]].values.tolist() == [[4, 3, 6]]
+    shown = capsys.readouterr().out
+    assert "documents 4, words 6" in shown
+    assert "WARNING: corpus mixed: 3 of 7 documents have no word of the vocabulary" in shown
+
+
+def test_letters_outside_all_words_are_counted(tmp_path, capsys, monkeypatch):
+    """And short words are words if the pattern says so."""
+    studied(tmp_path / "some", datasets=["cjk"], t_max=3, start=[2])
+    assert "33% of the letters are in no word" in capsys.readouterr().out
+    monkeypatch.setitem(TEXTS, "data.options.word_pattern", r"\w{2,}")
+    assert studied(tmp_path / "all", datasets=["cjk"]).table("corpora")["words"].item() == 7
+    assert "in no word" not in capsys.readouterr().out
+
+
+def test_a_coherence_is_not_called_a_perplexity(tmp_path, capsys):
+    found = studied(tmp_path, "lda", "aggregate", objective="coherence")
+    studies, history = found.table("studies"), found.table("study_history")
+    assert studies["best_perplexity"].isna().all()
+    lowest = history.groupby("optimizer")["value"].min()
+    assert dict(zip(studies["optimizer"], -studies["best_coherence"], strict=True)) == dict(lowest)
+    shown = capsys.readouterr().out
+    assert "best_coherence" in shown
+    assert "best_perplexity" not in shown
+    # and the comparison of studies needs nothing but the studies
+    assert set(found.table("stages")["stage"]) == {"hardware", "lda", "aggregate"}
