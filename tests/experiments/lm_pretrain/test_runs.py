@@ -16,7 +16,6 @@ import torch
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.evaluation import load_model
-from experiments.lm_pretrain.model import tiny
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
@@ -229,14 +228,6 @@ def test_what_cannot_work_is_said_before_the_training(
 
 def resolved(*overrides: str) -> Configuration:
     return config.resolve(config.read(PLAIN), overrides, "cpu", [])
-
-
-def test_a_cpu_trains_the_tiny_model():
-    settings = resolved().settings
-    changed = {"vocabulary": 2048, "context": 128, "tied": True}
-    assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
-    assert settings.train.training.effective_batch == 8
-    assert settings.model.mlp == "swiglu"  # so that it can be exported
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):

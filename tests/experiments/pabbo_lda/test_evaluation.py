@@ -10,13 +10,11 @@ import scipy.stats
 import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
-from torch import Tensor
 
 from experiments.pabbo_lda import experiment
 from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.pabbo import evaluation, preferential_gp
 from experiments.pabbo_lda.pabbo.functions import (
-    Candidates,
     SyntheticFunctionSettings,
     _log_normal,
     covariance,
@@ -96,26 +94,6 @@ SETTINGS = evaluation.EvaluationSettings(
 
 
 HELD_OUT = evaluation.held_out_functions(SETTINGS, FUNCTIONS)
-
-
-def _oracle(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
-    del preferred, used
-    return candidates.utility.amax(2)[:, None].expand(-1, duels.shape[1], -1)
-
-
-def test_an_oracle_finds_the_best_candidate_at_once():
-    regret = evaluation.simple_regret(_oracle, HELD_OUT, SETTINGS)
-    assert regret.shape == (6, 3, 9)
-    gap = HELD_OUT.best_utility - HELD_OUT.candidates.utility.amax((1, 2))
-    torch.testing.assert_close(regret[:, :, 1], gap[:, None].expand(-1, 3))
-
-
-def test_regret_starts_with_the_first_duel_and_never_grows():
-    regret = evaluation.simple_regret(evaluation.random_scorer(0, HELD_OUT), HELD_OUT, SETTINGS)
-    first = HELD_OUT.best_utility[:, None] - HELD_OUT.utility.amax((2, 3))
-    torch.testing.assert_close(regret[:, :, 0], first)
-    assert (regret.diff(dim=2) <= 0).all()
-    assert (regret >= -1e-5).all()
 
 
 def test_held_out_functions_are_not_training_functions():
