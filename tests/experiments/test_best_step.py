@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,10 @@ def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path, config)
     case = CASES[config]
     train, one, other = (case.write(tmp_path / str(rows), rows) for rows in (480, 200, 201))
 
-    def trained(name: str, held_out: Path, *training: str) -> pd.Series:
+    def trained(name: str, held_out: Path, *training: str, only: Sequence[str] = ()) -> pd.Series:
         given = [*case.settings, *case.data(train, held_out), "train.training.schedule=constant"]
         given += [f"train.training.{each}" for each in (*case.training, *training)]
-        assert run(config, tmp_path / name, *given) == 0
+        assert run(config, tmp_path / name, *given, only=only) == 0
         return table(tmp_path / name, "trials").iloc[0]
 
     best = trained("best", one, f"steps={case.steps}")
@@ -124,7 +124,6 @@ def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path, config)
     last = trained("short", one, f"steps={best['best_step']}", "monitor=null")
     assert "best_step" not in last.dropna()
     assert case.result(tmp_path / "best") == case.result(tmp_path / "short")
-    again = trained("other", other, f"steps={case.steps}")
+    again = trained("other", other, f"steps={case.steps}", only=["train"])
     names = ["best_step", "steps", case.metric]
     assert [again[name] for name in names] == [best[name] for name in names]
-    assert case.result(tmp_path / "other") != case.result(tmp_path / "best")

@@ -53,9 +53,18 @@ def labels_by_id(folder: Path) -> dict[str, set[str]]:
         return {row["id"]: set(row["labels"].split()) for row in csv.DictReader(file)}
 
 
-def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
-    folder = tmp_path / "run"
-    assert run(folder) == 0
+def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys, monkeypatch):
+    folder, predict, blocks = tmp_path / "run", infer._predict, []
+
+    def failing(inputs, rows, part):
+        blocks.append(int(rows[0]))
+        if len(blocks) == 2:
+            raise ValueError("not now")
+        return predict(inputs, rows, part)
+
+    monkeypatch.setattr(infer, "_predict", failing)
+    assert [run(folder), run(folder)] == [1, 0]
+    assert sorted(blocks) == [0, 40, 40, 80]
     found = measures(folder)
     assert set(found.index) == {
         *("nearest_name", "nearest_description", "tfidf", "constant", "supervised"),
@@ -87,7 +96,7 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("cache")
-def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
+def test_documents_that_were_encoded_are_not_encoded_again(tmp_path, monkeypatch):
     encode, seen = encoders.LsaEncoder.encode, []
 
     def counting(encoder, texts):
@@ -103,20 +112,6 @@ def test_what_was_computed_is_not_computed_again(tmp_path, monkeypatch):
         for name in ("run", "other")
     )
     np.testing.assert_array_equal(one, other)
-
-    predict, blocks = infer._predict, []
-
-    def failing(inputs, rows, part):
-        blocks.append(int(rows[0]))
-        if len(blocks) == 2:
-            raise ValueError("not now")
-        return predict(inputs, rows, part)
-
-    monkeypatch.setattr(infer, "_predict", failing)
-    short = ("train.training.epochs=null", "train.training.steps=4")
-    assert run(tmp_path / "run", *short, only=("infer",)) == 1
-    assert run(tmp_path / "run", *short, only=("infer",)) == 0
-    assert sorted(blocks) == [0, 40, 40, 80]
 
 
 @pytest.mark.slow
