@@ -22,7 +22,9 @@ from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_process, table
+from tests.experiments.lm_pretrain.test_runs import TINY
 from tests.experiments.runs import CONFIGS, run
+from tests.experiments.summarization.test_runs import small
 from tests.scenario import cases
 
 REFUSALS, IDENTITIES = cases(__file__, "refusals"), cases(__file__, "identity")
@@ -145,17 +147,13 @@ def test_parts_of_a_size_can_be_changed():
     assert tied.model_dump() == medium().model_copy(update={"tied": True}).model_dump()
 
 
-TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
 SWEPT = {
     "transformer": [
         *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
         *["model.layers=2", "model.numeric=8", "model.categories=[5,5,5,5]"],
     ],
     "lm_pretrain": TINY,
-    "summarization": [
-        *[*TINY, "model.head_width=16", "model.vocabulary=300", "data.source=files"],
-        *["data.files=[pairs.jsonl]", "data.source_length=64", "data.target_length=16"],
-    ],
+    "summarization": small(Path()),
 }
 
 

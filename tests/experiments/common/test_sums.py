@@ -1,25 +1,18 @@
-"""The losses of the experiments are sums: any micro-batches give the same; means are refused."""
+"""The losses of the experiments are sums: any micro-batches give the same."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import random_task
-from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
-from experiments.pabbo_lda.pabbo.curves import CurveSettings
-from experiments.pabbo_lda.pabbo.model import PabboModelSettings
-from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
-from experiments.summarization.model import T5Settings
+from experiments.pabbo_lda.pabbo.curve_training import CurvePolicyTask
+from experiments.pabbo_lda.pabbo.training import PabboTask
 from experiments.summarization.training import RandomPairs, SummarizationTask
-from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import LongestSamples, TeleclassTask
-from experiments.transformer.settings import NgramSettings, TransformerSettings
 from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.training import loader
 from raypipe.training.batching import BatchPlan
@@ -27,48 +20,35 @@ from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import StepContext, TrainTask
+from tests.experiments.lm_pretrain.test_model import SMALL
+from tests.experiments.pabbo_lda.test_training import CURVES, TINY
+from tests.experiments.summarization.test_model import GATED
+from tests.experiments.teleclass.test_training import SCRATCH
+from tests.experiments.transformer.test_model import NGRAMS, REGRESSION, SEQUENCE, TABLE
 
 WORKER = Worker(0, torch.device("cpu"))
-SMALL: dict[str, Any] = {"hidden": 16, "heads": 2, "layers": 1, "dropout": 0.0}
-WIDTHS = PabboModelSettings(d_model=8, heads=2, layers=1, feed_forward=8)
-PABBO = PabboSettings(
-    model=WIDTHS, trajectories=3, horizon=4, query_points=9, candidate_pairs=12,
-    prediction_points=8, prediction_duels=10, prediction_splits=3, max_context=4,
-)  # fmt: skip
-CURVES = CurvePolicySettings(
-    model=WIDTHS, curves=CurveSettings(t_max=(60, 60), start=(2, 4)), points=59, steps=6
-)
-T5 = T5Settings(
-    vocabulary=40, width=16, head_width=8, heads=2, feed_forward=16, layers=1, dropout=0.0
-)
-LM = LmSettings(vocabulary=11, width=12, heads=3, layers=1, feed_forward=10, context=9, dropout=0.0)
-SEQUENCE = TransformerSettings(vocabulary=12, length=10, outputs=3, **SMALL)
-NGRAMS = SEQUENCE.model_copy(update={"ngrams": NgramSettings(most=11, width=4)})
-TABLE = TransformerSettings(numeric=4, categories=(3,), outputs=1, kind="regression", **SMALL)
-BERT = ClassifierSettings(vocabulary=512, length=10, vectors=False, **SMALL)
+NUMBERS = TABLE.model_copy(update=REGRESSION)
 TASKS: dict[str, TrainTask] = {
-    "burn_in": PabboTask(PABBO),
-    "policy": PabboTask(PABBO),
+    "burn_in": PabboTask(TINY),
+    "policy": PabboTask(TINY),
     "policy by improvement": PabboTask(
-        PABBO.model_copy(update={"policy_gradient": "expected_improvement"})
+        TINY.model_copy(update={"policy_gradient": "expected_improvement"})
     ),
     "curves": CurvePolicyTask(CURVES),
-    "lm_pretrain": random_task(LM),
-    "summarization": SummarizationTask(T5, RandomPairs(40, 32, 8, 10), label_smoothing=0.1),
-    "teleclass": TeleclassTask(BERT, 6, LongestSamples(10, 512, 6, 0)),
+    "lm_pretrain": random_task(SMALL),
+    "summarization": SummarizationTask(GATED, RandomPairs(23, 32, 8, 10), label_smoothing=0.1),
+    "teleclass": TeleclassTask(
+        SCRATCH.model_copy(update={"vectors": False}), 6, LongestSamples(24, 512, 6, 0)
+    ),
     "ngrams": TransformerTask(NGRAMS, RandomSamples(NGRAMS, 50)),
     "sequence": TransformerTask(SEQUENCE, RandomSamples(SEQUENCE, 50)),
-    "table": TransformerTask(TABLE, RandomSamples(TABLE, 50), deviation=2.0),
+    "table": TransformerTask(NUMBERS, RandomSamples(NUMBERS, 50), deviation=2.0),
 }
-
-
-def phase_of(name: str) -> str:
-    return name.partition(" ")[0]
 
 
 def sums(name: str, size: int) -> Tensor:
     """Loss, weight, metrics and gradient of a step over 8 samples, in micro-batches of a size."""
-    task, phase = TASKS[name], Phase(phase_of(name), 1, 8, 1e-3)
+    task, phase = TASKS[name], Phase(name.partition(" ")[0], 1, 8, 1e-3)
     torch.manual_seed(0)
     model = task.build_model().double()
     batches = loader.batches(
