@@ -14,23 +14,18 @@ from experiments.lm_pretrain.training import random_task
 from tests.experiments.references import STEP, counted_flops, lively, parameter_count
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
-COMBINATIONS = [
-    SMALL.model_copy(update={"mlp": mlp, "tied": tied})
-    for mlp, tied in itertools.product(("swiglu", "gelu"), (False, True))
-]
-
-
-def _name(settings: LmSettings) -> str:
-    return f"{settings.mlp}-{'tied' if settings.tied else 'untied'}"
+EACH = pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(SMALL.model_copy(update={"mlp": mlp, "tied": tied}), id=f"{mlp}, tied={tied}")
+        for mlp, tied in itertools.product(("swiglu", "gelu"), (False, True))
+    ],
+)
 
 
 def _model(settings: LmSettings) -> LanguageModel:
     torch.manual_seed(0)
     return LanguageModel(settings)
-
-
-def _lively(settings: LmSettings) -> LanguageModel:
-    return lively(_model(settings).double())
 
 
 def _tokens(settings: LmSettings, length: int = SMALL.context) -> Tensor:
@@ -78,9 +73,9 @@ def _explicit_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
     return norm(x, state["norm.weight"]) @ output.T
 
 
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
+@EACH
 def test_the_logits_are_those_of_the_formulae(settings):
-    model, tokens = _lively(settings), _tokens(settings)
+    model, tokens = lively(_model(settings).double()), _tokens(settings)
     expected = torch.stack([_explicit_logits(model, row) for row in tokens])
     assert expected.std() > 0.5
     # the angles are tabled in single precision
@@ -106,7 +101,7 @@ def test_the_initial_weights_are_those_of_gpt_2():
             assert parameter.std().item() == pytest.approx(std, rel=0.03), name
 
 
-@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
+@EACH
 def test_flops_are_those_that_pytorch_counts(settings):
     model, tokens = _model(settings), _tokens(settings)
     found = counted_flops(lambda: model(tokens).sum().backward())

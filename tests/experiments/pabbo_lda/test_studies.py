@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -174,10 +173,6 @@ class Hills:
         return float(np.exp(np.log(T / best) ** 2 + noise))
 
 
-def objective(dataset: str) -> CorpusObjective:
-    return CorpusObjective(dataset, "tabular", {"corpus": dataset}, Hills())
-
-
 def study_settings(**changed) -> LdaSettings:
     """Studies without the cache."""
     usual = {"datasets": DATASETS, "optimizers": OPTIMIZERS, "runs": 2, "seed": 0, "t_max": 200}
@@ -185,16 +180,15 @@ def study_settings(**changed) -> LdaSettings:
     return LdaSettings(**{**usual, **changed})
 
 
-def small(**changed) -> LdaSettings:
-    usual = {"datasets": ("hills",), "optimizers": ("random", "tpe"), "evaluations": 6}
-    return study_settings(**{**usual, **changed})
-
-
 def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0):
     """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
     launcher = ShuffledLauncher(Random(seed), fate)
     session = session_in(folder, launcher)
-    specs = study_specs(lda, [replace(objective(name), counts=cost) for name in lda.datasets])
+    objectives = [
+        CorpusObjective(name, "tabular", {"corpus": name}, Hills(), counts=cost)
+        for name in lda.datasets
+    ]
+    specs = study_specs(lda, objectives)
     units = [spec.unit(lda, None) for spec in specs]
     (stage,) = composed([Stage("lda", lambda context: None, units)])
     error = None
@@ -369,7 +363,9 @@ def test_every_fit_is_computed_once_and_the_value_is_their_mean(
     order, seeds, kill, tmp_path_factory
 ):
     """Also where the command is killed in between, and in the final comparison."""
-    lda, folder = small(seeds=seeds, final_seeds=2), tmp_path_factory.mktemp("run")
+    of = {"datasets": ("hills",), "optimizers": ("random", "tpe"), "evaluations": 6}
+    lda = study_settings(**of, seeds=seeds, final_seeds=2)
+    folder = tmp_path_factory.mktemp("run")
     whole, every, _ = run(tmp_path_factory.mktemp("whole"), lda, order)
     assert len(every.ran) == len(set(every.ran)) == len(whole.rows("evaluations"))
     run(folder, lda, order, interrupted_after(kill))

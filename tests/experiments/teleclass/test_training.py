@@ -283,15 +283,10 @@ def width(settings) -> int:
     return WIDTH if takes_vectors(settings) else 0
 
 
-def as_trained(settings: ClassifierSettings, width: int) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return lively(build_classifier(settings, 5, width).eval(), 0.3)
-
-
-def samples(width: int) -> list:
+def inputs(width: int) -> list[torch.Tensor]:
     draw = np.random.default_rng(0)
     lengths = [1, 3, 24, *draw.integers(1, 25, 3)]
-    return [
+    samples = [
         (
             draw.integers(1, 512, n, dtype=np.int32),
             draw.integers(0, 5, 2, dtype=np.int32),
@@ -299,10 +294,7 @@ def samples(width: int) -> list:
         )
         for n in lengths
     ]
-
-
-def inputs(width: int) -> list[torch.Tensor]:
-    return list(Collate(5)(samples(width))[:-1])
+    return list(Collate(5)(samples)[:-1])
 
 
 def test_the_vectors_add_what_a_linear_layer_makes_of_them():
@@ -339,7 +331,8 @@ ABOVE = [{0}, {0, 1}, {0, 1, 2, 3}, {3}, {4}]
 
 
 def test_a_text_has_the_same_probabilities_whatever_is_beside_it(tmp_path, settings, width):
-    run, model = RunDirectory.at(tmp_path / "run"), as_trained(settings, width)
+    torch.manual_seed(0)
+    run, model = RunDirectory.at(tmp_path), lively(build_classifier(settings, 5, width).eval(), 0.3)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     write_weights(run, run.model("train"), weights, metadata_of(settings, 5, width))
     sizes = (settings.pretrained, settings.vocabulary, settings.length)

@@ -120,23 +120,20 @@ def test_a_sequence_too_long_is_refused():
 
 
 REGRESSION = {"kind": "regression", "outputs": 1}
-LOSSES = [
-    *(SEQUENCE, NGRAMS, TABLE),
-    *(each.model_copy(update=REGRESSION) for each in (SEQUENCE, TABLE)),
-]
-
-
-def _name(settings: TransformerSettings) -> str:
-    source = "ngrams" if settings.ngrams else "sequence" if settings.vocabulary else "table"
-    return f"{source}-{settings.kind}"
+LOSSES = {"sequence": SEQUENCE, "n-grams": NGRAMS, "table": TABLE}
+LOSSES |= {
+    f"{name} of numbers": LOSSES[name].model_copy(update=REGRESSION)
+    for name in ("sequence", "table")
+}
 
 
 def _batch(settings: TransformerSettings) -> Sample:
     return tuple(default_collate(RandomSamples(settings, 100).__getitems__(list(range(8)))))
 
 
-@pytest.mark.parametrize("settings", LOSSES, ids=_name)
-def test_the_loss_is_pytorch_s_on_the_whole_batch(settings):
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_is_pytorch_s_on_the_whole_batch(name):
+    settings = LOSSES[name]
     model, (*inputs, target) = _model(settings).eval(), _batch(settings)
     task = TransformerTask(settings, RandomSamples(settings, 8))
     loss = task.loss(model, (*inputs, target), STEP)
