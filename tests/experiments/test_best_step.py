@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,30 +13,6 @@ from tests.command import table
 from tests.experiments.conftest import SUMMARIZED
 from tests.experiments.rows import write_rows
 from tests.experiments.runs import run
-
-
-@dataclass(frozen=True)
-class Case:
-    """A training that learns its samples by heart.
-
-    Args:
-        write: writes a file of some size.
-        data: the overrides that train on a file and report another.
-        settings: of the model and the data.
-        training: of the section ``train.training``.
-        steps: more than are good.
-        metric: that chooses the step.
-        result: what is reported of a run.
-
-    """
-
-    write: Callable[[Path, int], Path]
-    data: Callable[[Path, Path], list[str]]
-    settings: tuple[str, ...]
-    training: tuple[str, ...]
-    steps: int
-    metric: str
-    result: Callable[[Path], Any]
 
 
 def numbers(path: Path, rows: int) -> Path:
@@ -65,27 +39,27 @@ def letters(path: Path, rows: int) -> Path:
     return path
 
 
+#: by configuration: what writes a file of some size, the keys of the files to train on and to
+#: report, settings of the model and the data, those of the training, more steps than are good, the
+#: metric that chooses the step, and what is reported of a run
 CASES = {
-    "transformer": Case(
-        numbers,
-        lambda train, held_out: [f"data.file={train}", f"data.test_file={held_out}"],
+    "transformer": (
+        numbers, ("data.file={}", "data.test_file={}"),
         ("data.source=table", "data.target=y", "data.validation_share=0.2", "model.hidden=32",
          "model.layers=1", "model.dropout=0"),
         ("learning_rate=0.01", "weight_decay=0", "warmup_steps=0"), 150, "eval_mae",
         lambda folder: table(folder, "measures").set_index("method").loc["transformer", "rmse"],
     ),
-    "summarization": Case(
-        pairs,
-        lambda train, held_out: [f"data.files=[{train}]", f"data.held_out_files=[{held_out}]"],
+    "summarization": (
+        pairs, ("data.files=[{}]", "data.held_out_files=[{}]"),
         ("data.source=files", "data.validation_share=0.3", "generation.beams=1", "model.width=32",
          "model.vocabulary=300", "model.head_width=16", "model.heads=2", "model.feed_forward=32",
          "model.layers=1", "model.dropout=0", "data.source_length=64"),
         ("warmup_steps=0",), 200, "eval_cross_entropy",
         lambda folder: list(table(folder, "summaries").sort_values("number")["summarizer"]),
     ),
-    "lm_pretrain": Case(
-        letters,
-        lambda train, held_out: [f"data.files=[{train}]", f"data.held_out_files=[{held_out}]"],
+    "lm_pretrain": (
+        letters, ("data.files=[{}]", "data.held_out_files=[{}]"),
         ("data.source=text", "data.tokens=bytes", "data.validation_share=0.2", "model.width=64",
          "data.most_passes=null", "model.heads=2", "model.feed_forward=128", "model.layers=2",
          "model.context=16", "sample.prompt=a", "sample.tokens=20"),
@@ -106,24 +80,24 @@ CASES = {
     ],
 )
 def test_of_samples_learned_by_heart_the_best_step_is_reported(tmp_path, config):
-    case = CASES[config]
-    train, one, other = (case.write(tmp_path / str(rows), rows) for rows in (480, 200, 201))
+    write, keys, settings, training, most, metric, result = CASES[config]
+    train, one, other = (write(tmp_path / str(rows), rows) for rows in (480, 200, 201))
 
-    def trained(name: str, held_out: Path, *training: str, only: Sequence[str] = ()) -> pd.Series:
-        given = [*case.settings, *case.data(train, held_out), "train.training.schedule=constant"]
-        given += [f"train.training.{each}" for each in (*case.training, *training)]
-        assert run(config, tmp_path / name, *given, only=only) == 0
+    def trained(name: str, held_out: Path, *more: str, only: Sequence[str] = ()) -> pd.Series:
+        files = [key.format(file) for key, file in zip(keys, (train, held_out), strict=True)]
+        given = [f"train.training.{each}" for each in ("schedule=constant", *training, *more)]
+        assert run(config, tmp_path / name, *settings, *files, *given, only=only) == 0
         return table(tmp_path / name, "trials").iloc[0]
 
-    best = trained("best", one, f"steps={case.steps}")
-    steps = table(tmp_path / "best", "steps").set_index("step")[case.metric].dropna()
+    best = trained("best", one, f"steps={most}")
+    steps = table(tmp_path / "best", "steps").set_index("step")[metric].dropna()
     assert len(steps) >= 10
     assert best["best_step"] == steps.idxmin() < steps.index[-1]
-    assert best[case.metric] == steps.min()
-    assert best["stopped_early"] == (best["steps"] < case.steps)
+    assert best[metric] == steps.min()
+    assert best["stopped_early"] == (best["steps"] < most)
     last = trained("short", one, f"steps={best['best_step']}", "monitor=null")
     assert "best_step" not in last.dropna()
-    assert case.result(tmp_path / "best") == case.result(tmp_path / "short")
-    again = trained("other", other, f"steps={case.steps}", only=["train"])
-    names = ["best_step", "steps", case.metric]
+    assert result(tmp_path / "best") == result(tmp_path / "short")
+    again = trained("other", other, f"steps={most}", only=["train"])
+    names = ["best_step", "steps", metric]
     assert [again[name] for name in names] == [best[name] for name in names]
