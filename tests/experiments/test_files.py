@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ CLASSES, ABC = taxonomy_of(("0", "10", "11", "12")), taxonomy_of("ab7")
 DEEP = "[" * 100_000
 OTHERS = [
     ("documents", "a.jsonl", DEEP, r"cannot be read as JSONL.*RecursionError"),
-    ("jsonl", "m.jsonl", DEEP, "m.jsonl"),
+    ("corpus", "m.jsonl", DEEP, "m.jsonl"),
 ]
 
 
@@ -53,14 +54,19 @@ def texts(path: Path) -> None:
     read_texts(settings)
 
 
-def sequences(path: Path, **given: Any) -> None:
-    usual = {"source": "sequences", "file": path, "test_file": path}
+def rows_of(path: Path, source: str = "sequences", **given: Any) -> None:
+    usual = {"source": source, "file": path, "test_file": path}
     load(TransformerDataSettings.model_validate(usual | given), None)
 
 
 def pairs_of(path: Path, **given: Any) -> None:
     settings = {"source": "files", "files": [path], **given}
     pairs.load(SummarizationDataSettings.model_validate(settings))
+
+
+def corpus(path: Path, **options: Any) -> None:
+    source = "text" if path.suffix == ".txt" else path.suffix[1:]
+    load_corpus(source, path.stem, path.parent, **{"min_df": 1, "max_df": 1.0, **options})
 
 
 def gold(path: Path) -> None:
@@ -71,9 +77,10 @@ READERS: dict[str, Callable[..., object]] = {
     "documents": lambda path: read_documents(path, CLASSES, max_documents=1),
     "gold": gold,
     "annotations": lambda path: read_annotations(path, ABC),
-    "jsonl": lambda path: load_corpus("jsonl", "m", path.parent, min_df=1, max_df=1.0),
+    "corpus": corpus,
     "texts": texts,
-    "sequences": sequences,
+    "sequences": rows_of,
+    "table": partial(rows_of, source="table", target="y"),
     "pairs": pairs_of,
 }
 ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
@@ -101,31 +100,6 @@ def test_a_test_file_is_the_test(tmp_path):
 def test_the_kind_follows_from_the_target(values, kind, expected):
     column = pa.chunked_array([values])
     assert files.make_target(column, column, kind, 20, "y")[0].kind == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: rows.drop(columns="y"), "no column 'y'"),
-        (lambda rows: rows.assign(y=[None, *rows["y"][1:]]), "missing in row 0"),
-        (lambda rows: rows.assign(y="one"), "only one class"),
-        (lambda rows: rows.assign(y=[float("inf"), *rows["size"][1:]]), "is inf in row 0"),
-        (lambda rows: rows.assign(y=[float("nan"), *rows["size"][1:]]), "missing in row 0"),
-        (lambda rows: rows.assign(y=2.5), "nothing to learn"),
-        (lambda rows: rows.assign(size=float("-inf")), "is -inf in row 0"),
-        (lambda rows: rows.assign(size=[1e300, *rows["size"][1:]]), "too far apart"),
-        (lambda rows: rows.assign(size=float("nan")), "has no value"),
-        (lambda rows: rows.assign(size=pd.Timestamp(0)), "is timestamp"),
-        (lambda rows: rows[["y"]], "no column other than the target"),
-        (lambda rows: rows.head(0), "no row"),
-        (lambda rows: rows.head(1), r"1 rows [01] are held out; .* another data.test_share"),
-    ],
-)
-def test_a_table_that_cannot_be_used_is_refused(tmp_path, change, message):
-    path = write_rows(tmp_path / "rows.parquet", change(frame()))
-    with pytest.raises(CorpusError, match=message) as error:
-        table(path)
-    assert "rows.parquet" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

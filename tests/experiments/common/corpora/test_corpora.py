@@ -249,16 +249,6 @@ def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
     assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
-def test_a_missing_column_is_named_with_those_there_are(tmp_path, form):
-    write(tmp_path, form)
-    with pytest.raises(
-        CorpusError,
-        match=f"mine.{form}.*no column 'texts'; there are: id, text; the nearest is 'text'",
-    ):
-        load_corpus(form, "mine", tmp_path, column="texts", **KEEP)
-
-
 def test_missing_values_are_empty_documents(tmp_path):
     rows = [{"text": text} for text in (*TEXTS, None)]
     path = write_rows(tmp_path / "j.jsonl", rows)
@@ -270,21 +260,6 @@ def test_missing_values_are_empty_documents(tmp_path):
     corpus = load_corpus("csv", "c", tmp_path, **KEEP)
     assert corpus.vocabulary == ("lines", "models")
     assert (corpus.documents, corpus.dropped_documents) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    "tokenization",
-    [Tokenization(), Tokenization(min_df=0.9, max_df=0.1), Tokenization(min_df=-1)],
-    ids=["too rare", "contradictory", "not allowed"],
-)
-def test_no_word_left_says_so(tokenization):
-    with pytest.raises(CorpusError, match=r"mine: no word is left with min_df=.*lower min_df"):
-        vectorize("c", ["only words", "seen once"], "mine", tokenization)
-
-
-def test_a_corpus_without_documents_says_so():
-    with pytest.raises(CorpusError, match="mine: no documents: every line or file is empty"):
-        vectorize("c", ["", " \n"], "mine")
 
 
 def test_missing_files_name_what_there_is(tmp_path):
