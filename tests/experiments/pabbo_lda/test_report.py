@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
 from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections
 from experiments.pabbo_lda.study.comparison import aggregate
-from raypipe.report.plots import Plot, encode
+from raypipe.report.plots import Plot
 from raypipe.report.results import RunResults
 from raypipe.store.ledger import Row
 from tests.experiments.pabbo_lda.test_comparison import Values, fits, history
@@ -79,10 +77,6 @@ def test_every_corpus_gets_every_kind_of_figure(datasets, optimizers, runs):
     names = [f"corpus{i}" for i in range(datasets)]
     drawn = figures(drawn_tables(names, list(NAMES)[:optimizers], runs))
     assert [figure.name for figure in drawn] == [f"{k}-{name}" for k in KINDS for name in names]
-    for figure in drawn[:: datasets + 1]:
-        files = encode(figure)
-        assert imread(io.BytesIO(files["png"]))[..., :3].std() > 0.01
-        assert len(files["svg"]) > 5000
 
 
 def test_curves_are_medians_with_quartiles_and_carry_the_best_of_an_ended_study():

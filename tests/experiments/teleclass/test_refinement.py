@@ -146,42 +146,13 @@ def test_class_vectors_are_weighted_sums_of_unit_vectors_and_anchors(seed, class
         np.testing.assert_allclose(found[c], expected, atol=1e-4)
 
 
-FIRST = RefineSettings()
-
-
-def refined(
-    documents: np.ndarray, described: np.ndarray, taxonomy: Taxonomy, given: RefineSettings
-) -> np.ndarray:
-    """The class vectors after one round over all documents."""
-    scores = refinement.candidates(
-        refinement.similarities(documents, described), related_matrix(taxonomy), given
-    )
-    rows, classes = np.nonzero(scores > refinement.NEVER)
-    total = refinement.sums(classes, rows, scores[rows, classes], documents, len(described))
-    return refinement.class_vectors(total, described, given.anchor * described)
-
-
-def test_a_small_class_stays_at_its_description_beside_a_large_one():
-    taxonomy = taxonomy_of("01")
-    described = np.eye(2, 3, dtype=np.float32)
-    large = np.tile([0.8, 0.0, 0.6], (200, 1))
-    small = np.tile([0.0, 0.8, 0.6], (2, 1))
-    documents = np.concatenate((large, small)).astype(np.float32)
-    found = refined(documents, described, taxonomy, FIRST)
-    kept = (found * described).sum(1)
-    assert kept[0] < 0.83  # nearly the direction of its documents
-    assert kept[1] > 0.98
-    alone = refined(documents, described, taxonomy, FIRST.model_copy(update={"anchor": 0.0}))
-    np.testing.assert_allclose((alone * described).sum(1), 0.8, atol=1e-6)
-
-
 def test_candidates_are_all_documents_in_the_published_settings():
     taxonomy = taxonomy_of("012", ["01"])
     scores = np.array([[0.5, 0.4, 0.3], [0.1, 0.2, 0.3]], np.float32)
     related = related_matrix(taxonomy)
     published = RefineSettings.model_validate(PUBLISHED_REFINE)
     np.testing.assert_array_equal(refinement.candidates(scores, related, published), scores)
-    own = refinement.candidates(scores, related, FIRST)
+    own = refinement.candidates(scores, related, RefineSettings())
     np.testing.assert_allclose(
         own, [[0.2, 0.1, refinement.NEVER], [refinement.NEVER, refinement.NEVER, 0.1]], atol=1e-6
     )
