@@ -78,6 +78,8 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
         for name in ("mine", "other"):
             counts = sparse.csr_matrix(draw.integers(0, 3, (documents, 1200)))
             sparse.save_npz(folder / f"bow/X_{name}_{split}_bow.npz", counts)
+        sparse.save_npz(folder / f"bow/X_narrow_{split}_bow.npz", counts[:, : 500 + documents])
+    (folder / "recorded.csv").write_text("dataset,seed,T,perplexity\nmine,1,2,9.0\n")
     (folder / "bert").symlink_to(tiny_bert)
     return folder
 
