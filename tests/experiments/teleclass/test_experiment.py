@@ -16,8 +16,6 @@ from experiments.teleclass import encoders, infer
 from experiments.teleclass.corpus import builtin_documents
 from experiments.teleclass.encoders import Embeddings
 from experiments.teleclass.evaluation import example_f1
-from experiments.teleclass.settings import PUBLISHED_REFINE, RefineSettings
-from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process, table
@@ -156,14 +154,6 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path, topics, capsys):
         assert found.loc[method, "example_f1"] == 1
     predicted = labels_by_id(tmp_path / "run")
     assert predicted == {f"test{n}": {"a", "bc"[n % 2]} for n in range(30)}
-
-
-def test_the_published_settings_are_one_key_per_phase(topics):
-    document = config.read(CONFIGS / "teleclass.yaml")
-    published = ("refine=published", "infer=published", "augment.max_share=null")
-    found = config.resolve(document, [*topics, *published], "cpu", []).settings
-    assert found.refine == RefineSettings.model_validate(PUBLISHED_REFINE)
-    assert (found.infer.threshold, found.augment.max_share) == (0.5, None)
 
 
 @pytest.mark.slow
