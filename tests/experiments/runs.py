@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import raypipe as rp
-from raypipe.commands import cluster
+from raypipe.commands import cluster, configuration
+from raypipe.graph.configuration import Configuration
+from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from tests.command import status, table
 
@@ -29,6 +31,14 @@ def run(config: str, folder: Path, *overrides: str, verb=rp.run, **options: obje
     with inline():
         given = {"profile": "cpu", **options}
         return status(verb, CONFIGS / f"{config}.yaml", overrides, run_dir=folder, **given)
+
+
+def resolved(
+    name: str, *overrides: str, profile: str = "cpu", nodes: Sequence[Hardware] = ()
+) -> Configuration:
+    """``configs/<name>.yaml`` with overrides, by default of the profile ``cpu``."""
+    document = configuration.read(CONFIGS / f"{name}.yaml")
+    return configuration.resolve(document, overrides, profile, nodes)
 
 
 def assert_declared(folder: Path, tables, metrics=None) -> None:

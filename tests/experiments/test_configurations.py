@@ -17,13 +17,12 @@ import pytest
 import raypipe as rp
 from experiments.lm_pretrain.model import large, medium
 from experiments.pabbo_lda import optimizers
-from raypipe.commands import configuration as config
 from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_process, table
 from tests.experiments.lm_pretrain.test_runs import TINY
-from tests.experiments.runs import CONFIGS, run
+from tests.experiments.runs import CONFIGS, resolved, run
 from tests.experiments.summarization.test_runs import small
 from tests.scenario import cases
 
@@ -69,21 +68,18 @@ def test_a_mistake_is_one_message_and_nothing_is_written(here, name, words, mess
     assert not (here / "runs").exists()
 
 
-def resolved(
-    name: str,
-    *overrides: str,
-    gib: float | None = None,
-    capability: str = "8.9",
-    profile: str = "auto",
+def on_card(
+    name: str, *overrides: str, gib: float | None, capability: str = "8.9", profile: str = "auto"
 ) -> Configuration:
+    """The configuration on a machine with a card of this size, or without one."""
     gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), capability),)
     node = Hardware("here", 2, 2**34, gpu)
-    return config.resolve(config.read(CONFIGS / f"{name}.yaml"), overrides, profile, [node])
+    return resolved(name, *overrides, profile=profile, nodes=[node])
 
 
 def prints(name: str, *words: str) -> dict[str, str]:
     """The fingerprint of each unit but those that are always computed again."""
-    stages = resolved(name, *IDENTITIES[name]["given"], *words, profile="cpu").stages()
+    stages = resolved(name, *IDENTITIES[name]["given"], *words).stages()
     units = [unit for s in stages if s.name not in ("hardware", "aggregate") for unit in s.units]
     return {unit.key: unit.fingerprint for unit in units}
 
@@ -127,7 +123,7 @@ def test_the_ranges_of_priors_and_the_release_of_a_library_decide_a_study(monkey
 @pytest.mark.parametrize("name", ["transformer", "lm_pretrain", "summarization"])
 def test_the_swept_configuration_is_the_plain_one(name, gib):
     given = ["data.source=random"] if name == "lm_pretrain" else []
-    swept, plain = resolved(f"sweeps/{name}", gib=gib), resolved(name, *given, gib=gib)
+    swept, plain = on_card(f"sweeps/{name}", gib=gib), on_card(name, *given, gib=gib)
     assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
 
 
@@ -135,15 +131,15 @@ def test_the_swept_configuration_is_the_plain_one(name, gib):
     "case", cases(__file__, "profiles"), ids=lambda case: f"{case['config']} {case.get('gib')}"
 )
 def test_a_machine_has_the_sizes_of_its_profile(case):
-    given = {name: case[name] for name in ("gib", "capability", "profile") if name in case}
-    found = resolved(case["config"], *case.get("words", ()), **given)
+    given = {name: case[name] for name in ("capability", "profile") if name in case}
+    found = on_card(case["config"], *case.get("words", ()), gib=case.get("gib"), **given)
     settings = {"profile": found.profile, **found.settings.model_dump(mode="json")}
     expected = {k: SIZES[v] if k == "model" else v for k, v in case["gives"].items()}
     assert {name: reduce(getitem, name.split("."), settings) for name in expected} == expected
 
 
 def test_parts_of_a_size_can_be_changed():
-    tied = resolved("lm_pretrain", "model.tied=true", gib=24).settings.model
+    tied = on_card("lm_pretrain", "model.tied=true", gib=24).settings.model
     assert tied.model_dump() == medium().model_copy(update={"tied": True}).model_dump()
 
 

@@ -20,14 +20,11 @@ from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
-from raypipe.commands import configuration as config
-from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import CONFIGS, assert_declared
+from tests.experiments.runs import assert_declared
 
-PLAIN = CONFIGS / "lm_pretrain.yaml"
 TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
 SMALL = [
     *[*TINY, "data.source=text", "model.context=16", "model.vocabulary=270", "sample.tokens=20"],
@@ -110,7 +107,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     folder = Path(run.artifact("export", "hf"))
     assert not folder.exists()
     assert runs.run("lm_pretrain", location, *given, "export=true") == 0
-    settings = model_of(run_folder(run), resolved(*given).settings.model)
+    settings = model_of(run_folder(run), runs.resolved("lm_pretrain", *given).settings.model)
     model = load_model(run, settings)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), output_loading_info=True
@@ -224,10 +221,6 @@ def test_what_cannot_work_is_said_before_the_training(
     assert re.search(message, " ".join((output.out + output.err).split()))
     assert "failed" in set(table(tmp_path / "run", "stages")["status"])
     assert not found.exists(found.checkpoints("train"))
-
-
-def resolved(*overrides: str) -> Configuration:
-    return config.resolve(config.read(PLAIN), overrides, "cpu", [])
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):

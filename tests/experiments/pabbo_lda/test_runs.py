@@ -22,13 +22,12 @@ from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import START, MainSettings
 from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
-from raypipe.commands import configuration as config
 from raypipe.config.yaml_text import load_yaml
 from raypipe.graph.experiment import Stage
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments.pabbo_lda.test_optimizers import finish, points
-from tests.experiments.runs import CONFIGS, run
+from tests.experiments.runs import resolved, run
 
 STAGES = ("train_small", "train_large", "train_curves")
 MOST_BYTES = 2 * 2**20
@@ -189,8 +188,7 @@ SIZES = {"max_documents": 4000, "max_features": 1000}
     ],
 )
 def test_options_belong_to_the_source_that_was_chosen(words, options):
-    document = config.read(CONFIGS / "quickstart.yaml")
-    assert config.resolve(document, words, "cpu", []).settings.data.options == options
+    assert resolved("quickstart", *words).settings.data.options == options
 
 
 def studied(folder: Path, *stages: str, **lda: object) -> rp.Run:

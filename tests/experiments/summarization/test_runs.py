@@ -17,14 +17,12 @@ from experiments.summarization.evaluation import load_model, summarize
 from experiments.summarization.model import END, PAD
 from experiments.summarization.tables import STEP_METRICS, TABLES, sections
 from experiments.summarization.tokenizer import documents_path, pairs_path, tokenizer_of
-from raypipe.commands import configuration as config
 from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
 from tests.experiments.runs import CONFIGS, assert_declared
 
-PLAIN = CONFIGS / "summarization.yaml"
 SMALL = (
     *("model.vocabulary=300", "model.width=32", "model.head_width=16", "model.heads=2"),
     *("model.feed_forward=32", "model.layers=1", "model.dropout=0", "data.source_length=64"),
@@ -50,8 +48,7 @@ def trained(files, tmp_path_factory) -> Path:
 
 
 def settings(files: Path):
-    given = small(files, "train.training.epochs=14")
-    return config.resolve(config.read(PLAIN), given, "cpu", []).settings
+    return runs.resolved("summarization", *small(files, "train.training.epochs=14")).settings
 
 
 def test_a_summarizer_beats_the_lead_sentence(trained, files):
@@ -161,8 +158,9 @@ def test_short_of_memory_the_batch_is_halved_then_the_sources(files, tmp_path, m
 
 
 def test_fit_says_why_fp16_does_not_fit(files):
+    given = small(files, "train.training.micro_batch=4")
     with runs.inline():
-        fitted = rp.fit(PLAIN, small(files, "train.training.micro_batch=4"), profile="cpu")
+        fitted = rp.fit(CONFIGS / "summarization.yaml", given, profile="cpu")
     rows = {row["precision"]: row for row in fitted.to_dict("records") if "precision" in row}
     assert rows["fp32"]["micro_batch"] == 4
     assert pd.isna(rows["fp16"]["micro_batch"])
