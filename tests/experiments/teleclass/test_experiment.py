@@ -16,7 +16,6 @@ from experiments.teleclass import encoders, infer
 from experiments.teleclass.corpus import builtin_documents
 from experiments.teleclass.encoders import Embeddings
 from experiments.teleclass.evaluation import example_f1
-from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process, table
 from tests.experiments import runs
@@ -51,7 +50,7 @@ def labels_by_id(folder: Path) -> dict[str, set[str]]:
         return {row["id"]: set(row["labels"].split()) for row in csv.DictReader(file)}
 
 
-def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys, monkeypatch):
+def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, monkeypatch):
     folder, predict, blocks = tmp_path / "run", infer._predict, []
 
     def failing(inputs, rows, part):
@@ -86,11 +85,6 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys, 
     listed = table(folder, "predictions")
     assert {row.id: set(row.labels) for row in listed.itertuples()} == predicted
     assert (np.diff(np.stack(listed["probabilities"])) <= 0).all()
-
-    assert run(folder, "encode.workers=1", "infer.batch_size=7") == 0
-    assert "nothing to do" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"refine\.top_documents: stored None, now 7"):
-        run(folder, "refine.top_documents=7")
 
 
 @pytest.mark.usefixtures("cache")
