@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.optimizers import make_optimizer
 from experiments.pabbo_lda.optimizers.pabbo import model_scorer
 from experiments.pabbo_lda.pabbo.curve_training import (
@@ -40,7 +39,6 @@ from experiments.pabbo_lda.pabbo.training import (
     expected_improvement,
     reinforce,
 )
-from experiments.pabbo_lda.settings import MainSettings
 from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
 from experiments.pabbo_lda.tables import STEP_METRICS
@@ -385,19 +383,3 @@ def test_a_study_in_training_is_a_study_in_use():
         assert int(curves.T[row, best[row, -1]]) == study.best[0].T
         compared += 1
     assert compared >= 10
-
-
-def test_the_stage_is_there_only_where_the_studies_use_it():
-    options = {"max_documents": 300, "max_features": 200, "min_df": 2}
-    plain = {"data": {"options": options}, "lda": {"t_max": 60, "start": [9, 30]}}
-    names = [stage.name for stage in stages(MainSettings.model_validate(plain))]
-    assert "train_curves" not in names
-    plain["lda"]["optimizers"] = ["pabbo_curves", "pabbo_small", "tpe"]
-    with_ours = {stage.name: stage for stage in stages(MainSettings.model_validate(plain))}
-    assert list(with_ours) == [*names[:-2], "train_curves", *names[-2:]]
-    assert set(with_ours["lda"].needs) == {"hardware", "train_small", "train_curves"}
-    ours, small, _ = with_ours["lda"].units[:3]
-    assert set(ours.literals["lda"]) == {"final_seeds"}  # its policy is that of its training
-    assert small.literals["lda"]["policy"]["exploration"] == 0.3
-    assert ours.needs == ("train_curves",)
-    assert small.needs == ("train_small",)
