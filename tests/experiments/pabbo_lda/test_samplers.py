@@ -62,7 +62,7 @@ def smooth(trial):
 class TestOptunasOwnTests(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
     """Optuna's tests of samplers, with the surrogate at once and after some trials."""
 
-    @pytest.fixture(params=[0, 5])
+    @pytest.fixture(params=[0, pytest.param(5, marks=pytest.mark.slow)])
     def sampler(self, request):
         return lambda: sampler(n_startup_trials=request.param, warn_independent_sampling=False)
 

@@ -114,7 +114,7 @@ def test_values_that_are_not_finite_are_kept_but_never_best():
     assert study.best == (Point(4), 5.0)
 
 
-OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")
+OPTIMIZERS = ("ga", "es", "tpe", "golden_section")
 DATASETS = ("hills", "slope")
 
 
