@@ -138,11 +138,6 @@ def test_a_machine_has_the_sizes_of_its_profile(case):
     assert {name: reduce(getitem, name.split("."), settings) for name in expected} == expected
 
 
-def test_parts_of_a_size_can_be_changed():
-    tied = on_card("lm_pretrain", "model.tied=true", gib=24).settings.model
-    assert tied.model_dump() == medium().model_copy(update={"tied": True}).model_dump()
-
-
 SWEPT = {
     "transformer": [
         *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
