@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray import cloudpickle
 from threadpoolctl import threadpool_info
 
 from raypipe.graph.launcher import PoolOptions, TaskResult
@@ -27,6 +28,14 @@ from raypipe.launch import task
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_child, is_alive, until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sent_by_value() -> Iterator[None]:
+    """Workers that run the functions of this module need not import it, and with it torch."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["tasks", "kept"])
