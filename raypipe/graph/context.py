@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,34 +59,27 @@ class Session:
     durations: Durations | None = None
 
 
+@dataclass
 class Outcomes:
-    """The stages that have ended; units of a running stage may wait for others."""
+    """The keys of the stages that have ended; units of a running stage may wait for others.
 
-    def __init__(self, ended: Collection[str] = ()) -> None:
-        self._ended = set(ended)
-        #: whether the run is interrupted
-        self.is_interrupted = False
-        #: why stages failed or were skipped, by key, the first one first
-        self.failures: dict[str, str] = {}
+    ``failures`` says why stages failed or were skipped, the first one first, and
+    ``is_interrupted`` whether the run is interrupted.
+    """
+
+    ended: set[str] = field(default_factory=set)
+    failures: dict[str, str] = field(default_factory=dict)
+    is_interrupted: bool = False
 
     def end(self, stage: str, failure: str | None) -> None:
         """Record that a stage has ended, and why it failed."""
         if failure is not None:  # before: a failed stage must never look as if it had succeeded
             self.failures[stage] = failure
-        self._ended.add(stage)
-
-    @property
-    def ended(self) -> int:
-        """The number of stages that have ended."""
-        return len(self._ended)
+        self.ended.add(stage)
 
     def failed(self, stages: Iterable[str]) -> list[str]:
         """Return the stages that failed or were skipped."""
         return [stage for stage in stages if stage in self.failures]
-
-    def running(self, stages: Collection[str]) -> set[str]:
-        """Return the stages that have not ended."""
-        return set(stages) - self._ended
 
 
 class StageContext:
@@ -116,7 +109,7 @@ class StageContext:
         self.began: tuple[str, float] | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
-        self._outcomes = outcomes or Outcomes(ended=stage.needed_keys)
+        self._outcomes = outcomes or Outcomes({*stage.needed_keys})
         self._units = {unit.key: unit for unit in stage.units}
         self._offered: set[str] = set()
         self._ended = 0
@@ -147,23 +140,23 @@ class StageContext:
         If units need different stages, there are more of them when those have ended. The framework
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
-        self._ended = self._outcomes.ended  # before the units: stages end meanwhile
+        self._ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
         ready = [unit for unit in self.unfinished() if self._is_ready(unit)]
         self._offered.update(unit.key for unit in ready)
         return ready
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        if self._outcomes.ended == self._ended:
+        if len(self._outcomes.ended) == self._ended:
             return []
         before = set(self._offered)
         return [unit for unit in self.todo() if unit.key not in before]
 
     def waits(self) -> bool:
         """Whether further units can be computed once stages that run now have ended."""
-        running, failed = self._outcomes.running, self._outcomes.failed
+        ended, failed = self._outcomes.ended, self._outcomes.failed
         needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
-        return any(running(each) and not failed(each) for each in needs)
+        return any(not each <= ended and not failed(each) for each in needs)
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
@@ -172,7 +165,7 @@ class StageContext:
 
     def _is_ready(self, unit: Unit) -> bool:
         needs = self.stage.unit_needs[unit.key]
-        return not self._outcomes.running(needs) and not self._outcomes.failed(needs)
+        return needs <= self._outcomes.ended and not self._outcomes.failed(needs)
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.

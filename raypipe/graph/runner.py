@@ -157,7 +157,7 @@ class _RunningGraph:
         One of which another stage has ended since it was paused looks for further units.
         """
         unsettled = {*self._running, *(stage.key for stage in self._waiting)}
-        ended = self._outcomes.ended
+        ended = len(self._outcomes.ended)
         ready = [
             stage
             for stage in self._waiting
@@ -234,7 +234,7 @@ class _RunningGraph:
             if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
                 context.finish(stage.units[0].key)
             while True:
-                ended = self._outcomes.ended  # before the units: stages end meanwhile
+                ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
                 if context.further_units():
                     stage.run(context)
                 elif context.waits():

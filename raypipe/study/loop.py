@@ -140,7 +140,7 @@ class PointLoop:
         """
         found: list[Stage] = []
         while not self.is_over and not self._shared(outcomes.failures):
-            over = [each for each in self._flights if not outcomes.running(each.keys)]
+            over = [each for each in self._flights if each.keys <= outcomes.ended]
             self._flights = [each for each in self._flights if each not in over]
             for flight in over:
                 outcome = self._outcome(flight, ledger, outcomes.failures)
