@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from raypipe import import_path
 from raypipe.config import shipped
 from raypipe.config.levels import did_you_mean, nested, settings_of
-from raypipe.config.settings import Level
+from raypipe.config.settings import Level, NotIdentity
 from raypipe.errors import ConfigError, trace_of
 from raypipe.graph.experiment import Experiment, Stage, Unit, in_order
-from raypipe.graph.identity import Identity, fingerprint, reads_by_default, values_of, view
+from raypipe.graph.identity import Identity, SettingsView, fingerprint, values_of
 from raypipe.graph.source import SourceCode
 from raypipe.training.settings import LENGTH_KEYS
 
@@ -76,11 +76,12 @@ def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]
     for stage in in_order(stages):
         reads = stage.reads
         if reads is None:
-            reads = reads_by_default(settings, stage.name, names)
+            reads = _reads_by_default(settings, names - {stage.name})
+        view = SettingsView(settings, reads, stage.name)
         shared = {
             "experiment": experiment.name,
             "version": experiment.version,
-            **_without_length(values_of(settings, reads, stage.name), stage),
+            **_without_length(values_of(settings, view), stage),
         }
         hashed = fingerprint(shared)
         needed = {need: composed[need].fingerprint for need in stage.needs}
@@ -95,9 +96,18 @@ def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]
             units.append(replace(unit, identity=identity, extents=found))
         training = stage.training
         if training is not None:
-            training = replace(training, settings_view=view(settings, reads, stage.name))
+            training = replace(training, settings_view=view)
         composed[stage.name] = replace(stage, units=units, reads=reads, training=training)
     return [composed[stage.name] for stage in stages]
+
+
+def _reads_by_default(settings: BaseModel, others: Set[str]) -> tuple[str, ...]:
+    """Return every field that is not the section of another stage."""
+    return tuple(
+        name
+        for name, field in type(settings).model_fields.items()
+        if name not in others and not any(isinstance(m, NotIdentity) for m in field.metadata)
+    )
 
 
 def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:

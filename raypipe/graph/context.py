@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.identity import SettingsView, view
+from raypipe.graph.identity import SettingsView
 from raypipe.graph.progress import Display
 from raypipe.graph.stored_results import IDENTITIES, is_done
 from raypipe.graph.tables import CORE
@@ -118,7 +118,7 @@ class StageContext:
     def settings(self) -> SettingsView:
         """The settings that the stage reads (:class:`~raypipe.graph.experiment.Stage`)."""
         settings = self.stage.settings or self.session.settings
-        return view(settings, self.stage.reads or (), self.stage.name)
+        return SettingsView(settings, self.stage.reads or (), self.stage.name)
 
     @cached_property
     def run_dir(self) -> RunDirectory:

@@ -11,7 +11,7 @@ from raypipe import provenance
 from raypipe.config.settings import Operational, Settings
 from raypipe.graph.configuration import compose
 from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.identity import view
+from raypipe.graph.identity import SettingsView
 from raypipe.graph.source import source_of
 from tests.command import raypipe, table
 
@@ -95,7 +95,7 @@ def test_an_identity_changes_with_what_the_stage_and_its_needs_read(change, expe
 
 
 def test_a_view_has_the_declared_keys_alone():
-    settings = view(Sections(), ("data.width", "train"), "train")
+    settings = SettingsView(Sections(), ("data.width", "train"), "train")
     assert settings.data.width == 3
     assert settings.train.workers == 1
     for read in (lambda: settings.data.workers, lambda: settings.evaluate):
@@ -104,4 +104,4 @@ def test_a_view_has_the_declared_keys_alone():
     with pytest.raises(AttributeError, match="immutable"):
         settings.data = 1
     with pytest.raises(ValueError, match=r"'data\.height', which is not a key"):
-        view(Sections(), ("data.height",), "train")
+        SettingsView(Sections(), ("data.height",), "train")
