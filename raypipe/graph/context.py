@@ -204,10 +204,8 @@ class StageContext:
         """
         tables: dict[str, dict[str, Row]] = {"units": {}}
         for unit in units:
-            if unit.identity is None:
-                raise ValueError(f"unit {unit.key}: its identity was not composed")
             row: Row = {
-                **unit.identity.record(),
+                **unit.composed.record(),
                 "status": status,
                 "budget": unit.budget,
                 "extensible": unit.extensible,
@@ -219,7 +217,7 @@ class StageContext:
                 row["extents"] = dict(unit.extents)
             tables["units"][unit.key] = row
             if self.ledger.get(IDENTITIES, row["shared"]) is None:
-                tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.identity.shared)
+                tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.composed.shared)
         return tables
 
     def fail(self, failure: Failure) -> None:

@@ -66,11 +66,16 @@ class Unit:
     extents: Extents = field(default_factory=dict)
 
     @property
-    def fingerprint(self) -> str:
-        """The hash of the identity. Raises ValueError before the framework composed it."""
+    def composed(self) -> Identity:
+        """The identity. Raises ValueError before the framework composed it."""
         if self.identity is None:
             raise ValueError(f"unit {self.key}: its identity was not composed")
-        return self.identity.fingerprint
+        return self.identity
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the identity."""
+        return self.composed.fingerprint
 
 
 @dataclass(frozen=True)

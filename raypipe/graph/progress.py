@@ -394,9 +394,8 @@ class Durations:
         return [_estimate(stored.get(key, {}), amount) for key, amount in asked]
 
     def _key(self, stage: Stage) -> str:
-        identity = stage.units[0].identity if stage.units else None
-        shared = {} if identity is None else identity.shared
-        return fingerprint([self._machine, stage.name, _without_amounts(shared)])
+        settings = _without_amounts(stage.units[0].composed.shared)
+        return fingerprint([self._machine, stage.name, settings])
 
 
 def left(estimate: Estimate | None, elapsed: float, part: float) -> Estimate | None:

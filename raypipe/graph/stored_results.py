@@ -114,7 +114,7 @@ def resume(
             stored = seen.get("units", unit.key)
             if stored is None:
                 continue
-            if stored["status"] != BEGUN and unit.identity is not None:
+            if stored["status"] != BEGUN:
                 _refuse_changed_unit(where, ledger, stage, unit, stored)
                 _refuse_lost_state(where, run_dir, stage, unit, stored)
                 if stage.verify is not None:
@@ -132,9 +132,9 @@ def resume(
 
 def _refuse_changed_unit(where: str, ledger: Ledger, stage: Stage, unit: Unit, stored: Row) -> None:
     changes: dict[str, tuple[Any, Any]] = {}
-    if stored["fingerprint"] != unit.fingerprint and unit.identity is not None:
+    if stored["fingerprint"] != unit.fingerprint:
         shared = ledger.get(IDENTITIES, stored["shared"]) or {}
-        changes |= unit.identity.differences(stored, shared)
+        changes |= unit.composed.differences(stored, shared)
     note, budget = "", stored["budget"]
     if not _is_prefix(stored, unit):
         if stage.training and budget < unit.budget and not changes:

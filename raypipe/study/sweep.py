@@ -554,9 +554,7 @@ class TrialMaker:
 
 def without_training(stage: Stage) -> Identity:
     """Return the identity of a training stage without its own `training` settings."""
-    identity = stage.units[0].identity
-    if identity is None:
-        raise ValueError(f"stage {stage.name}: its identity was not composed")
+    identity = stage.units[0].composed
     own = {
         name: value
         for name, value in identity.shared.get(stage.name, {}).items()
