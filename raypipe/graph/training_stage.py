@@ -9,7 +9,7 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import StageContext
@@ -21,14 +21,11 @@ from raypipe.hardware import bytes_text
 from raypipe.provenance import now
 from raypipe.report.results import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
-from raypipe.training.settings import TrainStageSettings
+from raypipe.store.run_directory import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import ExternalTask, JobTask, TrainingJob
+from raypipe.training.settings import TrainStageSettings, automatic_workers, cpus_of_a_worker
 from raypipe.training.weights import find
-
-if TYPE_CHECKING:
-    from raypipe.store.run_directory import RunDirectory
-    from raypipe.training.job import JobTask, TrainingJob
-    from raypipe.training.settings import MonitorSettings
-
 
 #: name of the stage that reports the hardware
 HARDWARE = "hardware"
@@ -114,8 +111,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
         UnitError: the last attempt failed; the trial and its failures are recorded.
 
     """
-    from raypipe.training.checkpoint import CheckpointStore
-    from raypipe.training.job import ExternalTask
+    from raypipe.training.checkpoint import CheckpointStore  # with torch, which is slow to import
     from raypipe.training.recovery import check_state, train_to_the_end
 
     settings, job = training.settings, job_of(context, unit, training, context.run_dir)
@@ -130,6 +126,8 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
     trial = 0 if resumed else min(settings.memory_trial, job.steps)
 
     measures: dict[str, float] = {}
+    monitor = settings.training.monitor
+    monitored = monitor.metric if monitor is not None else None
 
     def started() -> None:
         if context.began is None:
@@ -149,7 +147,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
                 context.say(row)
             elif not job.measured:
                 context.session.trackers.log(job.trial_id, row)
-                measures.update(_held_out(row, settings.training.monitor))
+                measures.update(_held_out(row, monitored))
                 note = _training_note(row, measures)
                 context.advance(job.task.done(row, job.settings.training), note)
 
@@ -183,13 +181,9 @@ def job_of(
 
     ``run_dir`` has the results of earlier stages; None before any of them ran.
     """
-    from raypipe.training.batching import BatchPlan
-    from raypipe.training.job import TrainingJob
-
     settings, task = training.settings, training.task(run_dir)
     sizes = settings.training
-    micro, accumulation = sizes.micro_batch, sizes.accumulation
-    micro, accumulation = micro or 1, accumulation or 1  # a script takes its own
+    micro, accumulation = sizes.micro_batch or 1, sizes.accumulation or 1  # a script takes its own
     effective = sizes.effective_batch or micro * accumulation
     plan = BatchPlan(micro, accumulation, effective, settings.scaling.worker_count)
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
@@ -214,8 +208,6 @@ def job_of(
 
 def _workers(context: StageContext, settings: TrainStageSettings, effective_batch: int) -> int:
     """Return the number of workers of ``scaling.workers: auto``."""
-    from raypipe.training.settings import automatic_workers
-
     if not context.session.launcher.concurrent:  # in this process
         return 1
     others = sum(stage.training is not None and stage.on_gpu for stage in context.beside())
@@ -224,8 +216,6 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
 
 def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
     """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
-    from raypipe.training.settings import cpus_of_a_worker
-
     scaling, session = job.settings.scaling, context.session
     cpus = scaling.reserved_cpus
     if scaling.cpus_per_worker == "auto" and not scaling.gpus_per_worker:
@@ -243,15 +233,14 @@ def _last_step(checkpoints: Iterable[str]) -> int:
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def _held_out(row: Row, monitor: MonitorSettings | None) -> dict[str, float]:
+def _held_out(row: Row, monitored: str | None) -> dict[str, float]:
     """Return the held-out measures of a logged step by their short names, the monitored first."""
     found = {
         name.removeprefix("eval_"): value
         for name, value in row.items()
         if name.startswith("eval_") and isinstance(value, int | float)
     }
-    first = monitor.metric if monitor is not None else None
-    return dict(sorted(found.items(), key=lambda item: item[0] != first))  # stable
+    return dict(sorted(found.items(), key=lambda item: item[0] != monitored))  # stable
 
 
 def _training_note(row: Row, measures: Mapping[str, float]) -> str:
