@@ -93,7 +93,8 @@ class StageContext:
         outcomes: Outcomes | None = None,
     ) -> None:
         self.stage = stage
-        self._created = time.monotonic()
+        #: date and clock of its creation, when its stage starts
+        self.created = now(), time.monotonic()
         #: the unfinished stages that can run at the same time as this one
         self.beside = beside
         self.session = session
@@ -275,7 +276,7 @@ class StageContext:
         end = time.monotonic()
         self.waited_s += max(0.0, end - since - task_s)
         if self.began is None:
-            start = self._created + self.waited_s
+            start = self.created[1] + self.waited_s
             self.began = ago(end - start), start
 
     def map(

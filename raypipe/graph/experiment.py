@@ -254,12 +254,8 @@ def in_order(stages: Sequence[Stage]) -> list[Stage]:
 
 def with_needs(stages: Sequence[Stage], wanted: Sequence[str]) -> list[Stage]:
     """Return all variants of the wanted stages and everything they need, in order."""
-    keyed = {stage.key: stage for stage in stages}
-    keep: set[str] = set()
-    pending = [stage.key for stage in stages if stage.name in wanted]
-    while pending:
-        key = pending.pop()
-        if key not in keep:
-            keep.add(key)
-            pending += keyed[key].needed_keys
-    return [stage for stage in in_order(stages) if stage.key in keep]
+    ordered, keep = in_order(stages), set[str]()
+    for stage in reversed(ordered):
+        if stage.name in wanted or stage.key in keep:
+            keep.update((stage.key, *stage.needed_keys))
+    return [stage for stage in ordered if stage.key in keep]

@@ -121,18 +121,15 @@ class Display:
             if count > 1:
                 self._print(f"{text} ({count} times)", _WARNING)
 
-    def say(self, text: str, stage: str = "") -> None:
+    def fail(self, text: str) -> None:
+        """Print a failure, as ``say`` does."""
+        self.say(text, style=_FAILURE)
+
+    def say(self, text: str, stage: str = "", style: str = "") -> None:
         """Print a line above the live display, without credentials and control sequences.
 
         A warning is shown once, whichever stages it is of.
         """
-        self._say(text, stage)
-
-    def fail(self, text: str) -> None:
-        """Print a failure, as ``say`` does."""
-        self._say(text, style=_FAILURE)
-
-    def _say(self, text: str, stage: str = "", style: str = "") -> None:
         text = printable(without_credentials(text), keep="\n\t")
         with self._lock:
             if text.startswith("WARNING"):
@@ -230,7 +227,7 @@ class Display:
             self._running.pop(stage, None)
         text = f"{stage}: {status} in {seconds:.1f} s"
         style = "" if status == "succeeded" else _FAILURE
-        self._say(f"{text}, {result}" if result else text, style=style)
+        self.say(f"{text}, {result}" if result else text, style=style)
 
     def settle(self, stage: str) -> None:
         """Count a stage as ended, whether or not it had to run."""

@@ -212,7 +212,6 @@ class _RunningGraph:
 
     def _compute(self, context: StageContext) -> _Work:
         stage, session, display = context.stage, context.session, context.session.display
-        started_at, clock = now(), time.monotonic()
         status, message = "failed", None
         units = context.unfinished()
         stored = {unit.key: context.ledger.get("units", unit.key) for unit in units}
@@ -248,7 +247,7 @@ class _RunningGraph:
                 context.say(f"{len(context.unfinished())} units left out ({message})")
             else:
                 status = "succeeded"
-                seconds = time.monotonic() - clock - context.waited_s
+                seconds = time.monotonic() - context.created[1] - context.waited_s
                 took = Estimate(*(context.leased or (seconds, context.cpu_s, 0.0)))
                 if session.durations is not None and not context.resumed:
                     session.durations.remember(stage, units, took)
@@ -269,7 +268,7 @@ class _RunningGraph:
             message = brief(whole)
             context.fail(Failure(stage.name, 1, "error", whole, "gave up", trace_of(error)))
         finally:
-            started_at, clock = context.began or (started_at, clock)
+            started_at, clock = context.began or context.created
             seconds = time.monotonic() - clock
             context.logs.close()
             display.end(stage.key, status, seconds, context.result)

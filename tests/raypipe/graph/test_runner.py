@@ -382,7 +382,7 @@ class Uneven(Regression):
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the display says."""
     lines: list[str] = []
-    say = lambda _, text, stage="": lines.append(f"{stage}: {text}")  # noqa: E731
+    say = lambda _, text, stage="", style="": lines.append(f"{stage}: {text}")  # noqa: E731
     monkeypatch.setattr(Display, "say", say)
     monkeypatch.setattr(Display, "fail", lambda _, text: lines.append(text))
     return lines
