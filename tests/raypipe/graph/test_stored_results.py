@@ -20,6 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from raypipe.training.checkpoint import CheckpointStore
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.command import EXAMPLES, finish, raypipe, start, table
 from tests.scenario import cases, content
 
@@ -97,6 +98,13 @@ def test_what_is_not_the_beginning_of_the_longer_training_is_refused(case: dict[
         ended = run("run", "--only", "train", **then, expected=2)
         assert [message for message in messages if message not in ended] == []
     assert content("run") == before
+
+
+@pytest.mark.parametrize(("given", "reason"), CASES["fixed"], ids=str)
+def test_a_training_that_its_length_decides_is_fixed(given: dict[str, Any], reason: str) -> None:
+    training = {"schedule": "constant", "warmup_steps": 2, "steps": 6, **given}
+    settings = TrainStageSettings(training=TrainingSettings(**training))
+    assert reason in str(settings.fixed_by(6))
 
 
 def test_phases_that_depend_on_the_length_are_noticed() -> None:
@@ -204,13 +212,11 @@ def test_times_are_read_as_people_and_slurm_write_them(text: str, seconds: float
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "90", "2 h", "h", "-2h", "1:2:3:4", "2x", "0s", "nan", "UNLIMITED"]
-)
-def test_other_texts_are_refused(text: str) -> None:
+def test_other_texts_are_no_times() -> None:
     """Before anything starts: tests/mistakes.yaml."""
-    with pytest.raises(ConfigError, match=r"--time-budget .*must be a time"):
-        seconds_of(text)
+    for text in ("", "90", "2 h", "h", "-2h", "1:2:3:4", "2x", "0s", "nan", "UNLIMITED"):
+        with pytest.raises(ConfigError, match=r"--time-budget .*must be a time"):
+            seconds_of(text)
 
 
 @pytest.mark.slow
