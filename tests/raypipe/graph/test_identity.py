@@ -1,7 +1,10 @@
+"""Nothing stale is served, and every row says where it comes from."""
+
 from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.graph.identity import canonical_json, differences, fingerprint
+from raypipe import provenance
+from raypipe.config.settings import Operational, Settings
+from raypipe.graph.configuration import compose
+from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.identity import SettingsView, canonical_json, differences, fingerprint
+from raypipe.graph.source import source_of
+from tests.command import raypipe, table
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text()
@@ -32,13 +41,11 @@ def _sorted(value: Any) -> Any:
     return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
-@given(st.dictionaries(st.text(), plain, max_size=6), st.randoms())
-def test_the_order_of_keys_does_not_matter(value: dict[str, Any], random: Any) -> None:
-    keys = list(value)
-    random.shuffle(keys)
-    shuffled = {key: value[key] for key in keys}
-    assert canonical_json(shuffled) == canonical_json(value)
-    assert fingerprint({"in": [shuffled]}) == fingerprint({"in": [value]})
+@given(st.dictionaries(st.text(), plain, max_size=6))
+def test_the_order_of_keys_does_not_matter(value: dict[str, Any]) -> None:
+    turned = dict(reversed(value.items()))
+    assert canonical_json(turned) == canonical_json(value)
+    assert fingerprint({"in": [turned]}) == fingerprint({"in": [value]})
 
 
 def test_a_fingerprint_stays_what_it_is() -> None:
@@ -77,3 +84,94 @@ def test_there_are_differences_exactly_where_fingerprints_differ(
 ) -> None:
     assert bool(differences(left, right)) == (fingerprint(left) != fingerprint(right))
     assert differences({"a": [math.nan]}, {"a": [float("nan")]}) == {}
+
+
+def test_source_is_of_the_experiment_and_what_it_imports_beside_it(tmp_path, monkeypatch):
+    package = tmp_path / "traced" / "exp"
+    package.mkdir(parents=True)
+    (tmp_path / "traced" / "__init__.py").touch()
+    (package / "__init__.py").write_text("from traced import shared\nimport json, torch\n")
+    (package / "lonely.py").write_text("")
+    (tmp_path / "traced" / "shared.py").write_text("import raypipe\n")
+    (tmp_path / "traced" / "other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = ["traced", "traced.exp", "traced.exp.lonely", "traced.shared"]
+    assert sorted(source_of("traced.exp").modules) == found
+
+
+def test_each_command_has_its_environment_and_rows_refer_to_it(work):
+    git = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
+    (work / ".gitignore").write_text("run/\n__pycache__/\n")
+    for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
+        subprocess.run([*git, *arguments], cwd=work, check=True)
+    raypipe("run", "toy.yaml", "--run-dir", "run")
+    (work / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3, 4]}\n")
+    raypipe("run", "toy.yaml", "--run-dir", "run")
+    first, second = table("run", "environment").to_dict("records")
+    assert first["command_id"] != second["command_id"]
+    assert first["git_commit"] == second["git_commit"]
+    assert (first["git_dirty"], second["git_dirty"]) == (False, True)
+    assert first["command"].startswith("raypipe run toy.yaml --run-dir")
+    assert all(row["numpy"] and row["torch"] and row["optuna"] for row in (first, second))
+    commands = table("run", "evaluations").set_index("dataset")["command_id"]
+    assert commands["squares/1"] == first["command_id"]
+    assert commands["squares/4"] == second["command_id"]
+
+
+def test_provenance_outside_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance.git_commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert provenance.git_commit() is None
+    row = provenance.environment_row()
+    assert all(row[name] for name in ("cpus", "torch", "ray", "raypipe"))
+
+
+class Section(Settings):
+    width: int = 3
+    workers: Operational[int] = 1
+
+
+class Sections(Settings):
+    data: Section = Section()
+    train: Section = Section()
+    evaluate: Section = Section()
+
+
+def composed(settings: Sections, version: int = 1, **options) -> dict[str, str]:
+    """The fingerprint of each unit of three stages."""
+    stages = [
+        Stage("prepare", print, reads=("data.width",)),
+        Stage("train", print, needs=("prepare",)),
+        Stage("evaluate", print, [Unit("evaluate", options)], ("train",)),
+    ]
+    made = compose(Experiment("e", version, Sections, lambda s: stages), settings, stages)
+    return {unit.key: unit.fingerprint for stage in made for unit in stage.units}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"data": Section(width=4)}, {"prepare", "train", "evaluate"}),
+        ({"train": Section(width=4)}, {"train", "evaluate"}),
+        ({"evaluate": Section(width=4)}, {"evaluate"}),
+        ({"data": Section(workers=4), "train": Section(workers=2)}, set()),
+    ],
+)
+def test_an_identity_changes_with_what_the_stage_and_its_needs_read(change, expected):
+    before, after = composed(Sections()), composed(Sections(**change))
+    assert {key for key in before if before[key] != after[key]} == expected
+
+
+def test_a_view_has_the_declared_keys_alone():
+    settings = SettingsView(Sections(), ("data.width", "train"), "train")
+    assert settings.data.width == 3
+    assert settings.train.workers == 1
+    for read in (lambda: settings.data.workers, lambda: settings.evaluate):
+        with pytest.raises(AttributeError, match="add it to `reads`"):
+            read()
+    with pytest.raises(AttributeError, match="immutable"):
+        settings.data = 1
+    with pytest.raises(ValueError, match=r"'data\.height', which is not a key"):
+        SettingsView(Sections(), ("data.height",), "train")
