@@ -145,7 +145,7 @@ def graphs(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(graphs(), st.data(), st.sampled_from([Threads, InlineLauncher]))
 def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data, launcher):
     """Also if the graph grows; a failure stops what needs it; some stages run alone."""
@@ -233,7 +233,7 @@ def test_what_stages_record_at_the_same_time_is_all_there(session):
             context.finish(unit)
             context.ledger.remove("passing", [unit.key])
 
-    stages = composed([Stage(n, record, [Unit(f"{n}/{i}") for i in range(40)]) for n in "abcd"])
+    stages = composed([Stage(n, record, [Unit(f"{n}/{i}") for i in range(15)]) for n in "abcd"])
     assert runner.run_stages(stages, session) is None
     read = Ledger(session.run_dir, writable=False)
     for table in ("units", "failures", "evaluations", "stages"):
