@@ -197,17 +197,11 @@ def _name_of(arguments: Mapping[str, Any]) -> str:
 
 def _run(function: Callable[..., Any], context: StageContext) -> None:
     settings, numbers = context.settings, _numbers(context.settings)
-    options = PoolOptions(
-        settings.cpus, settings.gpus, settings.time_limit_s, attempts=settings.attempts
-    )
+    options = PoolOptions(settings.cpus, settings.gpus, settings.time_limit_s, settings.attempts)
     todo = {unit.key: unit for unit in context.todo()}
     total, failures = len(context.stage.units), list[TaskResult]()
     done = total - len(todo)
     context.begin(total, done)
-    if settings.gpus:
-        context.device = next(
-            (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
-        )
     with context.pool(options) as pool:
         shared = pool.share(function)
         tasks = (
@@ -231,10 +225,9 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
                 name = context.run_dir.trial_id(unit.key)
                 context.session.trackers.call(name, status, given, values)
                 if result.error is None:
-                    values = {**without_secrets(result.value), "duration_s": result.duration_s}
                     written = {"worker": result.worker, "attempt": result.attempt}
                     named = {"call": unit.key.partition("/")[2], **given}
-                    rows[result.key] = {**named, **values, **written}
+                    rows[result.key] = {**named, **without_secrets(values), **written}
                 else:
                     failures.append(result)
             done += len(rows)

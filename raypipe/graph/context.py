@@ -16,7 +16,8 @@ from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import SettingsView
-from raypipe.graph.progress import Display
+from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+from raypipe.graph.progress import Display, Durations
 from raypipe.graph.stored_results import IDENTITIES, is_done
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
@@ -26,8 +27,6 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, by_name
 
 if TYPE_CHECKING:
-    from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
-    from raypipe.graph.progress import Durations
     from raypipe.hardware import Hardware
     from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
@@ -57,6 +56,11 @@ class Session:
     command_id: str = ""
     code: str = ""
     durations: Durations | None = None
+
+    @property
+    def gpus(self) -> list[str]:
+        """The names of the GPUs of all nodes."""
+        return [gpu.name for node in self.nodes for gpu in node.gpus]
 
 
 @dataclass
@@ -248,6 +252,8 @@ class StageContext:
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
+        if options.gpus and self.session.gpus:
+            self.device = self.session.gpus[0]
         return self.session.launcher.pool(options, self.say)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
@@ -352,11 +358,7 @@ class StageContext:
             UnitError: the last attempt failed.
 
         """
-        from raypipe.graph.launcher import PoolOptions
-
-        gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
-        if gpus:
-            self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
+        gpus = float(on_gpu and bool(self.session.gpus))
         with self.pool(PoolOptions(gpus=gpus)) as pool:
             return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
 

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.weights import InitialWeights
 
-#: by stage, the budget of each of its units
-Extents = Mapping[str, Sequence[int]]
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -63,7 +60,7 @@ class Unit:
     budget_key: str = ""
     extensible: bool = True
     identity: Identity | None = None
-    extents: Extents = field(default_factory=dict)
+    extents: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def composed(self) -> Identity:

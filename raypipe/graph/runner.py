@@ -148,8 +148,7 @@ class _RunningGraph:
             found = session.durations.estimates(zip(stages, todo, strict=True))
             self._estimates |= {s.key: each for s, each in zip(stages, found, strict=True)}
         cpus = sum(node.cpus for node in session.nodes)
-        gpus = sum(len(node.gpus) for node in session.nodes)
-        session.display.expect(self._stages, self._estimates, cpus, gpus)
+        session.display.expect(self._stages, self._estimates, cpus, len(session.gpus))
 
     def _startable(self, most: int) -> Sequence[Stage]:
         """Return the stages to start now, so that no more than this number run.

@@ -57,12 +57,15 @@ class SourceCode:
 
 
 def source_of(module: str) -> SourceCode:
-    """Return the source of an experiment's module: that of all its :func:`files_of`.
+    """Return the source of an experiment's module: that of all its :func:`files_from`.
 
-    A shipped experiment has the same source in the repository and in the wheel.
+    It has none if the module cannot be found. A shipped experiment has the same source in the
+    repository and in the wheel.
     """
     modules, files = dict[str, str](), dict[str, bytes]()
-    for name, path in files_of(module).items():
+    spec = find_spec(importable(module))
+    origin = spec.origin if spec is not None else None
+    for name, path in files_from(Path(origin), module).items() if origin is not None else ():
         content = logical_source(path.read_bytes())
         modules[name] = hashlib.sha256(content).hexdigest()[:16]
         inside = "/__init__" if path.name == "__init__.py" else ""
@@ -96,15 +99,6 @@ def current_source(module: str) -> SourceCode:
         invalidate_caches()
     _imported.update({name: (found.modules[name], specs.get(name)) for name in found.modules})
     return found
-
-
-def files_of(module: str) -> dict[str, Path]:
-    """Return the files of an experiment's module by the names of the modules.
-
-    It has none if it cannot be found.
-    """
-    spec = find_spec(importable(module))
-    return {} if spec is None or spec.origin is None else files_from(Path(spec.origin), module)
 
 
 def files_from(file: Path, module: str) -> dict[str, Path]:

@@ -186,7 +186,7 @@ def job_of(
     micro, accumulation = sizes.micro_batch or 1, sizes.accumulation or 1  # a script takes its own
     effective = sizes.effective_batch or micro * accumulation
     plan = BatchPlan(micro, accumulation, effective, settings.scaling.worker_count)
-    gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
+    gpus = context.session.gpus
     settings = settings.with_gpus(len(gpus))
     if settings.scaling.workers == "auto":
         workers = _workers(context, settings, plan.effective_batch)
