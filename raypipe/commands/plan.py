@@ -252,7 +252,7 @@ def plan(
             "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
             **dict.fromkeys(("time", "CPU h", "GPU h"), "unknown"),
         }
-        known = [each for each in durations.estimates(stages) if each is not None]
+        known = [each for each in durations.estimates(stages).values() if each is not None]
         if not left:
             row |= {"time": "done", "CPU h": "0", "GPU h": "0"}
         elif len(known) == len(stages) and any(each.seconds for each in known):

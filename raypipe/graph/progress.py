@@ -70,11 +70,6 @@ class _StageLine:
     began: float = field(default_factory=time.monotonic)
     printed: float = field(default_factory=time.monotonic)
 
-    @property
-    def elapsed(self) -> float:
-        """The seconds since it is shown."""
-        return time.monotonic() - self.began
-
 
 class Display:
     """Progress of the run and of each running stage, with elapsed and remaining time.
@@ -154,7 +149,7 @@ class Display:
                     "stage": name,
                     "done": stage.done,
                     "total": stage.total,
-                    "seconds": round(stage.elapsed, 1),
+                    "seconds": round(time.monotonic() - stage.began, 1),
                     "note": without_credentials(stage.note),
                 }
                 for name, stage in [*self._running.items()][:_MOST_SHOWN]
@@ -276,7 +271,7 @@ class Display:
         if stage is None:
             return estimate
         part = (stage.done - stage.first) / max(1, stage.total - stage.first) * bool(stage.total)
-        return left(estimate, stage.elapsed, min(1.0, max(0.0, part)))
+        return left(estimate, time.monotonic() - stage.began, min(1.0, max(0.0, part)))
 
     def _left_of(self, key: str) -> str:
         """Return the remaining time of a running stage in words; empty if unknown."""
@@ -383,12 +378,14 @@ class Durations:
             rates = [*rates, [rate.seconds, rate.cpu_s, rate.gpu_s]][-_MOST:]
             cache.put({key: {"rates": rates}})
 
-    def estimates(self, stages: Iterable[tuple[Stage, Sequence[Unit]]]) -> list[Estimate | None]:
-        """Return the expected time of each stage for the given units; None where unknown."""
-        asked = [(self._key(stage), _work(stage, units)) for stage, units in stages]
+    def estimates(
+        self, stages: Iterable[tuple[Stage, Sequence[Unit]]]
+    ) -> dict[str, Estimate | None]:
+        """Return the expected time of each stage for the given units by key; None if unknown."""
+        asked = {stage.key: (self._key(stage), _work(stage, units)) for stage, units in stages}
         with Cache("durations") as cache:
-            stored = cache.get({key for key, _ in asked})
-        return [_estimate(stored.get(key, {}), amount) for key, amount in asked]
+            stored = cache.get({key for key, _ in asked.values()})
+        return {s: _estimate(stored.get(key, {}), amount) for s, (key, amount) in asked.items()}
 
     def _key(self, stage: Stage) -> str:
         settings = _without_amounts(stage.units[0].composed.shared)

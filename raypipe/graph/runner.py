@@ -141,12 +141,10 @@ class _RunningGraph:
         self._stages.extend(stages)
         session, ledger = self._session, self._session.ledger
         if session.durations is not None:
-            todo = [
-                [unit for unit in s.units if s.always_rerun or not is_done(s.seen(ledger), unit)]
+            self._estimates |= session.durations.estimates(
+                (s, [u for u in s.units if s.always_rerun or not is_done(s.seen(ledger), u)])
                 for s in stages
-            ]
-            found = session.durations.estimates(zip(stages, todo, strict=True))
-            self._estimates |= {s.key: each for s, each in zip(stages, found, strict=True)}
+            )
         cpus = sum(node.cpus for node in session.nodes)
         session.display.expect(self._stages, self._estimates, cpus, len(session.gpus))
 

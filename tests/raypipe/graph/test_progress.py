@@ -149,22 +149,22 @@ def test_time_is_the_median_rate_times_the_work_that_is_left():
         durations.remember(measured, measured.units, Estimate(seconds, 2 * seconds))
     durations.remember(measured, [], Estimate(1.0))
     more = stage("s", budgets=(100, 100, 100), seed=7, evaluations=100)
-    found, nothing = durations.estimates([(more, more.units[:2]), (more, [])])
-    assert (found.seconds, found.cpu_s) == pytest.approx((20.0, 40.0))
-    assert nothing.seconds == 0
+    found = durations.estimates([(more, more.units[:2]), (stage("t"), [])])
+    assert (found["s"].seconds, found["s"].cpu_s) == pytest.approx((20.0, 40.0))
+    assert found["t"].seconds == 0
 
 
 def test_other_settings_and_other_machines_are_unknown():
     durations, measured = Durations([HERE]), stage("s", max_iter=5)
     durations.remember(measured, measured.units, Estimate(1.0))
     other = stage("s", max_iter=6)
-    assert durations.estimates([(other, other.units)]) == [None]
+    assert durations.estimates([(other, other.units)]) == {"s": None}
     larger = Hardware("there", 8, 2**30)
     gpu = Gpu(0, "uuid", "H100", 2**36, "9.0")
     for nodes in ([larger], [HERE, HERE], [replace(HERE, gpus=(gpu,))]):
-        assert Durations(nodes).estimates([(measured, measured.units)]) == [None]
+        assert Durations(nodes).estimates([(measured, measured.units)]) == {"s": None}
     renamed = Durations([Hardware("another", 2, 2**31)])
-    assert renamed.estimates([(measured, measured.units)]) != [None]
+    assert renamed.estimates([(measured, measured.units)]) != {"s": None}
 
 
 CHAIN = [stage("a"), stage("b"), stage("c", "a", "b")]
