@@ -263,8 +263,13 @@ class StageContext:
         """
         start = time.monotonic()
         while results := pool.finished():
-            self._record_times(start, max(result.duration_s for result in results))
-            start = time.monotonic()
+            end = time.monotonic()
+            # what is left of the wait, apart from the longest task
+            self.waited_s += max(0.0, end - start - max(result.duration_s for result in results))
+            if self.began is None:
+                began = self.created[1] + self.waited_s
+                self.began = ago(end - began), began
+            start = end
             for result in results:
                 self.cpu_s += result.cpu_s
                 if result.error is not None:
@@ -276,14 +281,6 @@ class StageContext:
             if final := [result for result in results if not result.retried]:
                 return final
         return []
-
-    def _record_times(self, since: float, task_s: float) -> None:
-        """Record what is left of a wait for tasks apart from the longest of those that ended."""
-        end = time.monotonic()
-        self.waited_s += max(0.0, end - since - task_s)
-        if self.began is None:
-            start = self.created[1] + self.waited_s
-            self.began = ago(end - start), start
 
     def map(
         self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]

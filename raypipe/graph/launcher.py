@@ -65,11 +65,12 @@ class PoolOptions:
 
 
 class TaskPool(Protocol):
-    """Pool of fractional-CPU tasks: submit many, receive them as they finish."""
+    """Pool of fractional-CPU tasks: submit many, receive them as they finish.
 
-    @property
-    def capacity(self) -> float:
-        """The CPUs of all tasks that can run at the same time."""
+    ``capacity`` is the CPUs of all tasks that can run at the same time.
+    """
+
+    capacity: float
 
     @property
     def has_room(self) -> bool:

@@ -123,8 +123,7 @@ class _RunningGraph:
             self._write_tables(at_the_end=True)
             if self._ran:  # not earlier: trainings write their files of the table while they run
                 tables.conform(session.run_dir, session.tables["steps"])
-        first = next(iter(outcomes.failures.items()), None)
-        return None if first is None else f"{first[0]}: {first[1]}"
+        return next((f"{stage}: {why}" for stage, why in outcomes.failures.items()), None)
 
     def _extend(self) -> None:
         if self._grow is not None:
