@@ -256,9 +256,8 @@ class Display:
             add("run", ended, stages, self._began, rest, use or self._note)
             working = {name: each for name, each in self._running.items() if not each.waits}
             waiting = max(0, stages - ended - len(working))
-            room = max(1, self.console.height - _FREE_LINES - 1 - bool(waiting))
-            if len(working) > room:
-                room = max(1, self.console.height - _FREE_LINES - 2)
+            room = self.console.height - _FREE_LINES - 1
+            room = max(1, room - bool(waiting or len(working) > room))
             for name, each in [*working.items()][:room]:
                 add(name, each.done, each.total, each.began, self._left_of(name), each.note)
             counts = {"running": max(0, len(working) - room), "waiting": waiting}

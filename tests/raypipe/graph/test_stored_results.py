@@ -53,13 +53,15 @@ def trained(folder: str) -> tuple[pd.DataFrame, dict[str, torch.Tensor]]:
     return steps[["loss", "lr", "grad_norm"]], load(run.read(run.model("train")))
 
 
-def assert_same_training(one: str, other: str) -> None:
-    (steps, weights), (expected, whole) = trained(one), trained(other)
+def assert_same_training(one: str, **training: Any) -> None:
+    """A run equals one that trains at once with these settings."""
+    run("whole", "--only", "train", **training)
+    (steps, weights), (expected, whole) = trained(one), trained("whole")
     pd.testing.assert_frame_equal(steps, expected)
     assert weights.keys() == whole.keys()
     assert all(torch.equal(weights[name], whole[name]) for name in whole)
     names = ["steps", "best_step", "stopped_early", "eval_loss"]
-    trials = [table(each, "trials") for each in (one, other)]
+    trials = [table(each, "trials") for each in (one, "whole")]
     pd.testing.assert_frame_equal(*(table.reindex(columns=names) for table in trials))
 
 
@@ -82,8 +84,7 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(case: dict[str, Any
     run("short", **first)
     assert_fresh("short")
     run("short", **then)
-    run("whole", **then)
-    assert_same_training("short", "whole")
+    assert_same_training("short", **then)
     assert_fresh("short")
     assert list(probes("short")["times"]) == [2]
     again = run("short", **then)
@@ -119,15 +120,15 @@ def test_phases_that_depend_on_the_length_are_noticed() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_without_its_last_state_a_training_does_not_start_from_the_weights(keep: bool) -> None:
-    run("run", keep_state=str(keep).lower())
+    run("run", "--only", "train", keep_state=str(keep).lower())
     folder = Path("run/checkpoints")
     if keep:
         assert [each.name for each in folder.glob("*/step_*")] == ["step_00000006"]
         shutil.rmtree(folder)
     assert not folder.exists() or not list(folder.iterdir())
-    ended = run("run", steps=12, expected=2)
+    ended = run("run", "--only", "train", steps=12, expected=2)
     assert "its last checkpoint is not stored" in ended
-    assert "nothing to do" in run("run")
+    assert "nothing to do" in run("run", "--only", "train")
 
 
 def test_a_continued_training_that_was_interrupted_has_to_end(
@@ -141,8 +142,7 @@ def test_a_continued_training_that_was_interrupted_has_to_end(
     ended = run("run", monitor="null", expected=2)
     assert "train.training.steps: stored 12, now 6" in ended
     run("run", steps=15, monitor="null")
-    run("whole", steps=15, monitor="null")
-    assert_same_training("run", "whole")
+    assert_same_training("run", steps=15, monitor="null")
     assert_fresh("run")
 
 
@@ -151,10 +151,9 @@ def test_a_checkpoint_of_other_settings_is_not_continued(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(HeldOut, "loss", _failing_at(5))
         run("run", checkpoint_every=2, expected=1)
-    ended = run("run", learning_rate=0.1)
+    ended = run("run", "--only", "train", learning_rate=0.1)
     assert "is of a training with other settings; not used" in ended
-    run("whole", learning_rate=0.1)
-    assert_same_training("run", "whole")
+    assert_same_training("run", learning_rate=0.1)
 
 
 def _failing_at(step: int) -> Callable[..., Any]:
@@ -198,8 +197,7 @@ def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
     assert 0 < int(saved.name.removeprefix("step_")) < 40
     assert list(table("run", "stages")["status"]) == ["interrupted"]
     run("run", *budget, **given)
-    run("whole", "--only", "train", **given)
-    assert_same_training("run", "whole")
+    assert_same_training("run", **given)
 
 
 @pytest.mark.parametrize(
