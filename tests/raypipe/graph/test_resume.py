@@ -147,7 +147,10 @@ def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
             machine.add_step,
             machine.run,
             partial(machine.delete_a_table, name="values"),
+            partial(machine.end_early, kind="error", after=0),
             machine.run,
+            partial(machine.end_early, kind="interrupt", after=1),
+            partial(machine.delete_a_table, name="totals"),
             partial(machine.end_early, kind="kill", after=1),
             partial(machine.tear_the_last_line, part=0.5),
             machine.add_power,
@@ -159,6 +162,7 @@ def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
         machine.teardown()
 
 
+@pytest.mark.slow
 def test_a_run_directory_equals_a_fresh_run_whatever_happened_to_it() -> None:
     # to make a failure smaller would take minutes
     few = settings(max_examples=6, stateful_step_count=8, phases=(Phase.generate,))
