@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -51,6 +50,9 @@ def test_a_function_is_found_by_its_name(module):
     function = reference.load(f"{module}:score", "here")
     assert function(2) == {"y": 4}
     assert reference.of_function(function) == f"{module}:score"
+    local = reference.of_function(lambda x: x)
+    assert local.startswith("__main__:")
+    assert not reference.is_importable(local)
 
 
 @pytest.mark.parametrize(("given", "problem"), CASES["wrong"].items())
@@ -90,40 +92,6 @@ def test_the_source_covers_modules_next_to_it(module, tmp_path):
     ]
 
 
-OFFSET = 1
-
-
-def helper(x, scale=2):
-    return x * scale + OFFSET
-
-
-def main_like(x):
-    return {"y": [helper(each) for each in [x]]}
-
-
-def source_of(function) -> str:
-    return reference.source("__main__:f", function).fingerprint
-
-
-def test_the_source_of_a_function_without_a_module_covers_what_it_uses(monkeypatch):
-    before = source_of(main_like)
-    assert source_of(main_like) == before
-    with monkeypatch.context() as patch:
-        patch.setitem(globals(), "OFFSET", 2)
-        assert source_of(main_like) != before
-    with monkeypatch.context() as patch:
-        patch.setattr(helper, "__defaults__", (3,))
-        assert source_of(main_like) != before
-    assert source_of(main_like) == before
-    assert source_of(partial(main_like, x=1)) != source_of(partial(main_like, x=2))
-
-
-def test_a_closure_and_a_lambda_have_no_importable_reference():
-    local = lambda x: x  # noqa: E731
-    assert reference.of_function(local).startswith("__main__:")
-    assert not reference.is_importable(reference.of_function(local))
-
-
 @pytest.mark.parametrize("kind", CASES["changes"])
 def test_a_change_of_what_a_function_uses_changes_its_source(kind, module, tmp_path, monkeypatch):
     change = CASES["changes"][kind]
@@ -134,7 +102,7 @@ def test_a_change_of_what_a_function_uses_changes_its_source(kind, module, tmp_p
         head = "import functools\nimport numpy as np\nimport pandas as pd\nclass Plain: pass\n"
         names = {"__name__": "__main__"}
         exec(f"{head}{code.replace('MODULE', module)}\ndef f(): return {use}", names)
-        return source_of(names["f"])
+        return reference.source("__main__:f", names["f"]).fingerprint
 
     first = hashed(before)
     assert hashed(before) == first
