@@ -65,7 +65,7 @@ def test_a_shipped_model_is_that_of_the_default_settings(name):
 
 
 def test_shipped_models_beat_random_search_on_held_out_functions():
-    settings = EvaluationSettings(functions=60, starts=1, steps=20, query_points=128,
+    settings = EvaluationSettings(functions=30, starts=1, steps=20, query_points=128,
                                   candidate_pairs=256, seed=7)  # fmt: skip
     models = {name: shipped_weights(name) for name in ("train_small", "train_large")}
     found = search(models, settings, SyntheticFunctionSettings()).regret

@@ -138,14 +138,14 @@ def test_what_is_attended_to_is_copied():
     shares = {}
     for copying in (True, False):
         hits = 0
-        for seed in range(50):
+        for seed in range(25):
             torch.manual_seed(seed)
             task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=copying)
             token = torch.tensor([[2 + seed % 18]])
             seen = torch.ones_like(token, dtype=torch.bool)
             logits = next_token_logits(task.build_model(), token, seen, torch.tensor([[PAD]]))
             hits += int(logits[0, 0].argmax() == token[0, 0])
-        shares[copying] = hits / 50
+        shares[copying] = hits / 25
     assert shares[True] >= 0.65
     assert shares[False] <= 0.15
 
