@@ -43,12 +43,12 @@ def run(folder: Path, files: Path, *more: str, name: str = "summarization", **op
 def trained(files, tmp_path_factory) -> Path:
     """The run directory of a summarizer that has learned its rule."""
     folder = tmp_path_factory.mktemp("trained")
-    assert run(folder, files, "train.training.epochs=14") == 0
+    assert run(folder, files, "train.training.epochs=9") == 0
     return folder
 
 
 def settings(files: Path):
-    return runs.resolved("summarization", *small(files, "train.training.epochs=14")).settings
+    return runs.resolved("summarization", *small(files, "train.training.epochs=9")).settings
 
 
 def test_a_summarizer_beats_the_lead_sentence(trained, files):
@@ -116,7 +116,7 @@ def test_a_prefix_begins_every_document_and_what_is_cut_is_told(files, tmp_path,
 
 def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     transformers = pytest.importorskip("transformers")
-    assert run(trained, files, "train.training.epochs=14", "export=true") == 0
+    assert run(trained, files, "train.training.epochs=9", "export=true") == 0
     directory = RunDirectory.at(trained)
     folder = directory.artifact("export")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
@@ -150,7 +150,7 @@ def test_short_of_memory_the_sources_are_halved(files, tmp_path, monkeypatch):
 
 
 def test_fit_says_why_fp16_does_not_fit(files):
-    given = small(files, "train.training.micro_batch=4")
+    given = small(files, "train.training.micro_batch=4", "train.training.effective_batch=4")
     with runs.inline():
         fitted = rp.fit(CONFIGS / "summarization.yaml", given, profile="cpu")
     rows = {row["precision"]: row for row in fitted.to_dict("records") if "precision" in row}
