@@ -29,6 +29,12 @@ def only_file(run: RunDirectory) -> Path:
     return Path(run.ledger, name)
 
 
+@pytest.fixture(autouse=True)
+def _no_waits_for_the_disk(monkeypatch):
+    """A kill, unlike a loss of power, loses nothing that was written."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
