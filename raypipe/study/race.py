@@ -29,17 +29,7 @@ from raypipe.study.metric import Metric, metric_of
 Run = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Elimination:
-    """Outcome of :func:`eliminate`: ``worse`` are the algorithms that are worse than the best."""
-
-    best: str
-    p_friedman: float
-    p_holm: dict[str, float]
-    worse: list[str]
-
-
-def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
+def eliminate(costs: pd.DataFrame, alpha: float) -> tuple[str, float, pd.DataFrame]:
     """Test which algorithms are worse than the best one, as in a round of F-Race.
 
     The best has the lowest average rank over the runs, then the lowest mean. With three algorithms
@@ -55,8 +45,9 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
         alpha: the level of significance.
 
     Returns:
-        ``p_friedman`` is NaN with fewer than three algorithms, ``p_holm`` of an algorithm if
-        Friedman's test found no difference.
+        the best; the p-value of Friedman's test, NaN with fewer than three algorithms; and a row
+        for each other one, with ``is_worse`` and ``p_holm``, which is NaN if Friedman's test found
+        no difference.
 
     Raises:
         ValueError: a column is not numeric, or two have the same name.
@@ -67,10 +58,9 @@ def eliminate(costs: pd.DataFrame, alpha: float) -> Elimination:
     p_friedman = friedman(costs)["p_value"]
     pairs = paired_comparisons(costs, control=best).set_index("first")
     if p_friedman > alpha:
-        pairs = pairs.assign(p_holm=math.nan, effect=0.0)
-    worse = pairs.index[(pairs["p_holm"] <= alpha) & (pairs["effect"] > 0)]
-    p_holm = {str(name): float(value) for name, value in pairs["p_holm"].items()}
-    return Elimination(best, p_friedman, p_holm, list(map(str, worse)))
+        pairs = pairs.assign(p_holm=math.nan)
+    is_worse = (pairs["p_holm"] <= alpha) & (pairs["effect"] > 0)
+    return best, p_friedman, pairs.assign(is_worse=is_worse)
 
 
 @dataclass(frozen=True)
@@ -114,13 +104,15 @@ def standing(
             {str(p): [results[p, run] for run in range(runs)] for p in contenders}, dtype=float
         )
         whole = table.dropna(axis="columns")
-        test = Elimination("", math.nan, {}, [])
+        best, p_friedman, pairs = "", math.nan, pd.DataFrame({"p_holm": [], "is_worse": []})
         if len(whole.columns) > 1:
-            test = eliminate(-whole if mode == "max" else whole, settings.alpha)
+            costs = -whole if mode == "max" else whole
+            best, p_friedman, pairs = eliminate(costs, settings.alpha)
+        worse = [int(str(name)) for name, is_worse in pairs["is_worse"].items() if is_worse]
         status = dict.fromkeys(contenders, "contender")
         status |= {place: "failed" for place in contenders if str(place) not in whole}
-        status |= dict.fromkeys(map(int, test.worse), "dropped")
-        is_decided = is_decided or bool(test.worse)
+        status |= dict.fromkeys(worse, "dropped")
+        is_decided = is_decided or bool(worse)
         contenders = [place for place in contenders if status[place] == "contender"]
         verdict = ""
         if not contenders:
@@ -132,7 +124,7 @@ def standing(
                 verdict = f"{names[contenders[0]]} wins with {runs} seeds"
         elif runs >= settings.most_runs:
             verdict = f"undecided between {len(contenders)} points with {runs} seeds; "
-            verdict += f"{names[int(test.best)]} is ahead"
+            verdict += f"{names[int(best)]} is ahead"
         rows += [
             {
                 "round": number,
@@ -140,8 +132,8 @@ def standing(
                 "runs": runs,
                 "mean": None if of_place == "failed" else float(table[str(place)].mean()),
                 "status": of_place,
-                "p_holm": finite_or_none(test.p_holm.get(str(place))),
-                "p_friedman": finite_or_none(test.p_friedman),
+                "p_holm": finite_or_none(pairs["p_holm"].get(str(place))),
+                "p_friedman": finite_or_none(p_friedman),
             }
             for place, of_place in status.items()
         ]

@@ -131,13 +131,10 @@ def test_no_winner_is_named_on_too_few_seeds(values, first):
 def test_elimination_is_friedman_then_wilcoxon_with_holm():
     rng = np.random.default_rng(3)
     table = pd.DataFrame(rng.normal([0, 0.2, 2.0], 1, (12, 3)), columns=list("abc"))
-    found = eliminate(table, 0.05)
-    assert found.p_friedman == pytest.approx(
-        scipy.stats.friedmanchisquare(*table.to_numpy().T).pvalue
-    )
-    best, others = found.best, sorted(found.p_holm)
-    raw = {name: scipy.stats.wilcoxon(table[name], table[best]).pvalue for name in others}
-    small, large = sorted(others, key=raw.__getitem__)
-    assert found.p_holm[small] == pytest.approx(min(1, 2 * raw[small]))
-    assert found.p_holm[large] == pytest.approx(min(1, max(2 * raw[small], raw[large])))
-    assert found.worse == ["c"]
+    best, p_friedman, pairs = eliminate(table, 0.05)
+    assert p_friedman == pytest.approx(scipy.stats.friedmanchisquare(*table.to_numpy().T).pvalue)
+    raw = {name: scipy.stats.wilcoxon(table[name], table[best]).pvalue for name in pairs.index}
+    small, large = sorted(raw, key=raw.__getitem__)
+    assert pairs["p_holm"][small] == pytest.approx(min(1, 2 * raw[small]))
+    assert pairs["p_holm"][large] == pytest.approx(min(1, max(2 * raw[small], raw[large])))
+    assert list(pairs.index[pairs["is_worse"]]) == ["c"]
