@@ -135,7 +135,7 @@ def check_pauses(
 
     """
     scheduler = sweep.scheduler
-    if scheduler is None or not scheduler.pauses:
+    if scheduler is None or not sweep.pauses:
         return
     name, stage = scheduler.name, sweep.stage
     about = f"{where}: sweep.scheduler = {name}: pauses trials and continues them from checkpoints"

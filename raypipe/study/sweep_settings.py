@@ -52,11 +52,6 @@ class SchedulerSettings(Settings):
         return self.name == "pbt"
 
     @property
-    def pauses(self) -> bool:
-        """Whether trials are paused and continued from checkpoints."""
-        return self.is_population or self.name == "hyperband"
-
-    @property
     def options(self) -> dict[str, Any]:
         """The given options."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
@@ -134,8 +129,8 @@ class SweepSettings(AxesSettings):
 
     @property
     def pauses(self) -> bool:
-        """Whether its scheduler pauses trials."""
-        return self.scheduler is not None and self.scheduler.pauses
+        """Whether its scheduler pauses trials, and continues them from checkpoints."""
+        return self.scheduler is not None and self.scheduler.name in ("pbt", "hyperband")
 
     @property
     def is_searched(self) -> bool:
