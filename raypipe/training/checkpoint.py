@@ -152,7 +152,7 @@ class CheckpointStore:
 
         The models of earlier best steps are deleted, but for those of the steps ``keep``.
         """
-        write_weights(self.run, self._best(step), on_cpu(model), {"step": str(step)})
+        write_weights(self.run, self._best(step), model, {"step": str(step)})
         for name in self.run.list(self._folder):
             number = name.removeprefix("best_").removesuffix(".safetensors")
             if name != number and number.isdigit() and int(number) not in {step, *keep}:
@@ -287,16 +287,6 @@ def _received(key: str, about: Any, value: Any, parameter: Tensor, worker: Worke
     return full
 
 
-def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of each tensor on the CPU.
-
-    safetensors rejects tensors that share memory, such as tied weights.
-    """
-    return {
-        name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
-    }
-
-
 class _Manifest(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -307,8 +297,7 @@ class _Manifest(BaseModel):
 
 def _is_of(manifest: _Manifest, trace: Trace) -> bool:
     """Whether a checkpoint continues a training."""
-    expected = trace(manifest.step)
-    return expected is not None and manifest.trace == expected
+    return manifest.trace is not None and manifest.trace == trace(manifest.step)
 
 
 def _name(step: int) -> str:

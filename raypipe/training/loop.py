@@ -36,7 +36,6 @@ from raypipe.training.checkpoint import (
     gathered,
     load_state,
     model_state,
-    on_cpu,
 )
 from raypipe.training.data_sheets import peak_flops
 from raypipe.training.early_stopping import Monitor
@@ -114,7 +113,7 @@ class _Loop:
         self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry, ending: Ending
     ) -> None:
         self.job, self.worker, self.sampler = job, worker, sampler
-        self.ending, self.agreement = ending, Agreement(ending, worker)
+        self.agreement = Agreement(ending, worker)
         self.settings = job.settings
         self.report = report if worker.rank == 0 else _ignore
         self.task, self.training = cast("TrainTask", job.task), job.settings.training
@@ -124,7 +123,6 @@ class _Loop:
         precision.configure(self.training.precision)
         self.phases = job.phases
         self.sharded = parallel.is_sharded(job.settings, worker)
-        self.recompute = self.training.gradient_checkpointing
         check_phases(self.phases, self.plan)
         self.trace = ScheduleTrace(job, self.phases)
         self.model, self.module, self.loss = model.build(job, worker, self.report)
@@ -221,11 +219,11 @@ class _Loop:
         return sums if norm is None else sums | {"grad_norm": norm}
 
     def _forward_backward(
-        self, batch: Any, context: StepContext, *, exchange: bool, counted: bool = True
+        self, batch: Any, context: StepContext, *, exchange: bool, counted: bool
     ) -> Loss:
-        settings, device = self.training, self.worker.device
+        device, recompute = self.worker.device, self.training.gradient_checkpointing
         with parallel.gradient_sync(self.module, exchange):
-            with precision.autocast(settings.precision, device, recompute=self.recompute):
+            with precision.autocast(self.training.precision, device, recompute=recompute):
                 loss: Loss = self.module(self.loss, batch, context)
             if self.update.needs_scale:
                 size = min(self.plan.micro_batch, context.phase.samples // self.plan.workers)
@@ -310,14 +308,20 @@ class _Loop:
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the model is written
-        if self.job.steps == self.job.whole and not early and not self.job.measured:
-            self._store_model()
-        last = self.history.rows[-1] if self.history.rows else {}
+        rows = self.history.rows
+        last = rows[-1] if rows else {}
         kept, chosen = last, dict[str, Any]()
-        if (best := self.monitor.best(self.history.rows)) is not None:
-            kept = next(row for row in self.history.rows if row["step"] == best.step)
+        if (best := self.monitor.best(rows)) is not None:
+            kept = next(row for row in rows if row["step"] == best.step)
             stopped = not early and step < self.job.steps
             chosen = {"best_step": best.step, "stopped_early": stopped}
+        if self.job.steps == self.job.whole and not early and not self.job.measured:
+            weights = model_state(self.model)
+            if self.worker.rank == 0:
+                if kept is not last:
+                    weights = self.store.best(kept["step"])
+                path = self.job.run_dir.model(self.job.trial_id)
+                write_weights(self.job.run_dir, path, weights, self.task.metadata())
         return {
             "steps": step,
             "loss_final": last.get("loss"),
@@ -330,15 +334,6 @@ class _Loop:
             **chosen,
             **({"ended_at": step} if early else {}),
         }
-
-    def _store_model(self) -> None:
-        weights = model_state(self.model)
-        if self.worker.rank == 0:
-            best = self.monitor.best(self.history.rows)
-            if best is not None and best.step != self.history.rows[-1]["step"]:
-                weights = self.store.best(best.step)
-            path = self.job.run_dir.model(self.job.trial_id)
-            write_weights(self.job.run_dir, path, on_cpu(weights), self.task.metadata())
 
     def speed(self) -> dict[str, Any]:
         """Return throughput and FLOPs utilization."""

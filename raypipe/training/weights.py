@@ -29,10 +29,13 @@ _LONGEST_HEADER = 100 * 2**20
 def write_weights(
     run: RunDirectory, path: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write weights atomically; the tensors must be on the CPU and must not share memory."""
+    """Write a copy of the weights atomically, wherever they are; they may share memory."""
     from safetensors.torch import save
 
-    kept = dict(tensors)
+    # safetensors rejects tensors that share memory, such as tied weights
+    kept = {
+        name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
+    }
     digest = _digest(*_split(save(kept)), dict(metadata))
     run.write(path, save(kept, metadata={**metadata, _SHA256: digest}))
 
