@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from raypipe.cards import peak_memory
 from raypipe.cards.dry_run import StepCase, has_blocks, record
 from raypipe.cards.peak_memory import Memory
 from raypipe.cards.recorder import Recording
-from raypipe.cards.speed import EXPECTED, FASTEST, SLOWEST, StepTime, step_time, watts
+from raypipe.cards.speed import EXPECTED, FASTEST, SLOWEST, step_time, watts
 from raypipe.training.data_sheets import Card
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
@@ -57,7 +57,7 @@ class Forecasts:
         self._phases = list(task.phases(settings.training, effective_batch))
         self._numbers = range(len(self._phases))
         self._recordings: dict[Any, Recording] = {}
-        self._between: dict[tuple[int, int, int], Recording | None] = {}
+        self._between = cache(peak_memory.between)
 
     @property
     def most(self) -> int:
@@ -112,29 +112,28 @@ class Forecasts:
 
     def _speed(self, card: Card, settings: TrainStageSettings, size: int) -> dict[str, Any]:
         """Return the columns of speed, time and energy."""
-        times = [self._times(card, settings, number, size) for number in self._numbers]
-        timed = list(zip(self._phases, times, strict=True))
-        expected, fastest, slowest = (
-            sum(phase.steps * each[n].seconds for phase, each in timed) for n in range(3)
-        )
-        steps = sum(phase.steps for phase in self._phases)
-        samples = sum(phase.steps * phase.samples for phase in self._phases)
-        joules = sum(phase.steps * each[0].seconds * watts(card, each[0]) for phase, each in timed)
-        operations = sum(
-            phase.steps
-            * phase.samples
-            * self._step(card, settings, number, size).flops
-            / self._cut(number, size)[0]
-            for number, phase in enumerate(self._phases)
-        )
-        peak = self._workers * card.peaks[settings.training.precision]
+        precision, replicas = settings.training.precision, self._replicas(settings)
+        steps = samples = seconds = least_s = most_s = joules = operations = 0.0
+        for number, phase in enumerate(self._phases):
+            recording = self._step(card, settings, number, size)
+            own, runs = self._cut(number, size)
+            timed = partial(step_time, recording, card, precision, runs, replicas=replicas)
+            expected, fastest, slowest = map(timed, (EXPECTED, FASTEST, SLOWEST))
+            seconds += phase.steps * expected.seconds
+            least_s += phase.steps * fastest.seconds
+            most_s += phase.steps * slowest.seconds
+            joules += phase.steps * expected.seconds * watts(card, expected)
+            steps += phase.steps
+            samples += phase.steps * phase.samples
+            operations += phase.steps * phase.samples * recording.flops / own
+        peak = self._workers * card.peaks[precision]
         return {
-            "step_time_s": expected / steps,
-            "samples_per_s": samples / expected,
-            "samples_per_s_low": samples / slowest,
-            "samples_per_s_high": samples / fastest,
-            "mfu": operations / expected / peak,
-            "hours": expected / 3600,
+            "step_time_s": seconds / steps,
+            "samples_per_s": samples / seconds,
+            "samples_per_s_low": samples / most_s,
+            "samples_per_s_high": samples / least_s,
+            "mfu": operations / seconds / peak,
+            "hours": seconds / 3600,
             "energy_kwh": self._workers * joules / 3.6e6,
         }
 
@@ -159,15 +158,6 @@ class Forecasts:
         bucketed = self._replicas(settings) > 1
         return peak_memory.memory(recording, card, self._workers, bucketed=bucketed)
 
-    def _times(
-        self, card: Card, settings: TrainStageSettings, number: int, size: int
-    ) -> list[StepTime]:
-        """Return the time of a phase's step: expected, fastest and slowest."""
-        precision, replicas = settings.training.precision, self._replicas(settings)
-        recording, (_, runs) = self._step(card, settings, number, size), self._cut(number, size)
-        timed = partial(step_time, recording, card, precision, runs, replicas=replicas)
-        return [timed(factors) for factors in (EXPECTED, FASTEST, SLOWEST)]
-
     def _replicas(self, settings: TrainStageSettings) -> int:
         return self._workers if settings.scaling.strategy == "ddp" else 1
 
@@ -186,12 +176,9 @@ class Forecasts:
         lower, upper = (max(1, min(_LARGEST // part, share // part)) for part in _FRACTIONS)
         upper = max(upper, min(share, lower + 1))
         if size not in (lower, upper):
-            one = self._recording(card, settings, number, lower, runs)
-            two = self._recording(card, settings, number, upper, runs)
-            key = (id(one), id(two), size)
-            if key not in self._between:
-                self._between[key] = peak_memory.between(one, two, (size - lower) / (upper - lower))
-            if (step := self._between[key]) is not None:
+            ends = (self._recording(card, settings, number, end, runs) for end in (lower, upper))
+            step = self._between(*ends, (size - lower) / (upper - lower))
+            if step is not None:
                 return step
         return self._recording(card, settings, number, size, runs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from raypipe.cards.allocator import replay
 from raypipe.cards.recorder import Kernel, Recording
@@ -62,8 +63,7 @@ def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) ->
     for number, size in dict(events[: peak.event + 1]).items():
         parts[names.get(number, "others")] += size
     parts["others"] += peak.reserved - parts.total()
-    fits = peak.reserved <= limit
-    return Memory(peak.reserved, parts, fits)
+    return Memory(peak.reserved, parts, peak.reserved <= limit)
 
 
 def between(one: Recording, two: Recording, share: float) -> Recording | None:
@@ -72,7 +72,7 @@ def between(one: Recording, two: Recording, share: float) -> Recording | None:
     Sizes and operations of a step are linear in the micro-batch. None if the two recordings differ
     in more than sizes.
     """
-    if not _same(one, two):
+    if _shape(one) != _shape(two):
         return None
     events = [
         (number, max(1, round(size + share * (other - size))) if size else 0)
@@ -85,22 +85,16 @@ def between(one: Recording, two: Recording, share: float) -> Recording | None:
     return Recording(events, one.parts, kernels, one.span)
 
 
-def _same(one: Recording, two: Recording) -> bool:
-    """Whether two recordings differ in sizes alone."""
-    shape = [(number, bool(size)) for number, size in one.events]
-    if shape != [(number, bool(size)) for number, size in two.events]:
-        return False
-    names = {key: [kernel.name for kernel in found] for key, found in one.kernels.items()}
-    return names == {key: [each.name for each in found] for key, found in two.kernels.items()}
+def _shape(recording: Recording) -> Any:
+    """Return what two recordings have in common that differ in sizes alone."""
+    events = [(number, bool(size)) for number, size in recording.events]
+    return events, {key: [each.name for each in found] for key, found in recording.kernels.items()}
 
 
 def _kernel(one: Kernel, two: Kernel, share: float) -> Kernel:
-    def line(a: float, b: float) -> float:
-        return max(0.0, a + share * (b - a))
-
-    return replace(
-        one,
-        flops=line(one.flops, two.flops),
-        bytes=round(line(one.bytes, two.bytes)),
-        exchanged=line(one.exchanged, two.exchanged),
-    )
+    """Return the kernel on the line through two."""
+    values: dict[str, Any] = {}
+    for name in ("flops", "bytes", "exchanged"):
+        start, end = getattr(one, name), getattr(two, name)
+        values[name] = max(0, round(start + share * (end - start)))
+    return replace(one, **values)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -52,9 +52,9 @@ class Kernel:
     repeats: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Recording:
-    """Storages and kernels of a step, in their order.
+    """Storages and kernels of a step, in their order; compared by identity.
 
     ``events`` has (storage, bytes): a storage that begins, or ends with 0 bytes. ``parts`` names
     the use of a storage, if it is known. ``kernels`` are by section: the ``first`` micro-batch of
@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
         self.section, self.backward = "first", False
         self._live: dict[int, tuple[int, Any]] = {}  # by the identity of a storage
         self._sizes: dict[int, int] = {}
-        self._number = 0
+        self._numbers = count(1)
 
     def adopt(self, tensors: Iterable[Tensor], part: str) -> None:
         """Record tensors that exist already, such as weights."""
@@ -179,8 +179,9 @@ class Recorder(TorchDispatchMode):
                 flops *= 4 / 5
             kind = str(inputs[0].dtype).removeprefix("torch.")
         if scratch := _scratch(name, inputs):
-            self._begin(scratch)
-            self._end(self._number)
+            number = next(self._numbers)
+            self._resize(number, scratch)
+            self._resize(number, 0)
         # autograd's own kernels run without gradients
         repeats = self.backward and torch.is_grad_enabled()
         self._add(Kernel(name, flops, sum((*reads, *writes)), dtype=kind, repeats=repeats))
@@ -194,13 +195,13 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         identity = id(storage)  # torch keeps one object per storage, as long as that lives
         if identity not in self._live:
-            self._begin(storage.nbytes())
-            number = self._number
+            number = next(self._numbers)
+            self._resize(number, storage.nbytes())
 
             def gone(_: Any, number: int = number, identity: int = identity) -> None:
                 if self._live.get(identity, (0, None))[0] == number:
                     del self._live[identity]
-                self._end(number)
+                self._resize(number, 0)
 
             self._live[identity] = number, weakref.ref(storage, gone)
 
@@ -208,21 +209,14 @@ class Recorder(TorchDispatchMode):
         """Record the new size of a storage."""
         found = self._live.get(id(storage))
         if found is not None:
-            self._end(found[0])
-            if size := storage.nbytes():
-                self._sizes[found[0]] = size
-                self.recording.events.append((found[0], size))
+            self._resize(found[0], 0)
+            self._resize(found[0], storage.nbytes())
 
-    def _begin(self, size: int) -> None:
-        self._number += 1
-        self._sizes[self._number] = size
-        if size:
-            self.recording.events.append((self._number, size))
-
-    def _end(self, number: int) -> None:
-        if self._sizes.get(number):
-            self._sizes[number] = 0
-            self.recording.events.append((number, 0))
+    def _resize(self, number: int, size: int) -> None:
+        """Record that a storage begins with a size, or ends with 0."""
+        if size or self._sizes.get(number):
+            self.recording.events.append((number, size))
+        self._sizes[number] = size
 
 
 @contextmanager
@@ -250,13 +244,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def living(events: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Return the sizes of the storages that live after some events."""
-    living: dict[int, int] = {}
-    for number, size in events:
-        if size:
-            living[number] = size
-        else:
-            living.pop(number)
-    return living
+    return {number: size for number, size in dict(events).items() if size}
 
 
 def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
