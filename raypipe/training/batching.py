@@ -81,13 +81,10 @@ def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: in
                 f"{given} with {workers} worker(s) contradict each other: effective_batch = "
                 "micro_batch x accumulation x workers; give any two of the three",
             )
-        for key in _PRECEDENCE:
-            if (
-                key in level
-                and key not in known
-                and _consistent({**known, key: level[key]}, workers)
-            ):
-                known[key] = level[key]
+        for key in [name for name in _PRECEDENCE if name in level]:
+            sizes = {key: level[key], **known}
+            if _consistent(sizes, workers):
+                known = sizes
     return _complete(known, workers)
 
 
