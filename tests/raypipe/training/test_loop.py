@@ -67,21 +67,6 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
     assert first == again != other
 
 
-def test_every_step_drops_other_activations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dropped, real = set[tuple[bool, ...]](), nn.Dropout.forward
-
-    def forward(self: nn.Dropout, x: Tensor) -> Tensor:
-        kept = real(self, x)
-        dropped.add(tuple((kept == 0).flatten().tolist()))
-        return kept
-
-    monkeypatch.setattr(nn.Dropout, "forward", forward)
-    run(job(Regression(dropout=0.3), tmp_path, (16, 1, 16, 1)))
-    assert len(dropped) >= 7  # of 7 steps
-
-
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "warmup-stable-decay"])
 def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -> None:
@@ -190,24 +175,24 @@ def test_fp16_that_overflows_at_every_step_ends(tmp_path: Path, steps: int) -> N
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))
 
 
-def test_a_precision_the_device_lacks(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.precision = tf32: this cpu device lacks it"):
-        run(job(Regression(), tmp_path, precision="tf32"))
-
-
 def test_recomputing_activations_changes_no_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, calls, real = (4, 4, 16, 1), [], nn.Dropout.forward
-    expected, trained, _ = run(job(Regression(dropout=0.3), tmp_path / "plain", plan))
+    """And every micro-batch of every step drops other activations."""
+    calls, dropped, real = list[Tensor](), set[tuple[bool, ...]](), nn.Dropout.forward
 
     def forward(self: nn.Dropout, x: Tensor) -> Tensor:
         calls.append(x)
-        return real(self, x)
+        kept = real(self, x)  # which a recomputation may end
+        dropped.add(tuple((kept == 0).flatten().tolist()))
+        return kept
 
     monkeypatch.setattr(nn.Dropout, "forward", forward)
-    asked = job(Regression(dropout=0.3), tmp_path / "again", plan, gradient_checkpointing=True)
-    found, stored, _ = run(asked)
+    task, plan = Regression(dropout=0.3), (4, 4, 16, 1)
+    expected, trained, _ = run(job(task, tmp_path / "plain", plan))
+    assert len(dropped) >= 7 * 4
+    calls.clear()
+    found, stored, _ = run(job(task, tmp_path / "again", plan, gradient_checkpointing=True))
     # forward twice in each micro-batch, once in the evaluation, three times in the first check
     assert len(calls) == 2 * 7 * 4 + 1 + 3
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
@@ -224,6 +209,8 @@ class Endless(Regression):
 
 
 def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training\.precision = tf32: this cpu device lacks it"):
+        run(job(Regression(), tmp_path, precision="tf32"))
     with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
         run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
     with pytest.raises(ValueError, match="phase second: 5 samples per step"):
