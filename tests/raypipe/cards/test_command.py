@@ -121,9 +121,10 @@ def test_cards_share_the_gradients_or_the_model() -> None:
         predicted("plain", "train.scaling.workers=9")
 
 
+@pytest.mark.usefixtures("few_cards")
 def test_of_all_cards_the_one_of_the_least_energy_is_named() -> None:
     rows = predicted("all")
-    assert len(set(columns(rows, "card"))) == len(rows) > 50
+    assert sorted(columns(rows, "card")) == sorted(data_sheets.cards())
     best = min((row for row in rows if row["micro_batch"]), key=lambda row: row["energy_kwh"])
     assert [row["card"] for row in rows if row["recommended"]] == [best["card"]]
     words = f"{best['card']}, profile {best['profile']}, {best['precision']}, micro-batch 8"

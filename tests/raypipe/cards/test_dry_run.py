@@ -75,6 +75,8 @@ def test_weights_gradients_and_state_have_their_sizes() -> None:
     assert held(found, "parameters") == WEIGHTS
     assert found.gradient_bytes == WEIGHTS
     assert held(found, "optimizer") == pytest.approx(2 * WEIGHTS, abs=64)
+    in_buckets = found.in_buckets().events[: found.span[1]]
+    assert "gradients" not in {found.parts.get(number) for number in living(in_buckets)}
 
 
 def test_operations_are_those_of_the_products() -> None:
@@ -105,13 +107,6 @@ def test_a_third_micro_batch_lies_on_the_line_through_two(precision: str) -> Non
     assert found.events == three.events
     assert found.flops == three.flops
     assert [k.bytes for k in found.kernels["first"]] == [k.bytes for k in three.kernels["first"]]
-
-
-def test_buckets_hold_the_gradients() -> None:
-    found = record(Squares(), case())
-    bucketed = found.in_buckets()
-    numbers = {n for n, part in found.parts.items() if part == "gradients"}
-    assert not numbers & living(bucketed.events[: found.span[1]]).keys()
 
 
 def test_shards_are_parts_of_weights_and_state() -> None:

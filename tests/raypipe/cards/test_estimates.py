@@ -91,7 +91,6 @@ def test_a_busy_card_takes_its_whole_power() -> None:
 MIB = 2**20
 #: four blocks, of which two that are not neighbors end before a larger one begins
 FRAGMENTS = [(1, 20), (2, 20), (3, 20), (4, 20), (1, 0), (3, 0), (5, 40)]
-#: a larger block fits once the pages of the first two are given back
 
 
 def in_bytes(events: list[tuple[int, float]]) -> list[tuple[int, int]]:

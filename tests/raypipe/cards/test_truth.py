@@ -21,7 +21,7 @@ from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
-from raypipe.training.settings import ScalingSettings, TrainStageSettings
+from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 
 #: a small preset of each workload, its training stage and a micro-batch
@@ -45,15 +45,13 @@ def of_workload(name: str) -> tuple[TrainTask, TrainStageSettings, int]:
 
 
 def of_step(
-    task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, *, checkpointing: bool
-) -> tuple[TrainTask, TrainStageSettings]:
-    update = {
-        "steps": 2, "epochs": None, "warmup_steps": 0, "compile": False,
-        "micro_batch": plan.micro_batch, "accumulation": plan.accumulation,
-        "effective_batch": plan.effective_batch, "gradient_checkpointing": checkpointing,
-    }  # fmt: skip
-    training = settings.training.model_copy(update=update)
-    return task, settings.model_copy(update={"training": training})
+    settings: TrainStageSettings, plan: BatchPlan, *, checkpointing: bool
+) -> TrainStageSettings:
+    return settings.changed(
+        "training", steps=2, epochs=None, warmup_steps=0, compile=False,
+        micro_batch=plan.micro_batch, accumulation=plan.accumulation,
+        effective_batch=plan.effective_batch, gradient_checkpointing=checkpointing,
+    )  # fmt: skip
 
 
 def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) -> int:
@@ -112,8 +110,9 @@ def test_the_predicted_peak_is_what_the_allocator_hands_out(
 ) -> None:
     task, settings, size = of_workload(name)
     plan = BatchPlan(size, accumulation, size * accumulation, 1)
-    given = of_step(task, settings, plan, checkpointing=checkpointing)
-    assert predicted(*given, plan) == pytest.approx(measured(*given, plan, tmp_path), rel=0.03)
+    own = of_step(settings, plan, checkpointing=checkpointing)
+    found = measured(task, own, plan, tmp_path)
+    assert predicted(task, own, plan) == pytest.approx(found, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_the_predicted_peak_is_what_the_allocator_hands_out(
 def test_recorded_operations_are_those_of_the_analytic_count(name: str) -> None:
     task, settings, size = of_workload(name)
     plan = BatchPlan(size, 1, size, 1)
-    _, own = of_step(task, settings, plan, checkpointing=False)
+    own = of_step(settings, plan, checkpointing=False)
     phase = task.phases(own.training, size)[0]
     analytic = task.flops_per_sample(task.build_model())
     if analytic is None:
@@ -152,9 +151,8 @@ def sharded_plan(workers: int, accumulation: int) -> BatchPlan:
 
 def sharded(plan: BatchPlan) -> tuple[TrainTask, TrainStageSettings]:
     task, settings, _ = of_workload("lm_pretrain")
-    task, settings = of_step(task, settings, plan, checkpointing=False)
-    scaling = ScalingSettings(workers=plan.workers, strategy="fsdp")
-    return task, settings.model_copy(update={"scaling": scaling})
+    own = of_step(settings, plan, checkpointing=False)
+    return task, own.changed("scaling", workers=plan.workers, strategy="fsdp")
 
 
 def peak_of_shard(rank: int, plan: BatchPlan, folder: Path) -> int:
