@@ -25,9 +25,6 @@ VARIABLE = "RAYPIPE_GPU_RIG"
 ENDING = """
 import os, sys
 sys.stdout.flush()
-if "RAYPIPE_COVERAGE" in os.environ:
-    import sitecustomize
-    sitecustomize.finish()
 os._exit(0)
 """
 #: processes that it starts import it
@@ -70,7 +67,7 @@ class Rig:
             "RIG_NAME": name,
             "RIG_CAPABILITY": capability,
             "RIG_MEMORY": str(memory),
-            "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, *_measuring()))),
+            "PYTHONPATH": str(PROJECT),
             "RAYPIPE_CACHE": str(self.cache),
             **(env or {}),
         }
@@ -103,11 +100,6 @@ class Rig:
             capture_output=True,
             text=True,
         )
-
-
-def _measuring() -> list[Path]:
-    """Return the folder with which Python measures lines, if it is wanted."""
-    return [PROJECT / "tests" / "gpu" / "measured"] if "RAYPIPE_COVERAGE" in os.environ else []
 
 
 @pytest.fixture(scope="session")

@@ -67,10 +67,7 @@ class Devices(Regression):
 
 def outcome(launcher, workers, gpus):
     made = job(Path(tempfile.mkdtemp()), 4, 4 // workers, workers, steps=2)
-    scaling = made.settings.scaling.model_copy(
-        update={"gpus_per_worker": gpus, "cpus_per_worker": 0.5}
-    )
-    settings = made.settings.model_copy(update={"scaling": scaling})
+    settings = made.settings.changed("scaling", gpus_per_worker=gpus, cpus_per_worker=0.5)
     try:
         made = replace(made, task=Devices(), settings=settings)
         result = launcher.train(made, lambda row: None)

@@ -89,8 +89,7 @@ def on_failure(job, error, outcome):
     failures.append((error.kind, error.limit.size, outcome))
 
 made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=2)
-scaling = made.settings.scaling.model_copy(update={"gpus_per_worker": 1.0, "cpus_per_worker": 0.5})
-settings = made.settings.model_copy(update={"scaling": scaling})
+settings = made.settings.changed("scaling", gpus_per_worker=1.0, cpus_per_worker=0.5)
 failures, launcher = [], RayLauncher()
 classified, classify = [], group.group_failure
 

@@ -6,12 +6,10 @@ import pytest
 
 from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.peak_memory import memory
-from raypipe.commands.configuration import read, resolve
-from raypipe.hardware import Gpu, detect
-from raypipe.study.sweep import training_stage
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
+from tests.gpu.profiles import stages
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -50,19 +48,12 @@ print(json.dumps({{"reserved": torch.cuda.max_memory_reserved()}}))
 
 
 def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSettings]:
-    gpu = Gpu(0, "", CARD.reports, CARD.memory_bytes, str(CARD.capability))
-    node = detect()
-    node = type(node)(node.hostname, node.cpus, node.memory_bytes, (gpu,))
-    configuration = resolve(read(name), TRAININGS[name], "auto", [node])
-    _, training = training_stage(configuration.stages(), "train", "test")
-    task = training.task(None)
-    assert isinstance(task, TrainTask)
-    update = {
-        "steps": 2, "epochs": None, "warmup_steps": 0, "compile": False,
-        "precision": "bf16", "gradient_checkpointing": checkpointing, "effective_batch": 16,
-    }  # fmt: skip
-    training_settings = training.settings.training.model_copy(update=update)
-    return task, training.settings.model_copy(update={"training": training_settings})
+    given = TRAININGS[name], CARD.memory_bytes, str(CARD.capability)
+    (_, task, settings), *_ = stages(name, "auto", *given)
+    return task, settings.changed(
+        "training", steps=2, epochs=None, warmup_steps=0, compile=False, precision="bf16",
+        gradient_checkpointing=checkpointing, effective_batch=16,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
