@@ -186,7 +186,7 @@ class ScheduleTrace:
     def __init__(self, job: TrainingJob, phases: Sequence[Phase]) -> None:
         self._job, self._phases = job, phases
         self._done = 0
-        self._left: Iterator[tuple[int, Phase, int]] = iter(())
+        self._left: Iterator[tuple[int, Phase, int, int]] = iter(())
         self._digest: Any = None
 
     def after(self, step: int) -> str | None:
@@ -196,7 +196,7 @@ class ScheduleTrace:
         if self._digest is None or step < self._done:
             self._done, self._left = 0, steps(self._phases, 0)
             self._digest = hashlib.sha256(self._job.identity.encode())
-        for _, phase, number in islice(self._left, step - self._done):
+        for _, phase, number, _ in islice(self._left, step - self._done):
             rate = self._job.task.learning_rate(self._job.settings.training, phase, number)
             self._digest.update(phase.name.encode())
             self._digest.update(struct.pack("<qd", phase.samples, rate))

@@ -40,7 +40,7 @@ from raypipe import process_tree
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.failure_kinds import LOADER_DIED
 from raypipe.training.parallel import Worker
-from raypipe.training.schedule import Phase
+from raypipe.training.schedule import Phase, steps
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
 from raypipe.training.task import SampleIds, TrainTask
 
@@ -131,16 +131,10 @@ def positions(
     Positions continue across steps, phases and epochs. Each belongs to exactly one micro-batch
     of one worker.
     """
-    step = position = 0
-    for phase in phases:
+    for _, phase, _, first in steps(phases, first_step):
         parts = micro_batches(phase.samples, worker.workers, worker.rank, micro_batch)
-        done = min(max(first_step - step, 0), phase.steps)
-        for number in range(done, phase.steps):
-            first = position + number * phase.samples
-            for part in filter(None, parts):
-                yield range(first + part.start, first + part.stop)
-        step += phase.steps
-        position += phase.steps * phase.samples
+        for part in filter(None, parts):
+            yield range(first + part.start, first + part.stop)
 
 
 def longest_first(lengths: Tensor) -> Tensor:

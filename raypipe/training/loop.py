@@ -47,7 +47,7 @@ from raypipe.training.loss_check import refuse_means
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
-from raypipe.training.schedule import Phase, check_phases, steps
+from raypipe.training.schedule import Phase, steps
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.weights import write_weights
@@ -123,7 +123,12 @@ class _Loop:
         precision.configure(self.training.precision)
         self.phases = job.phases
         self.sharded = parallel.is_sharded(job.settings, worker)
-        check_phases(self.phases, self.plan)
+        for phase in self.phases:
+            if phase.samples < self.plan.workers:
+                raise ValueError(
+                    f"phase {phase.name}: {phase.samples} samples per step are less than one for "
+                    f"each of scaling.workers = {self.plan.workers}"
+                )
         self.trace = ScheduleTrace(job, self.phases)
         self.model, self.module, self.loss = model.build(job, worker, self.report)
         optimizer = self.task.optimizer(self.model, self.training)
@@ -157,7 +162,7 @@ class _Loop:
             measured=self.job.measured,
         )
         with closing(data) as batches:
-            for number, phase, phase_step in steps(self.phases, self.start):
+            for number, phase, phase_step, _ in steps(self.phases, self.start):
                 if over or ends or number == total:
                     break
                 step = number + 1

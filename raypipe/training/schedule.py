@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings
 
 
@@ -53,24 +51,15 @@ def _steps(given: float, length: int) -> int:
     return round(given * length) if given < 1 else min(round(given), length)
 
 
-def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int]]:
-    """Yield (step of the run, phase, step of the phase) from ``start`` on, counted from 0."""
-    inside = chain.from_iterable(((phase, n) for n in range(phase.steps)) for phase in phases)
-    for step, (phase, phase_step) in enumerate(inside):
-        if step >= start:
-            yield step, phase, phase_step
+def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int, int]]:
+    """Yield each step from ``start`` on, and the position of its first sample in the data.
 
-
-def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
-    """Reject a phase with fewer samples per step than workers.
-
-    Raises:
-        ValueError: a phase has too few samples; the message names it and the numbers.
-
+    A step is its number in the run, its phase and its number in the phase, counted from 0.
+    Positions continue across phases.
     """
+    step = position = 0
     for phase in phases:
-        if phase.samples < plan.workers:
-            raise ValueError(
-                f"phase {phase.name}: {phase.samples} samples per step are less than one for "
-                f"each of scaling.workers = {plan.workers}"
-            )
+        for number in range(max(0, start - step), phase.steps):
+            yield step + number, phase, number, position + number * phase.samples
+        step += phase.steps
+        position += phase.steps * phase.samples
