@@ -16,7 +16,7 @@ from raypipe.hardware import Precision, supported_precisions
 _FILE = Path(__file__).with_name("data_sheets.yaml")
 _BRANDS = frozenset(("nvidia", "tesla", "geforce"))
 #: name parts that do not change the peak: memory size and type, connector, generation
-_NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
+_NO_MATTER = r"(?: \d+gb?| sxm\d?| pcie| hbm\d\w?| generation)*"
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,15 @@ def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    listed = list(cards().values())
     words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
-    for length in range(len(words), 0, -1):  # the longest name first: A10G before A10
-        start = " ".join(words[:length])
-        found = [card for card in listed if card.reports == start]
-        if found:
-            if not all(_NO_MATTER.fullmatch(word) for word in words[length:]):
-                return None
-            connected = [c for c in found if set(words[length:]) & _connector(c.name)] or found
-            said = re.search(r"\b(\d+)gb?\b", " ".join(words[length:]))
-            listed_bytes = int(said[1]) * 2**30 if said else found[0].memory_bytes
-            size = memory_bytes or listed_bytes
-            return min(connected, key=lambda card: abs(card.memory_bytes - size))
-    return None
+    name = " ".join(words)
+    found = [c for c in cards().values() if re.fullmatch(re.escape(c.reports) + _NO_MATTER, name)]
+    if not found:
+        return None
+    connected = [card for card in found if _connector(card.name).intersection(words)] or found
+    said = re.search(r"\b(\d+)gb?\b", name)
+    size = memory_bytes or (int(said[1]) * 2**30 if said else found[0].memory_bytes)
+    return min(connected, key=lambda card: abs(card.memory_bytes - size))
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
