@@ -1,14 +1,16 @@
 """Any micro-batch, accumulation, workers, strategy and restart is the one big batch, never cut.
 
 In float64 losses and gradients agree to 1e-10; in single precision the gradients differ by at
-most 1e-5 of their norm. Sample means and token means, small networks and the language model.
+most 1e-5 of their norm. Sample means and token means, small networks and the language model. All
+tests of trainings with two workers are here, which share these.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_tasks import (
+    HeldOut,
     Points,
     Regression,
     TwoHeads,
@@ -30,12 +33,14 @@ from example_tasks import (
     job,
     outcome,
     weights,
+    worker_group,
 )  # fmt: skip
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
@@ -45,11 +50,11 @@ from raypipe.training import parallel, precision
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, gathered, load_state
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
-from raypipe.training.optimizer import Update
+from raypipe.training.optimizer import Update, build
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import LoaderSettings, TrainingSettings
-from raypipe.training.task import TrainTask
+from raypipe.training.settings import LoaderSettings, MonitorSettings, TrainingSettings
+from raypipe.training.task import StepContext, TrainTask
 from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 
 Group = Callable[..., list[Any]]
@@ -60,6 +65,28 @@ STRATEGIES = ["ddp", "fsdp"]
 LM = LmSettings(
     vocabulary=31, width=16, heads=2, layers=2, feed_forward=24, context=9, tied=True, dropout=0.0
 )
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Call a function of the rank in each of two processes; see ``worker_group``.
+
+    After an error, or a crash in torch, the next call has other processes.
+    """
+    with ExitStack() as stack:
+        groups: list[Group] = []
+
+        def call(member: Callable[..., Any], *arguments: Any) -> list[Any]:
+            if not groups:
+                folder = tmp_path_factory.mktemp("group")
+                groups.append(stack.enter_context(worker_group(2, folder)))
+            try:
+                return groups[0](member, *arguments)
+            except BrokenProcessPool:
+                groups.clear()
+                raise
+
+        yield call
 
 
 @contextmanager
@@ -380,3 +407,81 @@ def test_weights_gathered_in_half_precision_train_as_replicated_ones(
     ddp, fsdp = losses
     assert fsdp != ddp  # weights of the norms are rounded, too
     assert fsdp == pytest.approx(ddp, rel=2e-3)
+
+
+#: rows that are even, odd and fewer than two workers
+SIZES = [(6, 9), (9, 6), (6, 1), (1, 6)]
+
+
+def matrices() -> nn.Sequential:
+    torch.manual_seed(2)
+    blocks = [nn.Linear(*size) for size in SIZES]
+    return nn.Sequential(nn.Embedding(5, 6), *blocks, nn.LayerNorm(6))
+
+
+def muon_steps(network: nn.Sequential, mesh: DeviceMesh | None = None) -> list[Any]:
+    """The weights, and the momentum of the first matrix, after three steps."""
+    training = TrainingSettings(optimizer="muon", learning_rate=0.02, weight_decay=0.1)
+    updates = build(network, network[1:-1], training)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        for each in network.parameters():
+            gradient = torch.randn(each.shape, generator=generator)
+            if mesh is not None:
+                gradient = distribute_tensor(gradient, mesh, each.placements)  # type: ignore[attr-defined]
+            each.grad = gradient
+        updates.step()
+    weights = {name: parallel.whole(value) for name, value in network.state_dict().items()}
+    return [weights, parallel.whole(updates.state[network[1].weight]["momentum_buffer"])]
+
+
+def sharded(rank: int, file: Path) -> None:
+    mesh, network = init_device_mesh("cpu", (2,)), matrices()
+    for block in network[1:-1]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    found = muon_steps(network, mesh)
+    if rank == 0:
+        torch.save(found, file)
+
+
+def test_sharded_matrices_take_the_steps_of_whole_ones(group: Group, tmp_path: Path) -> None:
+    """Not to rounding, but exactly: each worker orthogonalizes the whole matrix."""
+    group(sharded, tmp_path / "found")
+    found = torch.load(tmp_path / "found")
+    torch.testing.assert_close(found, muon_steps(matrices()), rtol=0, atol=0)
+
+
+def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
+    # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not counted
+    monitor = MonitorSettings(metric="loss", patience=3)
+    plan = (8 // workers, 2, 16, workers)
+    return job(HeldOut(by_token=True), folder, plan, strategy=strategy, eval_batch=5,
+               eval_every=2, monitor=monitor)  # fmt: skip
+
+
+def test_the_evaluation_set_is_measured_once_whoever_measures_it(
+    group: Group, tmp_path: Path
+) -> None:
+    alone = held_out(tmp_path / "alone", 1)
+    outcome = train(alone, Worker(0, CPU))
+    task = HeldOut(by_token=True)
+    model = task.build_model()
+    # the best evaluation is the last: its weights are the result
+    model.load_state_dict(weights(alone))
+    dataset = task.build_eval_dataset()
+    batch = default_collate([dataset[i] for i in range(11)])
+    with torch.no_grad():
+        loss = task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
+    rows = results.read_table(alone.run_dir, "steps").dropna(subset=["eval_loss"])
+    best = rows.loc[rows["eval_loss"].idxmin()]
+    assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
+    assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
+    assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
+    for strategy in STRATEGIES:
+        together = held_out(tmp_path / strategy, 2, strategy)
+        trained(group, together)
+        again = results.read_table(together.run_dir, "steps").dropna(subset=["eval_loss"])
+        assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
+        for name in ("eval_loss", "eval_mae", "eval_mse"):
+            torch.testing.assert_close(list(again[name]), list(rows[name]), rtol=1e-10, atol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 import torch
 from example_tasks import HeldOut, Regression, assert_equal, job, weights
 from torch import Tensor, nn
-from torch.utils.data import default_collate
 
 from raypipe.store import tables as results
 from raypipe.store.tables import Column
@@ -20,7 +19,6 @@ from raypipe.training.early_stopping import Monitor
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
-from raypipe.training.schedule import Phase
 from raypipe.training.settings import MonitorSettings
 from raypipe.training.tables import STEPS
 from raypipe.training.task import StepContext
@@ -128,42 +126,3 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
             again = train(resumed, Worker(0, CPU))
             assert [again[name] for name in names] == [outcome[name] for name in names]
             assert_equal(weights(resumed), weights(whole))
-
-
-def member(rank: int, asked: TrainingJob) -> None:
-    train(asked, Worker(rank, CPU, 2))
-
-
-def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
-    # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not counted
-    monitor = MonitorSettings(metric="loss", patience=3)
-    plan = (8 // workers, 2, 16, workers)
-    return job(HeldOut(by_token=True), folder, plan, strategy=strategy, eval_batch=5,
-               eval_every=2, monitor=monitor)  # fmt: skip
-
-
-def test_the_evaluation_set_is_measured_once_whoever_measures_it(
-    group: Callable[..., object], tmp_path: Path
-) -> None:
-    alone = held_out(tmp_path / "alone", 1)
-    outcome = train(alone, Worker(0, CPU))
-    task = HeldOut(by_token=True)
-    model = task.build_model()
-    # the best evaluation is the last: its weights are the result
-    model.load_state_dict(weights(alone))
-    dataset = task.build_eval_dataset()
-    batch = default_collate([dataset[i] for i in range(11)])
-    with torch.no_grad():
-        loss = task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
-    rows = results.read_table(alone.run_dir, "steps").dropna(subset=["eval_loss"])
-    best = rows.loc[rows["eval_loss"].idxmin()]
-    assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
-    assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
-    assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
-    for strategy in ("ddp", "fsdp"):
-        together = held_out(tmp_path / strategy, 2, strategy)
-        group(member, together)
-        again = results.read_table(together.run_dir, "steps").dropna(subset=["eval_loss"])
-        assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
-        for name in ("eval_loss", "eval_mae", "eval_mse"):
-            torch.testing.assert_close(list(again[name]), list(rows[name]), rtol=1e-10, atol=0)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
 
 from raypipe.hardware import Hardware
 from raypipe.training import optimizer as module
-from raypipe.training import parallel
 from raypipe.training.optimizer import Adafactor, Muon, build
 from raypipe.training.settings import TrainingSettings, TrainStageSettings, obstacles
 
@@ -143,51 +137,6 @@ def test_small_updates_of_half_precision_weights_add_up() -> None:
     assert moved < -1e-3
     torch.testing.assert_close((half.float() - drawn.float()).mean(), moved, rtol=0.03, atol=0)
     assert optimizers[0].state[half]["row_var"].dtype == torch.float32
-
-
-#: rows that are even, odd and fewer than two workers
-SIZES = [(6, 9), (9, 6), (6, 1), (1, 6)]
-
-
-def matrices() -> nn.Sequential:
-    torch.manual_seed(2)
-    blocks = [nn.Linear(*size) for size in SIZES]
-    return nn.Sequential(nn.Embedding(5, 6), *blocks, nn.LayerNorm(6))
-
-
-def trained(network: nn.Sequential, mesh: DeviceMesh | None = None) -> list[Any]:
-    """The weights, and the momentum of the first matrix, after three steps."""
-    training = TrainingSettings(optimizer="muon", learning_rate=0.02, weight_decay=0.1)
-    updates = build(network, network[1:-1], training)
-    for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        for each in network.parameters():
-            gradient = torch.randn(each.shape, generator=generator)
-            if mesh is not None:
-                gradient = distribute_tensor(gradient, mesh, each.placements)  # type: ignore[attr-defined]
-            each.grad = gradient
-        updates.step()
-    weights = {name: parallel.whole(value) for name, value in network.state_dict().items()}
-    return [weights, parallel.whole(updates.state[network[1].weight]["momentum_buffer"])]
-
-
-def sharded(rank: int, file: Path) -> None:
-    mesh, network = init_device_mesh("cpu", (2,)), matrices()
-    for block in network[1:-1]:
-        fully_shard(block, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    found = trained(network, mesh)
-    if rank == 0:
-        torch.save(found, file)
-
-
-def test_sharded_matrices_take_the_steps_of_whole_ones(
-    group: Callable[..., object], tmp_path: Path
-) -> None:
-    """Not to rounding, but exactly: each worker orthogonalizes the whole matrix."""
-    group(sharded, tmp_path / "found")
-    found = torch.load(tmp_path / "found")
-    torch.testing.assert_close(found, trained(matrices()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("size", [(4, 3), (16, 64), (64, 16), (1, 5)])
