@@ -24,63 +24,6 @@ from raypipe.training.task import Loss, StepContext, TrainTask
 from tests import scenario
 
 
-class Script:
-    """A launcher whose attempts fail as written, and what was told of it."""
-
-    def __init__(self, *kinds: Any) -> None:
-        self.kinds: list[FailureKind] = list(kinds)
-        self.attempts: list[tuple[int, int, int]] = []
-        self.told: list[tuple[int, str, str]] = []
-
-    def launch(self, job: TrainingJob) -> dict[str, Any]:
-        self.attempts.append((job.attempt, job.plan.micro_batch, job.plan.accumulation))
-        assert job.plan.effective_batch == 32
-        if self.kinds:
-            raise UnitError(job.trial_id, self.kinds.pop(0), "as written")
-        return {"done": True}
-
-    def on_failure(self, job: TrainingJob, error: UnitError, outcome: str) -> None:
-        self.told.append((job.attempt, error.kind, outcome))
-
-    def run(self, max_restarts: int = 3) -> tuple[TrainingJob, dict[str, Any]]:
-        asked = job(Regression(), Path("nowhere"), (8, 2, 32, 2))
-        settings = asked.settings.model_copy(update={"max_restarts": max_restarts})
-        return train_to_the_end(replace(asked, settings=settings), self.launch, self.on_failure)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "restarts", "attempts", "end"),
-    [
-        (["out_of_memory"] * 4, 0, [(8, 2), (4, 4), (2, 8), (1, 16)], "out_of_memory"),
-        (["worker_died", "out_of_memory", "node_lost"], 3, [(8, 2), (8, 2), (4, 4), (4, 4)], None),
-        # deaths are limited apart from out of memory
-        (["out_of_memory", *["worker_died"] * 3], 0, [(8, 2), (4, 4)], "worker_died"),
-        (["out_of_memory", *["worker_died"] * 3], 2, [(8, 2), *[(4, 4)] * 3], "worker_died"),
-        # what would only happen again is not tried again
-        *(([kind], 3, [(8, 2)], kind) for kind in ("error", "timeout", "invalid_value")),
-    ],
-)
-def test_what_is_tried_again(
-    kinds: list[FailureKind], restarts: int, attempts: list[tuple[int, int]], end: str | None
-) -> None:
-    script = Script(*kinds)
-    if end is None:
-        done, outcome = script.run(restarts)
-        assert outcome == {"done": True}
-        assert (done.attempt, done.plan.micro_batch, done.plan.accumulation) == (4, 4, 4)
-    else:
-        with pytest.raises(UnitError) as caught:
-            script.run(restarts)
-        assert caught.value.kind == end
-        assert script.told[-1][2] == "gave up"
-    numbers = range(1, len(attempts) + 1)
-    assert script.attempts == [(n, *cut) for n, cut in zip(numbers, attempts, strict=True)]
-    expected = list(zip(numbers, kinds, strict=False))
-    assert [(attempt, kind) for attempt, kind, _ in script.told] == expected
-    halved = [text for _, kind, text in script.told[:1] if kind == "out_of_memory"]
-    assert halved in ([], ["again with micro-batch 4 x accumulation 4"])
-
-
 class Long(Regression):
     """Samples of 64 that can be of 32 and 16."""
 
@@ -92,50 +35,87 @@ class Long(Regression):
         return (shorter, f"samples of at most {shorter.length}") if self.length > 16 else None
 
 
-@pytest.mark.parametrize(
-    ("plan", "on_oom", "tried"),
-    [
-        # a phase that takes 5 samples a step: 16 and 8 would fail just the same
-        ((32, 1, 32, 1), (), ["32", "4"]),
-        ((2, 1, 2, 1), ("gradient_checkpointing", "bf16"),
-         ["2", "1", "1 recomputed", "1 recomputed bf16"]),
-        ((1, 1, 1, 1), ("shorten", "bf16"),
-         ["1", "1 length 32", "1 length 16", "1 length 16 bf16"]),
-        ((1, 1, 1, 2), ("fsdp",), ["1", "1 fsdp"]),
-    ],
-)  # fmt: skip
-def test_a_step_that_does_not_fit_is_made_smaller(
-    plan: tuple[int, int, int, int], on_oom: Any, tried: list[str]
-) -> None:
-    """Each attempt fails until the last expected one fits."""
-    asked = job(Long(), Path("no"), plan)
-    asked = replace(asked, settings=asked.settings.model_copy(update={"on_oom": on_oom}))
-    attempts: list[str] = []
-    told: list[str] = []
+class Script:
+    """A launcher whose attempts fail as written, what they were, and what was told of it.
 
-    def launch(job: TrainingJob) -> dict[str, Any]:
-        training, task = job.settings.training, job.task
-        assert isinstance(task, Long)
+    ``limit`` is the largest number of samples that a phase takes in a forward pass, if known.
+    """
+
+    def __init__(self, *kinds: Any, limit: int | None = None) -> None:
+        self.kinds: list[FailureKind] = list(kinds)
+        self.limit = limit
+        self.attempts: list[str] = []
+        self.effective_batches: set[int] = set()
+        self.told: list[tuple[int, str, str]] = []
+
+    def launch(self, job: TrainingJob) -> dict[str, Any]:
+        training, length = job.settings.training, getattr(job.task, "length", 64)
         state = {
+            f"{job.plan.micro_batch} x {job.plan.accumulation}": True,
             "recomputed": training.gradient_checkpointing,
-            f"length {task.length}": task.length < 64,
+            f"length {length}": length < 64,
             "fsdp": job.settings.scaling.strategy == "fsdp",
             "bf16": training.precision == "bf16",
         }
-        words = [str(job.plan.micro_batch), *(name for name, on in state.items() if on)]
-        attempts.append(" ".join(words))
-        if len(attempts) < len(tried):
-            limit = BatchLimit("training", min(job.plan.micro_batch, 5))
-            raise UnitError(job.trial_id, "out_of_memory", "full", limit)
-        return {}
+        self.attempts.append(" ".join(name for name, on in state.items() if on))
+        self.effective_batches.add(job.plan.effective_batch)
+        if self.kinds:
+            size = min(job.plan.micro_batch, self.limit or 0)
+            limit = BatchLimit("training", size) if size else None
+            raise UnitError(job.trial_id, self.kinds.pop(0), "as written", limit)
+        return {"done": True}
 
-    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-        told.append(outcome)
+    def on_failure(self, job: TrainingJob, error: UnitError, outcome: str) -> None:
+        self.told.append((job.attempt, error.kind, outcome))
 
-    done, _ = train_to_the_end(asked, launch, on_failure)
-    assert attempts == tried
-    assert (done.attempt, done.plan.effective_batch) == (len(tried), plan[2])
-    assert all(text.startswith("again with ") for text in told)
+
+PLAN, ONE = (8, 2, 32, 2), (1, 1, 1, 1)
+FULL, DIED = "out_of_memory", ["worker_died"] * 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "given", "limit", "kinds", "tried", "end"),
+    [
+        (PLAN, {"max_restarts": 0}, None, [FULL] * 4, ["8 x 2", "4 x 4", "2 x 8", "1 x 16"], FULL),
+        (PLAN, {}, None, ["worker_died", FULL, "node_lost"],
+         ["8 x 2", "8 x 2", "4 x 4", "4 x 4"], None),
+        # deaths are limited apart from out of memory
+        (PLAN, {"max_restarts": 0}, None, [FULL, *DIED], ["8 x 2", "4 x 4"], "worker_died"),
+        (PLAN, {"max_restarts": 2}, None, [FULL, *DIED], ["8 x 2", *["4 x 4"] * 3], "worker_died"),
+        # what would only happen again is not tried again
+        *((PLAN, {}, None, [kind], ["8 x 2"], kind)
+          for kind in ("error", "timeout", "invalid_value")),
+        # a phase that takes 5 samples a step: 16 and 8 would fail just the same
+        ((32, 1, 32, 1), {}, 5, [FULL], ["32 x 1", "4 x 8"], None),
+        ((2, 1, 2, 1), {"on_oom": ("gradient_checkpointing", "bf16")}, 5, [FULL] * 3,
+         ["2 x 1", "1 x 2", "1 x 2 recomputed", "1 x 2 recomputed bf16"], None),
+        (ONE, {"on_oom": ("shorten", "bf16")}, 5, [FULL] * 3,
+         ["1 x 1", "1 x 1 length 32", "1 x 1 length 16", "1 x 1 length 16 bf16"], None),
+        ((1, 1, 2, 2), {"on_oom": ("fsdp",)}, 5, [FULL], ["1 x 1", "1 x 1 fsdp"], None),
+    ],
+)  # fmt: skip
+def test_what_is_tried_again(
+    plan: tuple[int, int, int, int], given: dict[str, Any], limit: int | None,
+    kinds: list[FailureKind], tried: list[str], end: str | None,
+) -> None:  # fmt: skip
+    asked = job(Long(), Path("nowhere"), plan)
+    asked = replace(asked, settings=asked.settings.model_copy(update=given))
+    script = Script(*kinds, limit=limit)
+    if end is None:
+        done, outcome = train_to_the_end(asked, script.launch, script.on_failure)
+        assert (done.attempt, outcome) == (len(tried), {"done": True})
+    else:
+        with pytest.raises(UnitError) as caught:
+            train_to_the_end(asked, script.launch, script.on_failure)
+        assert caught.value.kind == end
+        assert script.told.pop() == (len(tried), end, "gave up")
+    assert script.attempts == tried
+    assert script.effective_batches == {plan[2]}
+    again = list(enumerate(kinds[: len(tried) - 1], start=1))
+    assert [(attempt, kind) for attempt, kind, _ in script.told] == again
+    assert all(text.startswith("again ") for *_, text in script.told)
+    halved = [text for _, kind, text in script.told[:1] if kind == FULL and plan == PLAN]
+    assert halved in ([], ["again with micro-batch 4 x accumulation 4"])
 
 
 def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
