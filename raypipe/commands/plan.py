@@ -23,7 +23,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.study.loop import Source, StudyGraph
 from raypipe.study.placement import Placement
 from raypipe.study.sweep_settings import SWEEP
-from raypipe.training.settings import Obstacle, TrainStageSettings, beyond, obstacles
+from raypipe.training.settings import Obstacle, TrainStageSettings, beyond, obstacle
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Work:
         check_gpus(self.configuration, self.nodes, self.graph.stages)
         for where, name, section in self._sections():
             if isinstance(section, TrainStageSettings):
-                _refuse(where, obstacles(name, section, self.nodes))
+                _refuse(where, obstacle(name, section, self.nodes))
 
     def check_size(self) -> None:
         """Reject workers and tasks that are larger than the only node of this cluster.
@@ -77,7 +77,7 @@ class Work:
                 if isinstance(asked, int | float) and asked > has:
                     reason, advice = f"this machine has {has or 'no'} {unit}", "lower it"
                     dotted = f"{name}.{key}".removeprefix(".")
-                    _refuse(where, [Obstacle(dotted, asked, reason, advice)])
+                    _refuse(where, Obstacle(dotted, asked, reason, advice))
 
     def _sections(self) -> Iterator[tuple[str, str, object]]:
         """Yield each section with its name, and where it is from: the configuration or a point.
@@ -195,11 +195,9 @@ def check_gpus(
         )
 
 
-def _refuse(where: str, found: Sequence[Obstacle]) -> None:
-    for obstacle in found:
-        raise ConfigError(
-            f"{where}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; {obstacle.advice}"
-        )
+def _refuse(where: str, found: Obstacle | None) -> None:
+    if found is not None:
+        raise ConfigError(f"{where}: {found.key} = {found.value}: {found.reason}; {found.advice}")
 
 
 def plan(

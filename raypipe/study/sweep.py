@@ -31,7 +31,7 @@ from raypipe.study.space import points, shown
 from raypipe.study.sweep_settings import SWEEP, SweepSettings
 from raypipe.training.batching import KEYS, BatchConflict
 from raypipe.training.job import TrainingJob
-from raypipe.training.settings import TrainStageSettings, obstacles
+from raypipe.training.settings import TrainStageSettings, obstacle
 
 
 def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
@@ -511,8 +511,8 @@ class TrialMaker:
             return None
         identity = self.identity(swept, training)
         unit = Unit(f"sweep/{stage}/{identity.fingerprint[:12]}", identity=identity)
-        lacks = [each.reason for each in obstacles(stage, training.settings, self.nodes)]
-        return Trial(unit, point, training, lacks[0] if lacks else "")
+        lacks = obstacle(stage, training.settings, self.nodes)
+        return Trial(unit, point, training, "" if lacks is None else lacks.reason)
 
     @property
     def axes(self) -> dict[str, AxisSettings]:

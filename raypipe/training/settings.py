@@ -317,15 +317,10 @@ class Obstacle:
     advice: str
 
 
-def obstacles(
+def obstacle(
     stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware]
-) -> list[Obstacle]:
-    """Return the settings of a training stage that these nodes cannot run, with full keys."""
-    found: list[Obstacle] = []
-
-    def refuse(key: str, value: Any, reason: str, advice: str) -> None:
-        found.append(Obstacle(f"{stage}.{key}", value, reason, advice))
-
+) -> Obstacle | None:
+    """Return the first setting of a training stage that these nodes cannot run, by its full key."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
     training, scaling = settings.training, settings.scaling
     each, workers = scaling.gpus_per_worker, scaling.worker_count
@@ -336,57 +331,57 @@ def obstacles(
         wanted["on_oom"] = "bf16"
     for key, precision in wanted.items():
         if reason := settings.unusable.get(precision):
-            refuse(key, precision, reason, "choose another precision")
-        elif precision not in allowed:
+            return Obstacle(f"{stage}.{key}", precision, reason, "choose another precision")
+        if precision not in allowed:
             lacks = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
-            refuse(key, precision, lacks, f"allowed here: {', '.join(allowed)}")
+            advice = f"allowed here: {', '.join(allowed)}"
+            return Obstacle(f"{stage}.{key}", precision, lacks, advice)
     kinds = training.optimizer, training.precision
     if training.weights == "bf16" and kinds != ("adafactor", "bf16"):
         reason = f"with optimizer = {kinds[0]} and precision = {kinds[1]}"
         advice = "such weights need adafactor and precision = bf16; use fp32"
-        refuse("training.weights", "bf16", reason, advice)
+        return Obstacle(f"{stage}.training.weights", "bf16", reason, advice)
     if each is None and 0 < len(gpus) < workers:
         reason = f"there are only {len(gpus)} GPUs for {workers} workers"
         share = f"set {stage}.scaling.gpus_per_worker to share GPUs (0.5) or to use the CPUs (0)"
-        refuse("scaling.workers", workers, reason, f"lower it, or {share}")
+        return Obstacle(f"{stage}.scaling.workers", workers, reason, f"lower it, or {share}")
     shared = gpus and each is not None and 0 < each < 1 and workers > 1
     if shared and "fsdp" in (scaling.strategy, *settings.on_oom):
         reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
         advice = "NCCL rejects them; use ddp, or one GPU per worker"
-        refuse("scaling.gpus_per_worker", each, reason, advice)
+        return Obstacle(f"{stage}.scaling.gpus_per_worker", each, reason, advice)
     if each != 0 and workers > 1 and any(gpu.is_slice for gpu in gpus):
         reason, advice = "NCCL does not connect MIG slices", "use 1 worker, or disable MIG"
-        refuse("scaling.workers", workers, reason, advice)
-    return found
+        return Obstacle(f"{stage}.scaling.workers", workers, reason, advice)
+    return None
 
 
-def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obstacle]:
-    """Return the settings for which the workers are larger than a node, with full keys."""
+def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> Obstacle | None:
+    """Return the first setting for which the workers are larger than a node, by its full key."""
     scaling, workers = settings.scaling, settings.scaling.worker_count
     cpus, gpus = cpus_of_a_worker(settings), scaling.gpus_per_worker or 0.0
     cluster = "or use a cluster (`raypipe run --address`)"
-    found = []
     if scaling.reserved_cpus > node.cpus:
         key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
-        found.append(Obstacle(key, scaling.reserved_cpus, reason, f"lower it, {cluster}"))
+        return Obstacle(key, scaling.reserved_cpus, reason, f"lower it, {cluster}")
     if gpus > len(node.gpus):
         key, has = f"{stage}.scaling.gpus_per_worker", len(node.gpus) or "no"
         advice = f"lower it (0 uses the CPUs), {cluster}"
-        found.append(Obstacle(key, scaling.gpus_per_worker, f"this machine has {has} GPUs", advice))
+        return Obstacle(key, scaling.gpus_per_worker, f"this machine has {has} GPUs", advice)
     room = int(node.cpus / cpus + 1e-9)
     if gpus:
         room = min(room, int(len(node.gpus) / gpus + 1e-9))
-    if not found and room < workers:
-        need = f"{cpus:g} CPU(s)" + f" and {gpus:g} GPU(s)" * bool(gpus)
-        all_of = f"{node.cpus} CPU(s)" + f" and {len(node.gpus)} GPU(s)" * bool(gpus)
-        if cpus > scaling.reserved_cpus:
-            need += " with its loader processes"
-        reason = f"needs {need} per worker, and this machine has {all_of}"
-        key, value, advice = "scaling.workers", workers, f"give at most {room}"
-        if not room:
-            key, value, advice = "loader.workers", settings.loader.workers, "lower it"
-        found.append(Obstacle(f"{stage}.{key}", value, reason, f"{advice}, {cluster}"))
-    return found
+    if room >= workers:
+        return None
+    need = f"{cpus:g} CPU(s)" + f" and {gpus:g} GPU(s)" * bool(gpus)
+    all_of = f"{node.cpus} CPU(s)" + f" and {len(node.gpus)} GPU(s)" * bool(gpus)
+    if cpus > scaling.reserved_cpus:
+        need += " with its loader processes"
+    reason = f"needs {need} per worker, and this machine has {all_of}"
+    key, value, advice = "scaling.workers", workers, f"give at most {room}"
+    if not room:
+        key, value, advice = "loader.workers", settings.loader.workers, "lower it"
+    return Obstacle(f"{stage}.{key}", value, reason, f"{advice}, {cluster}")
 
 
 def cpus_of_a_worker(settings: TrainStageSettings) -> float:

@@ -17,7 +17,7 @@ from raypipe.training.settings import (
     ScalingSettings,
     TrainStageSettings,
     automatic_workers,
-    obstacles,
+    obstacle,
 )
 
 
@@ -57,13 +57,14 @@ def test_a_training_on_mig_slices_has_one_worker() -> None:
     slices = tuple(Gpu(0, f"MIG-{n}", "card MIG 1g", 2**33, "9.0") for n in range(4))
     nodes = [Hardware("node", 16, 2**34, slices)]
     assert automatic_workers(settings().with_gpus(4), 64, nodes) == 1
-    [found] = obstacles("train", settings(workers=2), nodes)
+    found = obstacle("train", settings(workers=2), nodes)
+    assert found is not None
     assert (found.key, found.reason) == (
         "train.scaling.workers",
         "NCCL does not connect MIG slices",
     )
-    assert obstacles("train", settings(workers=2, gpus_per_worker=0), nodes) == []
-    assert obstacles("train", settings(), nodes) == []
+    assert obstacle("train", settings(workers=2, gpus_per_worker=0), nodes) is None
+    assert obstacle("train", settings(), nodes) is None
 
 
 def test_auto_is_the_default_and_other_texts_are_refused():
