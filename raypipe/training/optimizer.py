@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raypipe.training import parallel, precision
+from raypipe.training import parallel
 from raypipe.training.settings import TrainingSettings
 
 #: entries of a bf16 weight that are updated at a time, in fp32
@@ -266,7 +266,9 @@ class Update:
         # gradients before the first pass are views of DDP's buckets: zeroed, never dropped
         self._has_views = any(p.grad is not None for p in self._parameters)
         self._clip = training.clip_norm
-        self._scaler = precision.scaler(training.precision, device)
+        # torch's own first scale, 2^16, makes every gradient above 1 of a mean loss overflow
+        is_half = training.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=2.0**14, enabled=is_half)
         self.needs_scale = self.skips_overflows
         self._skipped = torch.zeros((), dtype=torch.float64, device=device)
         self.optimizer = optimizer

@@ -68,11 +68,3 @@ def store(model: nn.Module, weights: Literal["fp32", "bf16"]) -> None:
     if weights == "bf16":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-
-
-def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Return a gradient scaler for a mean loss, which is enabled only for fp16.
-
-    torch's own first scale, 2^16, makes every gradient above 1 overflow.
-    """
-    return torch.amp.GradScaler(device.type, init_scale=2.0**14, enabled=precision == "fp16")
