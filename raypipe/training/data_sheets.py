@@ -95,12 +95,13 @@ def of_device(device_name: str, memory_bytes: int | None = None) -> Card | None:
     Of several with the same name, it is the one whose memory is nearest. A variant with another
     peak (laptop, a slice by MIG or vGPU) is unlisted.
     """
-    words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
-    name = " ".join(words)
+    words = re.split(r"[\s-]+", device_name.lower())
+    name = " ".join(word for word in words if word not in _BRANDS)
     found = [c for c in cards().values() if re.fullmatch(re.escape(c.reports) + _NO_MATTER, name)]
     if not found:
         return None
-    connected = [card for card in found if _connector(card.name).intersection(words)] or found
+    kinds = [kind for kind in ("sxm", "pcie") if kind in name]
+    connected = [c for c in found if any(kind in c.name.lower() for kind in kinds)] or found
     said = re.search(r"\b(\d+)gb?\b", name)
     size = memory_bytes or (int(said[1]) * 2**30 if said else found[0].memory_bytes)
     return min(connected, key=lambda card: abs(card.memory_bytes - size))
@@ -129,9 +130,3 @@ def _words(name: str) -> frozenset[str]:
 def _model(words: Iterable[str]) -> frozenset[str]:
     """Return the words without memory sizes, which are numbers of less than four digits."""
     return frozenset(word for word in words if not word.isdecimal() or len(word) > 3)
-
-
-def _connector(name: str) -> set[str]:
-    """Return the connectors that a card's name says, as device names have them."""
-    words = set(_text(name).split())
-    return {"sxm2", "sxm3", "sxm4", "sxm5"} if "sxm" in words else words & {"pcie"}
