@@ -59,10 +59,8 @@ def test_a_training_on_mig_slices_has_one_worker() -> None:
     assert automatic_workers(settings().with_gpus(4), 64, nodes) == 1
     found = obstacle("train", settings(workers=2), nodes)
     assert found is not None
-    assert (found.key, found.reason) == (
-        "train.scaling.workers",
-        "NCCL does not connect MIG slices",
-    )
+    assert found.key == "train.scaling.workers"
+    assert found.reason == "NCCL does not connect MIG slices"
     assert obstacle("train", settings(workers=2, gpus_per_worker=0), nodes) is None
     assert obstacle("train", settings(), nodes) is None
 
