@@ -245,9 +245,7 @@ class TorchBuild:
         kernels = [(kind, divmod(int(digits), 10)) for kind, digits in found]
         return any(n <= card and (k == "compute" or n[0] == card[0]) for k, n in kernels)
 
-    def unusable(
-        self, card: str, capability: str, driver: str | None, driver_cuda: str | None
-    ) -> str | None:
+    def unusable(self, card: str, capability: str, driver: str, driver_cuda: str) -> str | None:
         """Return why this build cannot use a card and what to do; None if it can.
 
         Args:
@@ -257,13 +255,12 @@ class TorchBuild:
             driver_cuda: the newest CUDA that the driver supports, such as ``12.4``.
 
         """
-        newest = driver_cuda or "13.0"
         if self.cuda is None:
             return f"{card}: torch {self.version} is a CPU build; {_REMEDY}"
-        if _version(newest)[0] < _version(self.cuda)[0]:
+        if _version(driver_cuda)[0] < _version(self.cuda)[0]:
             reason = (
                 f"is built for CUDA {self.cuda}, and the NVIDIA driver {driver} supports CUDA "
-                f"{newest} at most; update the driver"
+                f"{driver_cuda} at most; update the driver"
             )
         elif not self.has_kernels(capability):
             reason = f"has no kernels for compute capability {capability}"
@@ -322,7 +319,6 @@ def supported_precisions(compute_capability: str | None) -> tuple[Precision, ...
     """Return the precisions of a GPU by its compute capability (``"9.0"``), or of the CPU."""
     if compute_capability is None:
         return ("fp32", "bf16", "fp16")
-    capability = float(compute_capability)
-    if capability < 8:
+    if float(compute_capability) < 8:
         return ("fp32", "fp16")
     return ("fp32", "tf32", "bf16", "fp16")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,18 @@ from raypipe.training import model
 from raypipe.training.failure_kinds import failure_kind, unit_error
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
-from raypipe.training.task import Loss, StepContext
+from raypipe.training.task import StepContext
 
 
 class Deep(Regression):
     """With four equal blocks, called in a loop."""
 
-    def __init__(self) -> None:
-        super().__init__(dtype=torch.float32)
-
     def build_model(self) -> nn.Module:
         blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
-        return nn.ModuleDict({"blocks": nn.ModuleList(blocks), "head": nn.Linear(5, 1)})
+        return nn.Sequential(*blocks, nn.Linear(5, 1))
 
-    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
-        return super().loss(lambda x: _forward(model, x), batch, context)  # type: ignore[arg-type]
-
-    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
-        yield from model["blocks"]  # type: ignore[index]
-
-
-def _forward(model: Any, x: Tensor) -> Tensor:
-    for block in model["blocks"]:
-        x = block(x)
-    return model["head"](x)  # type: ignore[no-any-return]
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(model.children())[:-1]
 
 
 @pytest.fixture
@@ -67,7 +55,7 @@ def test_equal_blocks_are_compiled_once(
 ) -> None:
     results = []
     context = StepContext(0, Phase("train", 1, 8, 0.1), 0)
-    task = Deep()
+    task = Deep(dtype=torch.float32)
     points = task.build_dataset()
     batch = torch.utils.data.default_collate([points[i] for i in range(8)])
     for compile in (False, True):
