@@ -8,7 +8,7 @@ tests of trainings with two workers are here, which share these.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ from raypipe.training.optimizer import Update, build
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import LoaderSettings, MonitorSettings, TrainingSettings
-from raypipe.training.task import StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 
 Group = Callable[..., list[Any]]
@@ -147,6 +147,17 @@ class Own(Regression):
         return phase.learning_rate / (1 + step)
 
 
+class Noisy(Regression):
+    """With dropout, batch normalization and random numbers in the loss."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(*super().build_model().children(), nn.BatchNorm1d(1)).to(self.dtype)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        noisy = batch["x"] + 0.1 * torch.randn_like(batch["x"])
+        return super().loss(model, {**batch, "x": noisy}, context)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         points = Points()
@@ -221,8 +232,9 @@ MORE: dict[str, tuple[Any, ...]] = {
     "fp32": (SINGLES, (4, 4, 16, 1), {"clip_norm": 0.05}, 1e-6),
     "bf16": (SINGLES, (4, 4, 16, 1), {"precision": "bf16", "clip_norm": 0.05}, 0.05),
     "fp16": (SINGLES, (4, 4, 16, 1), {"precision": "fp16", "clip_norm": 0.05}, 0.02),
-    "dropout": (partial(Regression, dropout=0.3), (5, 4, 16, 1),
-                {"eval_every": 2, "warmup_steps": 2}, None, (1, 3, 4, 6)),
+    # also that the check of the loss, in the first step after a restart, changes nothing
+    "random numbers": (partial(Noisy, dropout=0.3), (5, 4, 16, 1),
+                       {"eval_every": 2, "warmup_steps": 2}, None, (1, 3, 4, 6)),
     "muon": (Regression, (5, 4, 16, 1), {"optimizer": "muon", "weight_decay": 0.1}, None),
     "half-precision weights": (SINGLES, (5, 4, 16, 1),
                                {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},
