@@ -21,14 +21,14 @@ from torch.utils.data import default_collate
 from raypipe.cards.cuda_rules import CudaRules
 from raypipe.cards.recorder import Recorder, Recording, recorded_resizes
 from raypipe.errors import ConfigError, message_of
-from raypipe.training import evaluation, optimizer, parallel, precision
 from raypipe.training import model as training_model
+from raypipe.training import optimizer, parallel, precision
 from raypipe.training.loader import longest_first, over_leaves
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
 from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask, add_loss
 
 _DEVICE = torch.device("cpu")
 
@@ -144,7 +144,7 @@ def _step(
             update.backward(loss.total * (1 / context.phase.samples))
             recorder.backward = False
         del own
-        evaluation.add(sums, loss, _DEVICE)
+        add_loss(sums, loss, _DEVICE)
         del loss
         gradients = (p.grad for p in module.parameters() if p.grad is not None)
         recorder.name(gradients, "gradients")

@@ -20,15 +20,7 @@ from torch import Tensor
 
 from raypipe import faults
 from raypipe.errors import BatchLimit, UnitError
-from raypipe.training import (
-    evaluation,
-    failure_kinds,
-    loader,
-    model,
-    parallel,
-    precision,
-    telemetry,
-)
+from raypipe.training import failure_kinds, loader, model, parallel, precision, telemetry
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.checkpoint import (
     Checkpoint,
@@ -48,7 +40,7 @@ from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Phase, steps
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask, add_loss
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.weights import write_weights
 
@@ -211,7 +203,7 @@ class _Loop:
                 self.faults.at_step(step, size, rank, self.job.attempt)
                 exchange = number == len(parts)
                 loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)
-            evaluation.add(sums, loss, self.worker.device, counted=counted, weight_only=not log)
+            add_loss(sums, loss, self.worker.device, counted=counted, weight_only=not log)
             if step == self.start and number == 1 and not (self.sharded or self.job.measured):
                 self.throughput.pause()
                 device = self.worker.device
@@ -250,13 +242,7 @@ class _Loop:
     def _evaluate(self, step: int, phase: Phase) -> bool:
         """Evaluate on held-out data and keep the best model. Return whether the run should end."""
         self.throughput.pause()
-        size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
-        context = StepContext(step, phase, self.training.seed)
-        with parallel.evaluating(self.module) as call:
-            measures = evaluation.evaluate(
-                self.task, self.settings, self.worker, call, self.held_out, size, context
-            )
-        self.history.settle(measures)
+        self.history.settle(self._measures(StepContext(step, phase, self.training.seed)))
         rows = self.history.rows
         best = parallel.from_rank_0(self.monitor.best(rows), self.worker)
         if best is not None and best.step == step:
@@ -268,6 +254,33 @@ class _Loop:
             return False
         self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
         return True
+
+    def _measures(self, context: StepContext) -> dict[str, float]:
+        """Return the mean loss and metrics over the held-out data, and the task's own measures.
+
+        The workers share the held-out samples.
+        """
+        size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
+        device, precise = self.worker.device, self.training.precision
+        sums: dict[str, Tensor] = {}
+        measures: dict[str, float] = {}
+        with (
+            parallel.evaluating(self.module) as call,
+            failure_kinds.fitting(BatchLimit("evaluation", size)),
+            precision.autocast(precise, device),
+        ):
+            if self.held_out is not None:
+                given = self.task, self.held_out, size, self.worker, self.settings.loader
+                with closing(loader.eval_batches(*given)) as batches:
+                    for batch, counted in batches:
+                        loss: Loss = call(self.task.loss, batch, context)
+                        # a worker without samples left takes part: FSDP gathers weights from all
+                        add_loss(sums, loss, device, counted=counted)
+                sums = parallel.all_reduce(sums, self.worker.workers)
+                weight = sums.pop("weight").item()
+                measures = {name: value.item() / weight for name, value in sums.items()}
+            measures |= call(self.task.evaluate, device, size)
+        return measures
 
     def _is_over(self) -> bool:
         """Whether the training stops early, or a resumed one had already stopped."""

@@ -17,11 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.errors import Trace, UnitError
 from raypipe.training import parallel, precision
-from raypipe.training.evaluation import add
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import ModelCall
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import StepContext, TrainTask
+from raypipe.training.task import StepContext, TrainTask, add_loss
 
 #: relative difference of equal values: half precision rounds differently in a larger batch
 _TOLERANCE = 0.01
@@ -68,7 +67,7 @@ def refuse_means(
     def sums(rows: list[int]) -> dict[str, float]:
         found: dict[str, Tensor] = {}
         part = over_leaves(batch, lambda leaf: taken(leaf, rows))
-        add(found, call(task.loss, part, context), device)
+        add_loss(found, call(task.loss, part, context), device)
         return {name: value.item() for name, value in found.items()}
 
     def random_states() -> list[Tensor]:

@@ -51,6 +51,27 @@ class Loss(NamedTuple):
         return cls(value * count, count, sums)
 
 
+def add_loss(
+    sums: dict[str, Tensor],
+    loss: Loss,
+    device: torch.device,
+    *,
+    counted: bool = True,
+    weight_only: bool = False,
+) -> None:
+    """Add the weight of a loss to ``sums``, and its total and metrics, in float64."""
+    values = {"weight": loss.weight}
+    if not weight_only:
+        values |= {"loss": loss.total, **loss.metrics}
+    for name, value in values.items():
+        if not isinstance(value, Tensor):  # filled on the device, which avoids a blocking copy
+            value = torch.full((), value, device=device)
+        value = value.detach().double()
+        if not counted:
+            value = torch.zeros_like(value)
+        sums[name] = sums[name] + value if name in sums else value
+
+
 class SampleIds(Dataset[int]):
     """Dataset of a task that generates its samples: sample ``i`` is the number ``i``.
 
