@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -66,13 +67,11 @@ def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) ->
 
 
 def most(recording: Recording) -> int:
-    sizes: dict[int, int] = {}
-    held = peak = 0
+    sizes, changes = dict[int, int](), list[int]()
     for number, size in recording.events:
-        held += size - sizes.get(number, 0)
+        changes.append(size or -sizes[number])
         sizes[number] = size
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(changes))
 
 
 def measured(
@@ -86,11 +85,7 @@ def measured(
         train(job, worker)
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    held = peak = 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(change for _, change in changes))
 
 
 def cases() -> Sequence[object]:
