@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -56,9 +55,6 @@ def train(
     task.build_model = on_card  # type: ignore[method-assign]
     torch.linalg.cholesky = torch.clone  # the rig has no cuSOLVER
     torch.backends.cuda.enable_cudnn_sdp(False)  # and no cuDNN
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder:
         plan = BatchPlan(micro, accumulation, micro * accumulation, 1)
         run = RunDirectory.at(folder)

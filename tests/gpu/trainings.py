@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import tempfile
@@ -98,10 +97,6 @@ def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[s
         run_dir = RunDirectory.at(Path(folder, name))
         plan = BatchPlan(*case.plan)
         job = TrainingJob("fit", "run-1", case.task, settings, plan, run_dir, measured=True)
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(worker.device)
         found[name] = counted(job, worker)
         model = case.task.build_model()
         inside = [weight for block in case.task.blocks(model) for weight in block.parameters()]
