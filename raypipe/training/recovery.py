@@ -56,10 +56,9 @@ def train_to_the_end(
             elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
                 deaths += 1
                 change = job, "again from the last checkpoint"
+            on_failure(job, error, "gave up" if change is None else change[1])
             if change is None:
-                on_failure(job, error, "gave up")
                 raise
-            on_failure(job, error, change[1])
             job = replace(change[0], attempt=job.attempt + 1)
 
 
