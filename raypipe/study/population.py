@@ -24,7 +24,7 @@ from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.space import rounded
 from raypipe.study.sweep_settings import SweepSettings
-from raypipe.training.job import ScheduleTrace, TrainingJob
+from raypipe.training.job import TrainingJob, schedule_trace
 
 #: settings of a training that may change while it runs; all others decide what a checkpoint holds,
 #: or how many steps it has taken
@@ -95,7 +95,7 @@ def take_over(
         results.write_table(run, job.steps_table, rows, job.run_id, job.trial_id)
     is_anothers = lineage.trial_id not in ("", job.trial_id)
     if is_anothers or lineage.values != values:
-        store.adopt(ScheduleTrace(job, job.phases).after)
+        store.adopt(schedule_trace(job, job.phases))
         source = {"from": lineage.trial_id} if is_anothers else {}
         step = max(store.steps, default=0)
         lineage.settings.append({"step": step, **source, **values})

@@ -35,6 +35,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training import parallel
+from raypipe.training.job import ScheduleTrace
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import Worker
 from raypipe.training.weights import read_weights, write_weights
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 _MANIFEST, _STATE = "manifest.json", "state.pt"
 # on rank 0's CPU
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-#: returns the trace of a training after a number of steps; None beyond its end
-Trace = Callable[[int], str | None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class CheckpointStore:
         self._delete_except(earlier[-self.keep :])
 
     def newest(
-        self, warn: Callable[[str], None] = log.warning, trace: Trace | None = None
+        self, warn: Callable[[str], None] = log.warning, trace: ScheduleTrace | None = None
     ) -> Checkpoint | None:
         """Return the newest complete checkpoint, on the CPU, or None.
 
@@ -114,7 +113,7 @@ class CheckpointStore:
             warn(f"{self._folder}/{name} is of a training with other settings; not used")
         return None
 
-    def has(self, trace: Trace) -> bool:
+    def has(self, trace: ScheduleTrace) -> bool:
         """Whether a checkpoint of the training with this trace is stored; it may be corrupt."""
         for name in reversed(self._names()):
             with suppress(OSError, ValueError):
@@ -122,7 +121,7 @@ class CheckpointStore:
                     return True
         return False
 
-    def adopt(self, trace: Trace) -> None:
+    def adopt(self, trace: ScheduleTrace) -> None:
         """Make all checkpoints those of the training with this trace, which goes on from them."""
         for name in self._names():
             manifest = self._manifest(name)
@@ -295,7 +294,7 @@ class _Manifest(BaseModel):
     trace: str | None = None
 
 
-def _is_of(manifest: _Manifest, trace: Trace) -> bool:
+def _is_of(manifest: _Manifest, trace: ScheduleTrace) -> bool:
     """Whether a checkpoint continues a training."""
     return manifest.trace is not None and manifest.trace == trace(manifest.step)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: receives logged steps (rows) and messages to the user (text) during the run; not called for
 #: every step
 Report = Callable[[dict[str, Any] | str], None]
+#: returns the trace of a training after a number of steps; None beyond its end
+ScheduleTrace = Callable[[int], str | None]
 
 
 class JobTask(ABC):
@@ -171,34 +173,25 @@ class ExternalTask(JobTask):
         return [Phase("train", training.length, effective_batch, training.learning_rate)]
 
 
-class ScheduleTrace:
-    """Hash of all that decides the first steps of a training, except for its data.
+def schedule_trace(job: TrainingJob, phases: Sequence[Phase]) -> ScheduleTrace:
+    """Return a function that hashes all that decides the first steps of a training but its data.
 
     Two trainings with the same trace after a step compute the same steps up to it, so that a
-    checkpoint of one continues the other.
-
-    Args:
-        job: the training.
-        phases: its phases.
-
+    checkpoint of one continues the other. The function is fast if the steps rise.
     """
+    done, left, digest = 0, steps(phases, 0), hashlib.sha256(job.identity.encode())
 
-    def __init__(self, job: TrainingJob, phases: Sequence[Phase]) -> None:
-        self._job, self._phases = job, phases
-        self._done = 0
-        self._left: Iterator[tuple[int, Phase, int, int]] = iter(())
-        self._digest: Any = None
-
-    def after(self, step: int) -> str | None:
-        """Return the trace after ``step`` steps, fast if they rise; None beyond the end."""
-        if step > self._job.steps:
+    def after(step: int) -> str | None:
+        nonlocal done, left, digest
+        if step > job.steps:
             return None
-        if self._digest is None or step < self._done:
-            self._done, self._left = 0, steps(self._phases, 0)
-            self._digest = hashlib.sha256(self._job.identity.encode())
-        for _, phase, number, _ in islice(self._left, step - self._done):
-            rate = self._job.task.learning_rate(self._job.settings.training, phase, number)
-            self._digest.update(phase.name.encode())
-            self._digest.update(struct.pack("<qd", phase.samples, rate))
-        self._done = step
-        return str(self._digest.hexdigest())
+        if step < done:
+            done, left, digest = 0, steps(phases, 0), hashlib.sha256(job.identity.encode())
+        for _, phase, number, _ in islice(left, step - done):
+            rate = job.task.learning_rate(job.settings.training, phase, number)
+            digest.update(phase.name.encode())
+            digest.update(struct.pack("<qd", phase.samples, rate))
+        done = step
+        return digest.hexdigest()
+
+    return after

@@ -33,7 +33,7 @@ from raypipe.training.data_sheets import peak_flops
 from raypipe.training.early_stopping import Monitor
 from raypipe.training.ending import Agreement, Ending
 from raypipe.training.history import History, Throughput
-from raypipe.training.job import ExternalTask, Report, ScheduleTrace, TrainingJob
+from raypipe.training.job import ExternalTask, Report, TrainingJob, schedule_trace
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.loss_check import refuse_means
 from raypipe.training.optimizer import Update
@@ -121,7 +121,7 @@ class _Loop:
                     f"phase {phase.name}: {phase.samples} samples per step are less than one for "
                     f"each of scaling.workers = {self.plan.workers}"
                 )
-        self.trace = ScheduleTrace(job, self.phases)
+        self.trace = schedule_trace(job, self.phases)
         self.model, self.module, self.loss = model.build(job, worker, self.report)
         optimizer = self.task.optimizer(self.model, self.training)
         self.update = Update(self.model, optimizer, self.training, worker.device)
@@ -299,7 +299,7 @@ class _Loop:
         contents = gathered(self.model, self.update.optimizer)
         if self.worker.rank == 0:
             scaler = self.update.scaler_state()
-            self.store.save(Checkpoint(step, *contents, scaler, self.trace.after(step)))
+            self.store.save(Checkpoint(step, *contents, scaler, self.trace(step)))
         self.saved_at = time.monotonic()
 
     def _resume(self) -> int:
@@ -308,7 +308,7 @@ class _Loop:
         reads, found = self.worker.rank == 0, None
         if reads:  # the others receive their parts, in less memory
             warn = lambda text: self.report(f"WARNING: {text}")  # noqa: E731
-            found = self.store.newest(warn, self.trace.after)
+            found = self.store.newest(warn, self.trace)
             if found is None and self.job.continues:
                 raise ValueError(lost_state(self.job))
         about = parallel.from_rank_0(found and (found.step, found.scaler), self.worker)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.job import ScheduleTrace, TrainingJob
+from raypipe.training.job import TrainingJob, schedule_trace
 from raypipe.training.settings import OomStep
 
 #: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0
@@ -64,7 +64,7 @@ def train_to_the_end(
 
 def check_state(job: TrainingJob) -> None:
     """Raise UnitError if no checkpoint of a finished training is stored that a job continues."""
-    if not CheckpointStore(job.run_dir, job.trial_id).has(ScheduleTrace(job, job.phases).after):
+    if not CheckpointStore(job.run_dir, job.trial_id).has(schedule_trace(job, job.phases)):
         raise UnitError(job.trial_id, "error", lost_state(job))
 
 
