@@ -53,14 +53,14 @@ def test_a_file_that_cannot_be_used_is_reported_once_and_left_alone(folder, cont
 
 def _fill(name: str) -> None:
     with Cache("values") as cache:
-        for i in range(100):
+        for i in range(30):
             cache.put({f"{name}/{i}": {"value": i}})
 
 
 def test_several_processes_write_at_once(folder):
     with get_context("fork").Pool(2) as pool:
         pool.map(_fill, "ab", chunksize=1)
-    keys = [f"{name}/{i}" for name in "ab" for i in range(100)]
+    keys = [f"{name}/{i}" for name in "ab" for i in range(30)]
     with Cache("values") as cache:
         assert list(cache.get(keys)) == keys
 

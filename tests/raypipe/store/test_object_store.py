@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 from pyarrow import fs as arrow_fs
@@ -24,9 +23,7 @@ SECRET = "wJalrXUtnFEMI"
 
 
 @pytest.fixture
-def uri(
-    server: str, work: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def uri(server, work, request, monkeypatch) -> str:
     """A run directory in the bucket, the credentials in the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
