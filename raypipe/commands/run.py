@@ -356,7 +356,7 @@ def _leading(best: Headline) -> str:
 
 def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
     """Return the best points of a sweep as a table, and how many more there are."""
-    from raypipe.study.recommendation import medians
+    from raypipe.report.results import medians
     from raypipe.study.space import shown
 
     sign = -1 if mode == "max" else 1

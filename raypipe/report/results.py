@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ from raypipe.report.tables import (
     is_number,
     plain,
 )
-from raypipe.stats import runs_needed
+from raypipe.stats import finite_or_none, runs_needed
+from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import VARIANT, Column, Table, read_arrow
 
@@ -256,19 +258,27 @@ class Swept:
         return Headline("trials", self.metric, self.stage, ranking, 1, np.nan, points)
 
 
-def _medians(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the trials without repeated measurements, with the medians over these.
+def medians(rows: Iterable[Mapping[Any, Any]]) -> list[Row]:
+    """Return one row per trial that was measured again, with the medians of its measurements.
 
-    A trial that failed has no speed.
+    Its status is that of a measurement that did not succeed, if there is one. A measurement that
+    failed has no number.
     """
-    has_ended = trials["status"].isin(["succeeded", "interrupted"])
-    numbers = trials[[name for name in REPEATED if name in trials]].apply(as_numbers)
-    numbers[SPEED.name] = numbers[SPEED.name].where(has_ended)
-    repeats = trials["repeats"].astype(object)  # a column of numbers if all are missing
-    medians = numbers.groupby(repeats.where(repeats.notna(), trials["trial_id"])).transform(
-        "median"
-    )
-    return trials.assign(**medians)[repeats.isna()].reset_index(drop=True)
+    groups: dict[str, list[Mapping[Any, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row.get("repeats") or row["trial_id"], []).append(row)
+    found = []
+    for group in groups.values():
+        first = next((row for row in group if not row.get("repeats")), group[0])
+        status = next((row["status"] for row in group if row["status"] != "succeeded"), "succeeded")
+        ended = [row for row in group if row["status"] in ("succeeded", "interrupted")]
+        middle: Row = {}
+        for name in REPEATED:
+            values = [finite_or_none(row.get(name)) for row in ended]
+            numbers = [value for value in values if value is not None]
+            middle[name] = median(numbers) if numbers else None
+        found.append({**first, **middle, "status": status})
+    return found
 
 
 @dataclass(frozen=True)
@@ -396,7 +406,8 @@ class RunResults:
             name = str(row.get("metric", SPEED.name))
             better = _DIRECTIONS[row.get("mode", "max" if name == SPEED.name else "min")]
             metric = Column(name, "real", "", better=better)
-            found.append(Swept(str(stage), several, _medians(own), row, metric))
+            plain_rows = own.astype(object).where(own.notna(), None).to_dict("records")
+            found.append(Swept(str(stage), several, pd.DataFrame(medians(plain_rows)), row, metric))
         return found
 
     @property

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from raypipe.config.levels import nested
@@ -16,7 +16,7 @@ from raypipe.config.matrix import Mode
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.graph.identity import canonical_json
 from raypipe.report.formatting import number, percent
-from raypipe.report.results import REPEATED
+from raypipe.report.results import medians
 from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Row
 from raypipe.study.space import seedless, shown
@@ -119,24 +119,6 @@ def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
     plain = " ".join(comment.split())  # any line break would end the comment
     lines = textwrap.wrap(plain, 88, initial_indent="# ", subsequent_indent="# ")
     return "\n".join([*lines, dump_yaml(sections)])
-
-
-def medians(rows: Iterable[Row]) -> list[Row]:
-    """Return one row per trial that was measured again, with the medians of its measurements.
-
-    Its status is that of a measurement that did not succeed, if there is one.
-    """
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.get("repeats") or row["trial_id"], []).append(row)
-    found = []
-    for group in groups.values():
-        first = next((row for row in group if not row.get("repeats")), group[0])
-        status = next((row["status"] for row in group if row["status"] != "succeeded"), "succeeded")
-        measured = {name: _finite(group, name) for name in REPEATED}
-        middle = {name: median(values) for name, values in measured.items() if values}
-        found.append({**first, **middle, "status": status})
-    return found
 
 
 def peak_bytes(row: Row) -> int | None:
