@@ -165,9 +165,9 @@ def number_plots(results: Results, column: Column, words: str = "") -> list[Plot
     if not axes or values.size < 2 or not is_drawable:
         return []
     own = results.own
-    pair = [name for name in axes if 1 < own[name].nunique() <= _MOST_CELLS][:2]
-    full = math.prod(own[name].nunique() for name in pair)
-    if len(pair) < 2 or len(own[pair].drop_duplicates()) < max(3, full / 4):
+    pair = [name for name in own.shape.axes if own.rows[name].nunique() <= _MOST_CELLS][:2]
+    full = math.prod(own.rows[name].nunique() for name in pair)
+    if len(pair) < 2 or len(own.rows[pair].drop_duplicates()) < max(3, full / 4):
         return _over(results, column, axes)
     over = [name for name in pair if is_number(rows[name])]
     by = next((name for name in pair if name not in over), pair[0])
@@ -175,12 +175,12 @@ def number_plots(results: Results, column: Column, words: str = "") -> list[Plot
     if len(over) == 1 and few and not words:
         first = _lines(results, column, over[0], by)
     else:
-        first = _heat_map(results, column, words, pair)
+        first = _heat_map(own, column, words, pair)
     return [first, *(p for n in axes if n not in pair for p in _over(results, column, [n]))]
 
 
 def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> Plot:
-    own = results.own
+    own = results.rows
     for name in pair:  # a value such as null is one of the compared
         own = own.assign(**{name: own[name].astype(object).where(own[name].notna(), "none")})
     if words:
@@ -220,11 +220,12 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
     Repetitions are dots around their mean. Baselines of an axis that is not drawn are left out of
     the means.
     """
-    rows, seeds = results.rows, results.shape.seeds
     shown = [axis, by] if by else [axis]
     averaged = [name for name in results.shape.axes if name not in shown]
-    contends = ~is_baseline(results.table, rows[averaged])
-    rows = rows[contends] if contends.any() else rows
+    contends = ~is_baseline(results.table, results.rows[averaged])
+    if contends.any():
+        results = replace(results, rows=results.rows[contends])
+    rows, seeds = results.rows, results.shape.seeds
     variants = {
         value_label(value) if by else "": (np.unique(finite(as_numbers(own[axis]))), found)
         for value, own in (rows.groupby(by, sort=False, dropna=False) if by else [("", rows)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -201,9 +201,10 @@ class Results:
         return shape_of(self.table, self.rows, self.axes)
 
     @property
-    def own(self) -> pd.DataFrame:
-        """The rows that are not of a baseline."""
-        return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
+    def own(self) -> Results:
+        """Those without the rows of a baseline."""
+        is_own = ~is_baseline(self.table, self.rows[list(self.shape.axes)])
+        return replace(self, rows=self.rows[is_own])
 
     @cached_property
     def headlines(self) -> list[Headline]:
