@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
@@ -57,7 +58,7 @@ MOST_LINES = 8
 MOST_DOTS = 24
 _LONGEST = 22  # characters of a label
 _LABEL_WIDTH, _LABEL_LINES = 17, 3  # characters and lines of a name right of the axes
-_MOST_TICKS = 6  # values of an axis that all have a tick
+_LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
 _WIDEST = 60  # characters of a row of a heat map
 _MOST_TIPS = 200  # points with a value to show
@@ -107,11 +108,6 @@ class Line:
     def halves(self) -> NDArray[np.floating[Any]]:
         """Half of the interval around each point, 0 where there is none."""
         return np.zeros(len(self.y)) if self.half is None else np.nan_to_num(self.half)
-
-    def best(self, better: str) -> int:
-        """Return the place of the best value; the first of equal ones."""
-        order, _ = ranked(self.y, range(len(self.y)), [0] * len(self.y), better)
-        return order[0]
 
 
 #: the strokes of a line that has no other one next to it, and of one that is not named
@@ -310,8 +306,11 @@ def lines(
     ends = [float(finite(line.y)[-1]) for line in drawn]
     best_end = max(ends) if better == "higher" else min(ends)
     first = ends.index(best_end)
-    short = short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
-    labels = [_wrapped(text) for text in short]
+    wrapper = TextWrapper(_LABEL_WIDTH, break_on_hyphens=False)
+    labels = [
+        wrapper.fill(text.replace("=", "= ")).replace("= ", "=")  # a line may end after "="
+        for text in short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
+    ]
     figure, axes = _new_axes(0.84 if alone else 0.56)
     palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
     labelled: list[tuple[float, str, Stroke]] = []
@@ -343,39 +342,28 @@ def lines(
     across = np.concatenate([line.x for line in drawn])
     frame_x(axes, across, np.inf if from_0 else 30.0)
     places = np.unique(across)
+    gap = np.diff(places).min(initial=np.inf)
     if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
-    elif (
-        axes.get_xscale() == "linear"
-        and 1 < places.size <= _MOST_TICKS
-        and np.diff(places).min() >= np.ptp(places) / _MOST_TICKS
-    ):
+    elif axes.get_xscale() == "linear" and gap >= _LEAST_GAP * np.ptp(places):
         axes.set_xticks(places, [number(float(each)) for each in places])
     # what is better if higher, such as an accuracy, is read by its differences
     frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
     if better:
-        ringed = [(line, line.best(better)) for line in (drawn if few else [drawn[first]])]
-        tops = [float(line.y[at]) for line, at in ringed]
-        top = tops.index(min(tops) if better == "lower" else max(tops))
-        for place, (line, at) in enumerate(ringed):
-            text = f"{cell(column, tops[place])} at {xlabel} {number(float(line.x[at]))}"
-            mark_best(axes, float(line.x[at]), tops[place], text if place == top else "")
+        ringed = []
+        for line in drawn if few else [drawn[first]]:
+            (at, *_), _ = ranked(line.y, range(len(line.y)), [0] * len(line.y), better)
+            ringed.append((float(line.x[at]), float(line.y[at])))
+        top = min(ringed, key=lambda point: point[1] if better == "lower" else -point[1])
+        for point in ringed:
+            text = f"{cell(column, point[1])} at {xlabel} {number(point[0])}"
+            mark_best(axes, *point, text if point == top else "")
     if not alone:
         label_lines(axes, labelled)
     axes.set_xlabel(xlabel)
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
     return figure
-
-
-def _wrapped(text: str) -> str:
-    """Return a name in lines that end after a space or "=" where there is one."""
-    lines = [""]
-    for piece in re.findall(rf".{{1,{_LABEL_WIDTH}}}?(?:[ =]|$)|.{{{_LABEL_WIDTH}}}", text):
-        if len(lines[-1] + piece.rstrip()) > _LABEL_WIDTH:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:
