@@ -18,7 +18,6 @@ from raypipe.hardware import bytes_text
 from raypipe.redaction import shown_traceback
 from raypipe.report.formatting import counted, heading, with_interval
 from raypipe.report.parts import (
-    Answers,
     Code,
     Fold,
     Part,
@@ -26,7 +25,6 @@ from raypipe.report.parts import (
     Section,
     TableView,
     Tile,
-    Tiles,
     cells,
     own_columns,
     render,
@@ -139,7 +137,7 @@ def summary_section(run: RunResults) -> Section:
         "How certain": [*certainty(run)],
         "What to do next": next_step(run),
     }
-    return Section("Summary", [Answers([(name, _short(parts)) for name, parts in answers.items()])])
+    return Section("Summary", [{name: _short(parts) for name, parts in answers.items()}])
 
 
 def _short(parts: Sequence[Part]) -> list[Part]:
@@ -207,7 +205,7 @@ def came_out(run: RunResults) -> list[Part]:
     """Return the experiment's findings, the headline numbers, and results that are not finite."""
     parts: list[Part] = [part for section in run.sections for part in section.findings]
     if shown := summary_tiles(run):
-        parts.append(Tiles(shown))
+        parts.append(tuple(shown))
     parts += run.not_finite
     if not parts and run.declared.core is not None:
         parts.append("No table has a number.")

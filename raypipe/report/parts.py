@@ -122,28 +122,10 @@ class Tile:
     tone: str = ""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Headline numbers side by side."""
-
-    tiles: Sequence[Tile]
-
-    def __bool__(self) -> bool:
-        """Whether it shows anything."""
-        return bool(self.tiles)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Questions, each with the parts that answer it; those without parts are left out."""
-
-    answers: Sequence[tuple[str, Sequence[Part]]]
-
-    def __bool__(self) -> bool:
-        """Whether it shows anything."""
-        return any(parts for _, parts in self.answers)
-
-
+#: headline numbers side by side
+Tiles: TypeAlias = tuple[Tile, ...]
+#: questions, each with the parts that answer it; those without parts are left out
+Answers: TypeAlias = dict[str, list["Part"]]
 Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles | Answers
 
 

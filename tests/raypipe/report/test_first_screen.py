@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import raypipe as rp
 from raypipe.graph.tables import CORE as COMMON
 from raypipe.report.page import asked, came_out, certainty, next_step
-from raypipe.report.parts import Code, Section, Tiles
+from raypipe.report.parts import Code, Section
 from raypipe.report.results import Declarations, RunResults
 from raypipe.store.tables import Column, Table, by_name
 from raypipe.study.tables import SEARCH
@@ -149,7 +149,7 @@ def run_of(case: Mapping[str, Any]) -> RunResults:
 def test_the_boxes_say(case: Mapping[str, Any]) -> None:
     run = run_of(case)
     advice = [part.text if isinstance(part, Code) else str(part) for part in next_step(run)]
-    tiles = [tile for part in came_out(run) if isinstance(part, Tiles) for tile in part.tiles]
+    tiles = [tile for part in came_out(run) if isinstance(part, tuple) for tile in part]
     found = {
         "asked": list(asked(run)),
         "tiles": [[tile.label, tile.value, tile.note, tile.tone] for tile in tiles],
