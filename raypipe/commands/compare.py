@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.report.results import RunResults, training_measures
-from raypipe.report.tables import Results, means, plain, point_label, shape_of
+from raypipe.report.tables import Results, means, plain, point_label
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import ADDED, Table
 from raypipe.tracking import flat
@@ -143,8 +144,8 @@ def _measures(runs: Sequence[RunResults]) -> Iterator[dict[str, Any]]:
         known = {place: tables[name] for place, tables in enumerate(named) if name in tables}
         parts = [each.rows.assign(**{_RUN: place}) for place, each in known.items()]
         rows, table, *_ = pd.concat(parts, ignore_index=True), *known.values()
-        axes = dict.fromkeys(axis for each in known.values() for axis in each.axes or ())
-        shape = shape_of(table.table, rows.drop(columns=_RUN), list(axes) or None)
+        axes = dict.fromkeys(axis for each in known.values() for axis in each.table.axes)
+        shape = Results(replace(table.table, axes=tuple(axes)), rows.drop(columns=_RUN)).shape
         by = (*shape.groups, *shape.axes)
         columns = [column for column in shape.numbers if column.better]
         if not is_declared and len(rows[list(by)].drop_duplicates()) <= _MOST_UNDECLARED:
@@ -171,4 +172,5 @@ def _trainings(run: RunResults) -> Iterator[Results]:
     measures = training_measures(known, run.core("trials").columns, run.monitors)
     if measures and "trial_id" in known:
         names = ["trial_id", *(column.name for column in measures)]
-        yield Results(Table("trials", "", tuple(measures)), plain(trials[names]), ["trial_id"])
+        table = Table("trials", "", tuple(measures), axes=("trial_id",))
+        yield Results(table, plain(trials[names]))

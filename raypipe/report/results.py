@@ -96,7 +96,8 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
             is_numeric = all(type(value) in (int, float, type(None)) for value in parsed)
             columns[MATRIX_SEED if key == SEED else key] = parsed if is_numeric else texts
     compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
-    return Results(table, plain(rows.assign(**columns)), [*table.axes, *compared])
+    table = replace(table, axes=(*table.axes, *compared))
+    return Results(table, plain(rows.assign(**columns)))
 
 
 def varied(tables: Tables) -> dict[str, list[str]]:
@@ -188,7 +189,7 @@ class Searched:
         several = [key for key in self.keys if self.points[key].map(repr).nunique() > 1]
         # also where all points with a number are equal: a point is named, and counts once
         shape = replace(results.shape, axes=tuple(several or self.keys))
-        for best in headlines(results.table, results.rows, shape):
+        for best in headlines(results, shape):
             owner, _, rest = best.column.name.partition(".")
             shown, _, group = rest.removesuffix(")").partition(" (")
             column = replace(best.column, name=shown)

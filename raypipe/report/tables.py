@@ -189,16 +189,34 @@ class Headline:
 
 @dataclass(frozen=True)
 class Results:
-    """A table of the experiment with its plain rows, joined with the values of the matrix."""
+    """A table of the experiment with its plain rows.
+
+    The keys of the matrix on which the rows depend are joined to them, and are axes.
+    """
 
     table: Table
     rows: pd.DataFrame
-    axes: Sequence[str] | None = None
 
     @cached_property
     def shape(self) -> Shape:
-        """The roles of its columns."""
-        return shape_of(self.table, self.rows, self.axes)
+        """The roles of its columns, of which the declaration may lack some."""
+        table, rows = self.table, self.rows
+        columns = [name for name in rows.columns if name not in ADDED]
+        declared = {column.name: column for column in table.columns}
+        counts = rows[columns].nunique().to_dict()
+        several = {name for name, count in counts.items() if count > 1}
+        groups = tuple(name for name in table.groups if name in columns)
+        repetitions = (*_REPETITIONS, *(name for name in columns if "." in name and is_seed(name)))
+        seeds = tuple(name for name in repetitions if name in several - {*table.axes})
+        axes = tuple(name for name in dict.fromkeys(table.axes) if name in several - {*groups})
+        taken = {*table.axes, *groups, *repetitions}
+        free = (name for name in columns if name not in taken and is_number(rows[name]))
+        numbers = [declared.get(name, Column(name, "real", "")) for name in free]
+        if table.open:  # what it declares is about the call, and shown if nothing was returned
+            returned = [each for each in numbers if each.better or each.name not in declared]
+            numbers = returned or numbers
+        numbers.sort(key=lambda column: not column.better)
+        return Shape(axes, groups, seeds, tuple(numbers))
 
     @property
     def own(self) -> Results:
@@ -209,7 +227,7 @@ class Results:
     @cached_property
     def headlines(self) -> list[Headline]:
         """The best point by each number that can be better, for each group."""
-        return headlines(self.table, self.rows, self.shape)
+        return headlines(self, self.shape)
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
@@ -221,40 +239,6 @@ def plain(rows: pd.DataFrame) -> pd.DataFrame:
             plain_values = rows[name].map(lambda v: v if isinstance(v, _SCALARS) else str(v))
             rows = rows.assign(**{name: plain_values.astype(object)})
     return rows
-
-
-def shape_of(table: Table, rows: pd.DataFrame, axes: Sequence[str] | None = None) -> Shape:
-    """Return the roles of the columns of plain rows.
-
-    Args:
-        table: the declaration; it may lack columns of the rows.
-        rows: as :func:`plain` returns them.
-        axes: the columns that were varied; by default those that the table declares.
-
-    """
-    columns = [name for name in rows.columns if name not in ADDED]
-    declared = {column.name: column for column in table.columns}
-    groups = tuple(name for name in table.groups if name in columns)
-    given = list(table.axes if axes is None else axes)
-    of_matrix = [name for name in columns if "." in name and is_seed(name)]
-    several = rows[columns].nunique()
-    seeds = tuple(
-        name
-        for name in (*_REPETITIONS, *of_matrix)
-        if name in columns and name not in given and several[name] > 1
-    )
-    varied = tuple(
-        name
-        for name in dict.fromkeys(given)
-        if name in columns and name not in (*seeds, *groups) and several[name] > 1
-    )
-    taken = {*given, *seeds, *groups, *_REPETITIONS, *of_matrix}
-    free = (name for name in columns if name not in taken and is_number(rows[name]))
-    numbers = [declared.get(name, Column(name, "real", "")) for name in free]
-    if table.open:  # what it declares is about the call, and shown if nothing was returned
-        numbers = [each for each in numbers if each.better or each.name not in declared] or numbers
-    numbers.sort(key=lambda column: not column.better)
-    return Shape(varied, groups, seeds, tuple(numbers))
 
 
 def is_number(values: pd.Series[Any]) -> bool:
@@ -291,11 +275,12 @@ def means(rows: pd.DataFrame, by: Sequence[str], number: str, seeds: Sequence[st
     return Means(points, grouped.mean(), pd.Series(half, runs.index, dtype=float), runs, once)
 
 
-def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
+def headlines(results: Results, shape: Shape) -> list[Headline]:
     """Return the best point by each number whose column says what is better, for each group.
 
     They are of the rows that :attr:`Table.headline` selects.
     """
+    table, rows = results.table, results.rows
     for name, value in table.headline.items():
         if name in rows.columns and (rows[name] == value).any():
             rows = rows[rows[name] == value]

@@ -16,7 +16,7 @@ from raypipe.report.parts import Fold, Section, TableView, render
 from raypipe.report.plots import Plot
 from raypipe.report.results import training_measures
 from raypipe.report.sections import table_section, tile
-from raypipe.report.tables import Results, headlines, means, plain, shape_of
+from raypipe.report.tables import Results, means, plain
 from raypipe.store.tables import Column, Table
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
@@ -56,7 +56,8 @@ def _grid() -> pd.DataFrame:
 
 
 def _section(table: Table, rows: pd.DataFrame, axes: list[str] | None = None) -> Section:
-    return table_section(Results(table, plain(rows), axes))
+    table = table if axes is None else replace(table, axes=tuple(axes))
+    return table_section(Results(table, plain(rows)))
 
 
 def _all(parts: object, kind: type) -> list:
@@ -72,7 +73,7 @@ def _page(section: Section) -> Page:
 
 
 def test_repetitions_and_numbers_are_found_in_the_rows() -> None:
-    shape = shape_of(SCORES, plain(_grid()), ["C", "kernel"])
+    shape = Results(replace(SCORES, axes=("C", "kernel")), plain(_grid())).shape
     assert set(shape.axes) == {"C", "kernel"}
     assert shape.seeds == ("seed",)
     assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
@@ -81,7 +82,7 @@ def test_repetitions_and_numbers_are_found_in_the_rows() -> None:
 def test_a_reference_is_not_a_contender() -> None:
     table = replace(METHODS, references=("oracle",))
     rows = pd.DataFrame({"method": ["ours", "constant", "oracle"], "loss": [1.0, 2.0, 0.1]})
-    (best,) = headlines(table, rows, shape_of(table, rows))
+    (best,) = Results(table, rows).headlines
     assert tile(best).note == "ours; 1 below constant (2)"
 
 
@@ -94,7 +95,7 @@ def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
         {"method": ["a", "b"] * 4, "corpus": ["x", "x", "y", "y"] * 2,
          "level": ["all"] * 4 + ["1"] * 4, "loss": [1.0, 2, 30, 20, 0, 0, 0, 0]}
     )  # fmt: skip
-    found = headlines(table, rows, shape_of(table, rows))
+    found = Results(table, rows).headlines
     assert [(best.group, best.leaders, best.mean) for best in found] == [
         ("x", "a", 1.0),
         ("y", "b", 20.0),
@@ -114,7 +115,7 @@ def test_a_metric_that_is_declared_with_a_direction_stands_for_a_training() -> N
 def test_of_equal_points_with_several_values_the_first_is_named() -> None:
     table = Table("grid", "", (Column("loss", "real", "", better="lower"),), axes=("a", "b"))
     rows = pd.DataFrame({"a": [1, 1, 2], "b": [3, 4, 5], "loss": [1.0, 1.0, 1.0]})
-    (best,) = headlines(table, rows, shape_of(table, rows))
+    (best,) = Results(table, rows).headlines
     assert best.leaders == "a=1, b=3 and 2 more"
 
 
