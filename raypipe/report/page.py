@@ -34,8 +34,6 @@ from raypipe.report.results import (
     SWEEP,
     Declarations,
     RunResults,
-    count_points,
-    seeds_needed,
     variants_of,
 )
 from raypipe.report.sections import (
@@ -178,7 +176,7 @@ def asked(run: RunResults) -> Iterator[str]:
 def _varied(run: RunResults) -> Iterator[str]:
     """Yield the varied keys of the matrix, else the axes of the tables with a best result."""
     counts = {k: len(values) for k, values in run.varied.items() if not is_seed(k)}
-    seeds, word = count_points(run.tables, seeds=True), "Varied"
+    seeds, word = run.count_points(seeds=True), "Varied"
     if not counts and seeds < 2:
         word = "Compared"
         shown = [each for each in run.results if each.headlines or each.table.open]
@@ -285,7 +283,7 @@ def _repeat(run: RunResults) -> Iterator[Part]:
     """
     if "seed:" not in run.configuration or run.tested or rows(run.tables, "race") is not None:
         return
-    needed = seeds_needed(run.tables)
+    needed = run.seeds_needed
     for best in sorted(run.headlines, key=lambda best: best.runs == 1)[:1]:
         rivals = (best.baseline, best.second if best.ties == 1 else None)
         doubtful = any(r is not None and r.may_be_chance and r.half > 0 for r in rivals)

@@ -119,25 +119,6 @@ def points(tables: Tables) -> list[dict[str, str]]:
     return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
 
 
-def count_points(tables: Tables, *, seeds: bool) -> int:
-    """Return the number of different points of a matrix apart from seeds, or of its seeds."""
-    return len(
-        {
-            frozenset((key, value) for key, value in point.items() if is_seed(key) == seeds)
-            for point in points(tables)
-        }
-    )
-
-
-def seeds_needed(tables: Tables) -> int:
-    """Return the seeds with which the paired tests can tell a winner on every axis of a matrix."""
-    search = Searched.of(tables)
-    left_out = search.keys if search is not None else ()
-    counts = [len(v) for k, v in varied(tables).items() if not is_seed(k) and k not in left_out]
-    most = max(counts, default=2)
-    return runs_needed(most * (most - 1) // 2)
-
-
 @dataclass(frozen=True)
 class Searched:
     """A search: its points with a column per searched key, and its metrics."""
@@ -365,18 +346,17 @@ class RunResults:
     @cached_property
     def trained(self) -> list[Results]:
         """The trainings of each stage, with the number that stands for them."""
-        trials = self.tables.get("trials", pd.DataFrame())
-        if not {"trial_id", "stage", "status"} <= {*trials.columns}:
-            return []
+        trials = self.tables.get("trials", pd.DataFrame(columns=["stage", "status"]))
         done = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
-        key, found = "variant" if self.varied else "trial_id", []
+        key = "variant" if self.varied else "trial_id"
+        axes = () if self.varied else (key,)
         if self.varied:
             done = done[done["variant"].isin(list(variants_of(self.tables)))]
+        found = []
         for stage, own in done.groupby("stage", sort=False):
             known = [str(column) for column in own if own[column].notna().any()]
             metrics = self.core("trials").columns
             for measure in training_measures(known, metrics, self.monitors)[:1]:
-                axes = () if self.varied else (key,)
                 table = Table(f"trials-{stage}", "a training", (measure,), axes=axes)
                 found.append(joined(table, own[[key, measure.name]], self.tables))
         return found
@@ -495,18 +475,33 @@ class RunResults:
         """The values of each varied key of the matrix, as text; seeds are among them."""
         return varied(self.tables)
 
-    @cached_property
-    def monitors(self) -> dict[str, str]:
-        """The monitored columns of its trainings and its sweep's metric, each with its mode."""
-        return monitors_of(self.settings)
+    def count_points(self, *, seeds: bool) -> int:
+        """Return the number of different points of a matrix apart from seeds, or of its seeds."""
+        return len(
+            {
+                frozenset((key, value) for key, value in point.items() if is_seed(key) == seeds)
+                for point in points(self.tables)
+            }
+        )
+
+    @property
+    def seeds_needed(self) -> int:
+        """The seeds with which the paired tests can tell a winner on every axis of the matrix."""
+        left_out = self.search.keys if self.search is not None else ()
+        counts = [len(v) for k, v in self.varied.items() if not is_seed(k) and k not in left_out]
+        most = max(counts, default=2)
+        return runs_needed(most * (most - 1) // 2)
 
     @cached_property
-    def settings(self) -> Mapping[str, Any]:
-        """The resolved configuration; empty if it cannot be read."""
+    def monitors(self) -> dict[str, str]:
+        """The monitored columns of its trainings and its sweep's metric, each with its mode.
+
+        There are none if the configuration cannot be read.
+        """
         found = None
         with suppress(ConfigError):
             found = load_yaml(self.configuration, "config.yaml")
-        return found if isinstance(found, dict) else {}
+        return monitors_of(found if isinstance(found, dict) else {})
 
 
 def better_by_name(name: str) -> str:
@@ -524,16 +519,16 @@ def monitors_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     if isinstance(sweep := settings.get("sweep"), Mapping):
-        metric, mode = str(sweep.get("metric")), sweep.get("mode")
-        better = {"max": "higher", "min": "lower"}.get(str(mode)) or better_by_name(metric)
+        metric = str(sweep.get("metric"))
+        better = _DIRECTIONS.get(str(sweep.get("mode"))) or better_by_name(metric)
         if metric.startswith(PREFIX) and better:
             found[metric] = better
     for name, value in settings.items():
         if not isinstance(value, Mapping):
             continue
         if name == "monitor" and isinstance(own := value.get("metric"), str):
-            mode = {"max": "higher", "min": "lower"}.get(str(value.get("mode")))
-            found[f"{PREFIX}{own}"] = mode or better_by_name(own) or "lower"
+            better = _DIRECTIONS.get(str(value.get("mode"))) or better_by_name(own)
+            found[f"{PREFIX}{own}"] = better or "lower"
         else:
             found |= monitors_of(value)
     return found
@@ -552,20 +547,20 @@ def held_out_columns(
     columns are ignored.
     """
     known = {each.name: each for each in declared if each.name.startswith(PREFIX)}
-    found = []
-    for name in filter(lambda name: name.startswith(PREFIX), names):
-        column = known.get(name, Column(name, "real", ""))
-        better: Any = column.better or monitors.get(name) or better_by_name(name)
-        found.append(replace(column, better=better))
     places = {name: place for place, name in enumerate([*monitors, *known])}
-    directed = {name for name, column in known.items() if column.better}
 
     def importance(column: Column) -> tuple[bool, bool, bool, bool, int]:
         name = column.name
         is_loss, place = name == f"{PREFIX}loss", places.get(name, 0)
-        return name not in monitors, name not in directed, name not in known, is_loss, place
+        return name not in monitors, not column.better, name not in known, is_loss, place
 
-    return sorted(found, key=importance)
+    columns = [known.get(name, Column(name, "real", "")) for name in names
+               if name.startswith(PREFIX)]  # fmt: skip
+    found = []
+    for column in sorted(columns, key=importance):
+        better: Any = column.better or monitors.get(column.name) or better_by_name(column.name)
+        found.append(replace(column, better=better))
+    return found
 
 
 def training_measures(
@@ -578,11 +573,6 @@ def training_measures(
     names = list(names)
     found = [each for each in held_out_columns(names, declared, monitors) if each.better]
     return found or [each for each in (LOSS,) if each.name in names]
-
-
-def best_place(values: pd.Series[float], better: str) -> Any:
-    """Return the label of the best value; of the first one of equal ones."""
-    return values.idxmax() if better == "higher" else values.idxmin()
 
 
 def staged(tables: Tables, name: str) -> pd.DataFrame:

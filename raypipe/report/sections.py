@@ -48,8 +48,6 @@ from raypipe.report.results import (
     RunResults,
     Searched,
     Swept,
-    best_place,
-    count_points,
     held_out_columns,
     key_importance,
     staged,
@@ -108,9 +106,13 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
     drawn = [column for column in (better or varying[:2])
              if search is None or not search.has(table.name, column.name)]  # fmt: skip
     parts: list[Part] = [plot for column in drawn for plot in number_plots(results, column)]
-    parts += best_points(results, [column for column in better[:1] if column in drawn])
-    parts.append(_view(table, rows, title))
-    return Section(title, parts, covers=(table.name,))
+    parts += [view for column in drawn if column in better[:1]
+              for view in best_points(results, column)]  # fmt: skip
+    first, caption = rows.head(_MOST_ROWS).map(_cut), counted(len(rows), "row")
+    if table.row:
+        caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
+    view = TableView(first, (), title, meanings=table.meanings, caption=caption)
+    return Section(title, [*parts, view], covers=(table.name,))
 
 
 def tile(best: Headline) -> Tile:
@@ -295,20 +297,15 @@ def _last(key: str) -> str:
     return heading(key.rpartition(".")[2])
 
 
-def best_points(results: Results, columns: Sequence[Column]) -> Iterator[TableView]:
-    """Yield the best points by each number with the means of their further numbers, if many.
+def best_points(results: Results, column: Column) -> list[TableView]:
+    """Return the best points by a number with the means of their further numbers, if many.
 
     Of few rows without repetitions the table itself shows as much.
     """
     rows, shape = results.rows, results.shape
     by = [*shape.groups, *shape.axes]
-    least = _LEAST_RANKED if shape.seeds else _MOST_LISTED
-    for column in columns if shape.axes and len(rows) > least else ():
-        yield _best_points(results, column, by)
-
-
-def _best_points(results: Results, column: Column, by: Sequence[str]) -> TableView:
-    rows, shape = results.rows, results.shape
+    if not shape.axes or len(rows) <= (_LEAST_RANKED if shape.seeds else _MOST_LISTED):
+        return []
     found = means(rows, by, column.name, shape.seeds)
     points = found.points.assign(**{column.name: found.mean, "±": found.half})
     if found.runs.nunique() > 1:
@@ -320,14 +317,7 @@ def _best_points(results: Results, column: Column, by: Sequence[str]) -> TableVi
     best = order.head(_MOST_RANKED)
     best = best.assign(**{name: cells(map(value_label, best[name])) for name in by})
     caption = f"The best {len(best)} of {len(order)} points." if len(order) > len(best) else ""
-    return TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)
-
-
-def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView:
-    first, caption = rows.head(_MOST_ROWS), counted(len(rows), "row")
-    if table.row:
-        caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
-    return TableView(first.map(_cut), (), title, meanings=table.meanings, caption=caption)
+    return [TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)]
 
 
 def _cut(value: Any) -> Any:
@@ -350,7 +340,7 @@ def search_section(search: Searched | None) -> Section:
     parts: list[Part] = [text]
     if len(search.measured) > 1 and len(search.front):
         parts += [*_progress(search), *_slices(search), *_importance(search)]
-        parts += best_points(search.results, search.metrics[:1])
+        parts += best_points(search.results, search.metrics[0])
     for row in search.front.head(_MOST_SNIPPETS).to_dict("records"):
         values = [f"{name} {number(float(row[name]))}" for name in (m.name for m in search.metrics)]
         title = f"point {row['number'] + 1}: {', '.join(values)}"
@@ -382,7 +372,8 @@ def _slices(search: Searched) -> Iterator[Plot]:
     """Draw each metric over each searched key, all of which a search varies together."""
     rows, keys = search.results.rows, search.results.shape.axes
     for metric in search.metrics:
-        best = best_place(as_numbers(rows[metric.name]), metric.better)
+        values = as_numbers(rows[metric.name])
+        best = values.idxmax() if metric.better == "higher" else values.idxmin()
         for key in keys:
             numbers = (Column(key, "text", ""), metric)
             yield from _scatter(f"search-{metric.name}-{key}", rows, search.keys, numbers, best)
@@ -465,7 +456,7 @@ def variants_section(run: RunResults) -> Section:
     """
     if not run.varied:
         return Section("Variants", [])
-    count, seeds = (count_points(run.tables, seeds=seeds) for seeds in (False, True))
+    count, seeds = (run.count_points(seeds=seeds) for seeds in (False, True))
     parts: list[Part] = [f"{counted(count, 'point')}, {counted(seeds, 'seed')}."]
     search = run.search
     searched = search.keys if search is not None else ()  # compared in the section of the search
