@@ -39,7 +39,7 @@ def number(value: float) -> str:
         decimals = max(0, 3 - math.floor(math.log10(size)))
         text = f"{value:.{decimals}f}"
         return _grouped(text.rstrip("0").rstrip(".") if "." in text else text)
-    return _scientific(value, 3)
+    return scientific(value, 3)
 
 
 def percent(share: float) -> str:
@@ -48,12 +48,8 @@ def percent(share: float) -> str:
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.2g} %"
 
 
-def power_of_ten(value: float) -> str:
-    """Return an exact power of ten as ``10⁵``, any other number with two digits: ``3.2·10⁴``."""
-    return _scientific(value, 1)
-
-
-def _scientific(value: float, decimals: int) -> str:
+def scientific(value: float, decimals: int = 1) -> str:
+    """Return an exact power of ten as ``10⁵``, any other number with its digits: ``3.2·10⁴``."""
     mantissa, exponent = f"{value:.{decimals}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
@@ -66,7 +62,7 @@ def plus_minus(mean: float, deviation: float) -> str:
         tail = "" if math.isnan(deviation) else f" ± {number(deviation)}"
         return number(mean) + tail
     if max(abs(mean), deviation) >= 1e7 or deviation < 1e-4:
-        return f"{power_of_ten(mean)} ± {power_of_ten(deviation)}"
+        return f"{scientific(mean)} ± {scientific(deviation)}"
     decimals = max(0, 1 - math.floor(math.log10(deviation)))
     return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
 

@@ -22,7 +22,7 @@ from raypipe.report.formatting import (
     cell,
     heading,
     number,
-    power_of_ten,
+    scientific,
     short_labels,
     with_interval,
 )
@@ -233,8 +233,7 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
         ticks = (1.0,)
     axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
-    write = power_of_ten if ratio > 1e6 else number
-    axis.set_major_formatter(lambda value, _: write(value))
+    axis.set_major_formatter(lambda v, _: scientific(v) if ratio > 1e6 else number(v))
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
@@ -389,7 +388,6 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     The best cell has a frame if ``better`` is lower or higher. ``words`` ``[R, C]`` say why a cell
     has no number.
     """
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter
@@ -400,11 +398,8 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     height = max(HEIGHT, min(1.2 + 0.36 * len(down), 7.0))
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
-    known = finite(values)
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    norm = Normalize(low, high if high > low else low + 1.0)
     # read alike with any color vision, and in gray
-    image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", aspect="auto", norm=norm)
+    image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", aspect="auto")
     figure.colorbar(image, format=FuncFormatter(lambda value, _: cell(column, value)))
     is_slanted = len(across) * max(map(len, across)) > _WIDEST
     axes.set_xticks(range(len(across)), across, rotation=45 if is_slanted else 0)
@@ -413,12 +408,13 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     axes.spines[:].set_visible(False)
     texts = [number(float(value)) for value in values.flat]
     fits = len(texts) <= _MOST_WRITTEN and len(across) * max(map(len, texts)) <= _WIDEST
-    best = low if better == "lower" else high
+    known = finite(values)
+    best = known.min(initial=np.inf) if better == "lower" else known.max(initial=-np.inf)
     for ((row, place), value), text in zip(np.ndenumerate(values), texts, strict=True):
         is_number = bool(np.isfinite(value))
         text = text if is_number else str(words.iloc[row, place])
-        ink = ("#000000" if norm(value) > 0.6 else "#ffffff") if is_number else INK
-        is_best = bool(better) and low < high and value == best
+        ink = ("#000000" if image.norm(value) > 0.6 else "#ffffff") if is_number else INK
+        is_best = bool(better) and value == best and np.ptp(known) > 0
         mark = axes.text(
             place, row, text if fits else " ", ha="center", va="center", color=ink,
             fontweight="bold" if is_best else "normal",
