@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from raypipe import report
 from raypipe.report.page import page_files
-from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView
-from raypipe.report.plots import Plot, style
+from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView, Tile
+from raypipe.report.plots import Plot, slug, style
 from raypipe.report.results import RunResults
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
 
@@ -58,19 +58,23 @@ def _files(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> dict[str, bytes]
     return page_files(RunResults(tables, "A study", *REPETITION, sections=own))
 
 
-def _page(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> Page:
-    return Page(_files(tables, *plots)["index.html"].decode())
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return _files(_tables(), _plot(caption='It "bends".'), *map(_plot, ("b", "b b", "b-b")))
 
 
-def test_the_files_are_the_page_and_its_figures() -> None:
-    files = _files(_tables(), _plot(), _plot("b"))
-    figures = {f"figures/{n}.{kind}" for n in ("curve", "b") for kind in ("png", "svg")}
+@pytest.fixture(scope="module")
+def page(files: dict[str, bytes]) -> Page:
+    return Page(files["index.html"].decode())
+
+
+def test_the_files_are_the_page_and_its_figures(files: dict[str, bytes]) -> None:
+    names = ("curve", "b", slug("b b"), "b-b")
+    figures = {f"figures/{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert set(files) == {"index.html", *figures}
-    assert _files(_tables(), _plot(), _plot("b")) == files
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
-    page = _page(_tables(), _plot(), _plot("b"))
+def test_the_page_needs_nothing_from_outside(page: Page) -> None:
     for tag, attrs in page.tags:
         assert tag not in {"link", "iframe", "object", "embed", "base"}
         for name in ("src", "href", "xlink:href", "srcset", "action"):
@@ -81,15 +85,10 @@ def test_the_page_needs_nothing_from_outside() -> None:
     digest = hashlib.sha256(page.scripts[0].encode()).digest()
     assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'" in str(policy)
     assert str(policy).startswith("default-src 'none'")
-    raw = _files(_tables(), _plot())["index.html"].decode()
-    assert "http://" not in raw
-    assert "https://" not in raw
-    assert "@import" not in raw
-    assert not re.search(r"url\((?!#)", raw)
+    assert not re.search(r"https?://|@import|url\((?!#)", page.source)
 
 
-def test_ids_are_unique_and_every_reference_has_its_target() -> None:
-    page = _page(_tables(), _plot(), _plot("b"), _plot("b b"), _plot("b-b"))
+def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
     raw = " ".join(str(value) for _, attrs in page.tags for value in attrs.values())
@@ -116,6 +115,8 @@ def _hostile_table() -> pd.DataFrame:
         (_plot(HOSTILE), 1),
         (_plot("plot", "caption", HOSTILE), 1),
         (TableView(_hostile_table(), list(_hostile_table().columns), HOSTILE), 8),
+        ((Tile(HOSTILE, HOSTILE, HOSTILE, HOSTILE),), 3),
+        ({HOSTILE: [HOSTILE]}, 2),
     ],
     ids=lambda value: "text" if isinstance(value, str) else type(value).__name__,
 )
@@ -145,18 +146,17 @@ def test_no_template_switches_the_escaping_off() -> None:
     ]
 
 
-def test_the_page_is_written_for_readers() -> None:
-    page = _page(_tables(), _plot(caption='It "bends".'))
+def test_the_page_is_written_for_readers(page: Page) -> None:
     assert {attrs.get("scope") for attrs in page.all("th")} == {"row", "col"}
-    [svg] = page.all("svg")
+    svg, *_ = page.all("svg")
     assert (svg["role"], svg["aria-label"]) == ("img", 'title of curve. It "bends".')
     assert page.all("html")[0]["lang"] == "en"
     assert "raypipe run x.yaml" in page.words
     assert "power: 2" in page.words
 
 
-def test_sections_follow_from_the_tables() -> None:
-    assert _page(_tables(), _plot()).headings == [
+def test_sections_follow_from_the_tables(page: Page) -> None:
+    assert page.headings == [
         "summary", "figures", "training-runs", "stages", "environment", "how-to-repeat",
     ]  # fmt: skip
 
@@ -181,11 +181,9 @@ def test_sections_follow_from_the_tables() -> None:
 def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> None:
     tables = _tables()
     tables["stages"]["status"] = statuses
-    assert f"A study {shown}" in _page(tables).words
+    assert f"A study {shown}" in Page(_files(tables)["index.html"].decode()).words
 
 
 def test_two_figures_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two figures are named 'a'"):
-        _files({}, _plot("a"), _plot("a"))
     with pytest.raises(ValueError, match="two figures are named 'a'"):
         page_of(RunResults({}, sections=[Section("x", [_plot("a"), Fold("y", [_plot("a")])])]))
