@@ -18,14 +18,7 @@ from matplotlib.image import imread
 
 from raypipe.graph.tables import CORE
 from raypipe.report import plots
-from raypipe.report.plots import (
-    Line,
-    Plot,
-    encode,
-    frame_y,
-    slug,
-    style,
-)
+from raypipe.report.plots import Line, Plot, encode, frame_y, slug, style
 from raypipe.report.results import Declarations, RunResults
 from raypipe.report.sections import number_plots, training_plots
 from raypipe.report.tables import Results
@@ -169,5 +162,3 @@ def test_the_loss_curve_is_the_table_and_its_running_median() -> None:
     np.testing.assert_array_equal(raw.get_ydata(), steps["loss"])
     median = steps["loss"].rolling(3, center=True, min_periods=1).median()
     np.testing.assert_allclose(smooth.get_ydata(), median)
-    falling = _steps().assign(loss=lambda table: np.exp(-table["step"] / 100))
-    assert _named(steps=falling)["loss-trial-0"].figure.axes[0].get_yscale() == "log"
