@@ -28,28 +28,21 @@ def _plot(name: str = "curve", caption: str = "It bends.", group: str = "") -> P
     return Plot(name, f"title of {name}", caption, figure, group)
 
 
-def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:
-    at = pd.to_datetime(["2026-03-02 09:14:05", "2026-03-02 09:20:05"], utc=True)
-    return {
-        "stages": pd.DataFrame(
-            {"run_id": "r", "stage": ["train_small", text], "status": "succeeded",
-             "started_at": at, "duration_s": [360.0, 1080.0], "device": "cpu",
-             "gpu_peak_bytes": None}
-        ),
-        "trials": pd.DataFrame(
-            {"run_id": "r", "trial_id": [text], "stage": "train_small", "status": "succeeded",
-             "micro_batch": 16, "samples_per_s": 402.31, "step_time_s": 0.0398,
-             "gpu_peak_bytes": 2.1e9, "loss_final": 0.91234}
-        ),
-        "environment": pd.DataFrame(
-            {**COMMAND, "hostname": [text], "memory_bytes": 64 * 2**30}
-        ),
-        "evaluations": pd.DataFrame({"run_id": "r", "dataset": [text], "T": 7}),
-    }  # fmt: skip
+STAGES = {"stage": ["train_small", "20news"], "status": "succeeded", "duration_s": [360.0, 1080.0],
+          "started_at": pd.Timestamp("2026-03-02", tz="UTC"), "gpu_peak_bytes": None}  # fmt: skip
+TABLES = {
+    "stages": STAGES,
+    "trials": {"trial_id": ["a"], "stage": "train_small", "status": "succeeded", "micro_batch": 16},
+    "environment": {"command_id": ["c"], "command": "raypipe run x.yaml", "hostname": "h",
+                    "started_at": "2026-01-01", "git_commit": None},
+    "evaluations": {"dataset": ["20news"], "T": 7},
+}  # fmt: skip
 
 
-COMMAND = {"run_id": "r", "variant": "base", "command_id": "c", "command": "raypipe run x.yaml",
-           "started_at": "2026-01-01", "git_commit": None, "git_dirty": None}  # fmt: skip
+def _tables() -> dict[str, pd.DataFrame]:
+    return {name: pd.DataFrame(columns) for name, columns in TABLES.items()}
+
+
 REPETITION = ("raypipe run x.yaml", "squares:\n  power: 2\n")
 
 
