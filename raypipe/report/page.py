@@ -57,9 +57,6 @@ Sections = Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]]
 
 _WORST = ("failed", "out_of_memory", "interrupted")
 _FILE = "config.yaml"
-_MOST_TILES = 8
-_MOST_SENTENCES = 3  # of an answer
-_MOST_UNITS = 3
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
 
 
@@ -147,7 +144,7 @@ def _short(parts: Sequence[Part]) -> list[Part]:
     count = 0
     for part in parts:
         count += len(_SENTENCE.findall(part)) + 1 if isinstance(part, str) else 0
-        if count <= _MOST_SENTENCES or not isinstance(part, str):
+        if count <= 3 or not isinstance(part, str):
             kept.append(part)
     return kept
 
@@ -211,11 +208,14 @@ def came_out(run: RunResults) -> list[Part]:
 
 
 def summary_tiles(run: RunResults) -> list[Tile]:
-    """Return a tile for each best result, and for the best training of each stage."""
+    """Return a tile for each best result, and for the best training of each stage: eight at most.
+
+    Without any they are the ranges of numbers.
+    """
     named = {best.metric for best in run.measured}
     bests = [*run.measured, *(b for b in run.training_headlines if b.metric not in named)]
     tiles = [*map(tile, [*bests, *run.recommended])]
-    return (tiles or [each for of in run.results for each in range_tiles(of)])[:_MOST_TILES]
+    return (tiles or [each for of in run.results for each in range_tiles(of)])[:8]
 
 
 def certainty(run: RunResults) -> Iterator[str]:
@@ -254,7 +254,7 @@ def next_step(run: RunResults) -> list[Part]:
 
 
 def _failed(run: RunResults) -> Iterator[Part]:
-    """Yield how to see the errors of what failed in the end, and how to continue."""
+    """Yield how to see the errors of three units that failed in the end, and how to continue."""
     stages = run.tables["stages"]
     bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
     count, what = len(bad) or int((stages["status"] != "succeeded").sum()), "stage"
@@ -270,7 +270,7 @@ def _failed(run: RunResults) -> Iterator[Part]:
     units = run.failures[run.failures["stage"].isin(bad["stage"])]["unit"]
     where = "RUN_DIR" if run.directory is None else run.directory.shown
     logs = [shlex.join(["raypipe", "logs", where, unit])
-            for unit in list(dict.fromkeys(map(str, units)))[:_MOST_UNITS]]  # fmt: skip
+            for unit in list(dict.fromkeys(map(str, units)))[:3]]  # fmt: skip
     if lines := [*logs, *filter(None, [run.command])]:
         yield Code("\n".join(lines))
 

@@ -69,19 +69,12 @@ from raypipe.store.tables import Column, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_ROWS = 50
 _LEAST_RANKED = 12  # rows
 _MOST_LISTED = 20  # rows without repetitions, which are not folded either
-_MOST_RANGES = 4
-_MOST_RANKED = 16
-_MOST_FURTHER = 3
 _LONGEST = 120  # characters of a cell
 _MOST_CELLS = 24  # of an axis of a heat map
 _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
-_MOST_SNIPPETS = 5
-#: points of a search from which the importance of its keys is drawn
-_LEAST_POINTS = 20
 #: tables of a comparison, and their captions
 _COMPARED = {
     "variant_metrics": "Means over seeds; unmatched numbers have no counterpart at another value",
@@ -108,7 +101,7 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
     parts: list[Part] = [plot for column in drawn for plot in number_plots(results, column)]
     parts += [view for column in drawn if column in better[:1]
               for view in best_points(results, column)]  # fmt: skip
-    first, caption = rows.head(_MOST_ROWS).map(_cut), counted(len(rows), "row")
+    first, caption = rows.head(50).map(_cut), counted(len(rows), "row")
     if table.row:
         caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
     view = TableView(first, (), title, meanings=table.meanings, caption=caption)
@@ -140,9 +133,9 @@ def tile(best: Headline) -> Tile:
 
 
 def range_tiles(results: Results) -> list[Tile]:
-    """Return the ranges of the first numbers, of a table that does not say what is better."""
+    """Return the ranges of the first four numbers, of a table that does not say what is better."""
     tiles = []
-    for column in results.shape.numbers[:_MOST_RANGES]:
+    for column in results.shape.numbers[:4]:
         values = finite(as_numbers(results.rows[column.name]))
         if values.size:
             ends = dict.fromkeys(cell(column.name, end) for end in (values.min(), values.max()))
@@ -298,7 +291,7 @@ def _last(key: str) -> str:
 
 
 def best_points(results: Results, column: Column) -> list[TableView]:
-    """Return the best points by a number with the means of their further numbers, if many.
+    """Return the 16 best points by a number with the means of three further ones, if many.
 
     Of few rows without repetitions the table itself shows as much.
     """
@@ -310,11 +303,11 @@ def best_points(results: Results, column: Column) -> list[TableView]:
     points = found.points.assign(**{column.name: found.mean, "±": found.half})
     if found.runs.nunique() > 1:
         points["repetitions"] = found.runs
-    others = [each.name for each in shape.numbers if each.name != column.name][:_MOST_FURTHER]
+    others = [each.name for each in shape.numbers if each.name != column.name][:3]
     numbers = rows[others].apply(as_numbers).groupby([rows[name] for name in by], dropna=False)
     points = points.merge(numbers.mean().reset_index(), "left", by) if others else points
     order = points.sort_values(column.name, ascending=column.better == "lower", kind="stable")
-    best = order.head(_MOST_RANKED)
+    best = order.head(16)
     best = best.assign(**{name: cells(map(value_label, best[name])) for name in by})
     caption = f"The best {len(best)} of {len(order)} points." if len(order) > len(best) else ""
     return [TableView(best, list(best), f"Best points by {heading(column.name)}", caption=caption)]
@@ -330,7 +323,7 @@ def configuration(title: str, point: Mapping[str, Any]) -> Fold:
 
 
 def search_section(search: Searched | None) -> Section:
-    """Return the way to the best points of a search, the best points, and their YAML."""
+    """Return the way to the best points of a search, the best points, and the YAML of five."""
     if search is None:
         return Section("Search", [])
     states = search.points["status"].where(search.points["status"] != "succeeded")
@@ -341,7 +334,7 @@ def search_section(search: Searched | None) -> Section:
     if len(search.measured) > 1 and len(search.front):
         parts += [*_progress(search), *_slices(search), *_importance(search)]
         parts += best_points(search.results, search.metrics[0])
-    for row in search.front.head(_MOST_SNIPPETS).to_dict("records"):
+    for row in search.front.head(5).to_dict("records"):
         values = [f"{name} {number(float(row[name]))}" for name in (m.name for m in search.metrics)]
         title = f"point {row['number'] + 1}: {', '.join(values)}"
         parts.append(configuration(title, json.loads(row["point"])))
@@ -380,9 +373,12 @@ def _slices(search: Searched) -> Iterator[Plot]:
 
 
 def _importance(search: Searched) -> Iterator[Plot]:
-    """Draw how much each key decides whether a point is among the best tenth by a metric."""
+    """Draw how much each key decides whether a point is among the best tenth by a metric.
+
+    Of fewer than 20 points the best tenth is one alone.
+    """
     rows, keys = search.results.rows, search.results.shape.axes
-    for metric in search.metrics if len(keys) > 1 and len(rows) >= _LEAST_POINTS else ():
+    for metric in search.metrics if len(keys) > 1 and len(rows) >= 20 else ():
         shares = key_importance(rows[list(keys)], as_numbers(rows[metric.name]), metric.better)
         title = f"Importance of each key for {heading(metric.name)}"
         caption = "Share in what the best tenth of the points has in common (Optuna's PED-ANOVA)."
@@ -412,15 +408,10 @@ def _scatter(
     tips = [point_label({axis: row[axis] for axis in axes})
             for row in table.loc[points.index].to_dict("records")]  # fmt: skip
     place = list(points.index).index(chosen) if chosen in points.index else -1
-    is_front = bool(numbers[0].better)
-    mark = "recommended" if is_front else ""
-    figure = plots.scatter(points, [each.better for each in numbers], tips, place, mark)
-    if is_front:
-        title, text = (
-            f"{heading(x)} and {heading(y)}",
-            "The line joins those that no other dominates.",
-        )
-    else:
+    better = [column.better for column in numbers]
+    figure = plots.scatter(points, better, tips, place, "recommended" if better[0] else "")
+    title, text = f"{heading(x)} and {heading(y)}", "The line joins those that no other dominates."
+    if not better[0]:
         title, text = f"{heading(y)} by {_last(x)}", "A ring is the best."
         figure.axes[0].set_xlabel(_last(x))
     return [Plot(name, title, f"{counted(len(points), 'point')}. {text}", figure)]
@@ -519,9 +510,8 @@ def _sweep_front(sweep: Swept) -> list[Plot]:
         peaks = ("gpu_peak_bytes", "host_peak_bytes")
         name = next((name for name in peaks if trials[name].notna().any()), peaks[0])
         x = Column(name, "real", "", better="lower")
-    chosen = trials.index[trials["trial_id"] == sweep.chosen]
-    about = (f"sweep-{sweep.stage}-front", trials, sweep.axes, (x, SPEED))
-    return _scatter(*about, next(iter(chosen), None))
+    chosen = next(iter(trials.index[trials["trial_id"] == sweep.chosen]), None)
+    return _scatter(f"sweep-{sweep.stage}-front", trials, sweep.axes, (x, SPEED), chosen)
 
 
 def _sweep_curves(run: RunResults, sweep: Swept) -> Iterator[Plot]:
