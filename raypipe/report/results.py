@@ -30,7 +30,6 @@ from raypipe.report.tables import (
     Results,
     as_numbers,
     headlines,
-    is_number,
     plain,
 )
 from raypipe.stats import finite_or_none, runs_needed
@@ -60,7 +59,6 @@ LOSS = Column("loss_final", "real", "Training loss of the last logged step.", be
 #: columns of ``trials`` that another measurement of the same trial changes; all are above 0
 REPEATED = ("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu", "energy_j")
 _DIRECTIONS: Mapping[str, Any] = {"min": "lower", "max": "higher"}
-_LOGARITHMIC = 30.0  # ratio of the ends of a range from which its logarithm counts
 SPEED = Column("samples_per_s", "real", "", better="higher")
 
 
@@ -176,36 +174,6 @@ class Searched:
             column = replace(best.column, name=shown)
             found.append(replace(best, table=owner, column=column, group=group))
         return found
-
-
-def key_importance(values: pd.DataFrame, metric: pd.Series[float], better: str) -> dict[str, float]:
-    """Return the importance of each searched key by Optuna's PED-ANOVA, the largest one first.
-
-    Args:
-        values: ``[n, K]``, the values of the keys.
-        metric: ``[n]``, finite.
-        better: which values of the metric are better.
-
-    """
-    from optuna import create_study, create_trial, importance, logging  # slow to import
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-
-    points = values.apply(lambda own: as_numbers(own) if is_number(own) else own.map(str))
-    distributions: dict[str, BaseDistribution] = {}
-    for key, own in points.items():
-        if is_number(own):
-            low, high = float(own.min()), float(own.max())
-            is_log = low > 0 and high > _LOGARITHMIC * low
-            distributions[str(key)] = FloatDistribution(low, high, log=is_log)
-        else:
-            distributions[str(key)] = CategoricalDistribution(sorted(own.unique()))
-    logging.set_verbosity(logging.ERROR)
-    study = create_study(direction="minimize" if better == "lower" else "maximize")
-    for value, point in zip(metric, points.to_dict("records"), strict=True):
-        params: dict[str, Any] = {str(key): own for key, own in point.items()}
-        study.add_trial(create_trial(params=params, distributions=distributions, value=value))
-    evaluator = importance.PedAnovaImportanceEvaluator()
-    return importance.get_param_importances(study, evaluator=evaluator)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from raypipe.report.parts import (
     cells,
     own_columns,
 )
-from raypipe.report.plots import Line, Plot, finite, rows, thinned
+from raypipe.report.plots import Line, Plot, finite, needs_log, rows, thinned
 from raypipe.report.results import (
     PREFIX,
     SPEED,
@@ -49,7 +49,6 @@ from raypipe.report.results import (
     Searched,
     Swept,
     held_out_columns,
-    key_importance,
     staged,
 )
 from raypipe.report.tables import (
@@ -386,6 +385,35 @@ def _importance(search: Searched) -> Iterator[Plot]:
         names, values = list(map(_last, shares)), np.round(list(shares.values()), 2)
         figure = plots.dots(names, values, none, "share", [False] * len(shares))
         yield Plot(f"search-importance-{metric.name}", title, caption, figure)
+
+
+def key_importance(values: pd.DataFrame, metric: pd.Series[float], better: str) -> dict[str, float]:
+    """Return the importance of each searched key by Optuna's PED-ANOVA, the largest one first.
+
+    Args:
+        values: ``[n, K]``, the values of the keys.
+        metric: ``[n]``, finite.
+        better: which values of the metric are better.
+
+    """
+    from optuna import create_study, create_trial, importance, logging  # slow to import
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    points = values.apply(lambda own: as_numbers(own) if is_number(own) else own.map(str))
+    distributions: dict[str, BaseDistribution] = {}
+    for key, own in points.items():
+        if is_number(own):
+            low, high = float(own.min()), float(own.max())
+            distributions[str(key)] = FloatDistribution(low, high, log=needs_log(own, 30))
+        else:
+            distributions[str(key)] = CategoricalDistribution(sorted(own.unique()))
+    logging.set_verbosity(logging.ERROR)
+    study = create_study(direction="minimize" if better == "lower" else "maximize")
+    for value, point in zip(metric, points.to_dict("records"), strict=True):
+        params: dict[str, Any] = {str(key): own for key, own in point.items()}
+        study.add_trial(create_trial(params=params, distributions=distributions, value=value))
+    evaluator = importance.PedAnovaImportanceEvaluator()
+    return importance.get_param_importances(study, evaluator=evaluator)
 
 
 def _scatter(
