@@ -93,6 +93,7 @@ def a_hang(bench: Bench) -> None:
     time.sleep(99)
 
 
+@pytest.mark.slow  # the process of a part loads torch
 @pytest.mark.parametrize(
     ("function", "rows", "status", "note"),
     [
@@ -134,6 +135,7 @@ def leaves_a_process(bench: Bench) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_no_process_of_a_part_outlives_the_command(tmp_path: Path) -> None:
     """As after SIGTERM, which a job's time limit sends to the command alone."""
     bench = bench_of(tmp_path, CPU, "own")
