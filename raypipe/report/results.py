@@ -107,14 +107,10 @@ def varied(tables: Tables) -> dict[str, list[str]]:
 def points(tables: Tables) -> list[dict[str, str]]:
     """Return the values of every point by key; a variant within another one is not a point."""
     values = list(variants_of(tables).values())
-    # what variants with more keys have of fewer ones
-    parts = {
-        keys: {
-            frozenset((key, other[key]) for key in keys) for other in values if keys < other.keys()
-        }
-        for keys in {frozenset(one) for one in values}
-    }
-    return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
+    several = {frozenset(one) for one in values}
+    parts = {frozenset((key, one[key]) for key in keys)
+             for one in values for keys in several if keys < one.keys()}  # fmt: skip
+    return [one for one in values if frozenset(one.items()) not in parts]
 
 
 @dataclass(frozen=True)
@@ -389,9 +385,8 @@ class RunResults:
                     cells = read_arrow(self.directory, table.name).column(name)
                     is_bad &= cells.is_valid().to_numpy()  # NaN is a value
                 if is_bad.any():
-                    count = (
-                        f"{'any' if is_bad.all() else is_bad.sum()} of {counted(len(rows), 'row')}"
-                    )
+                    bad = "any" if is_bad.all() else is_bad.sum()
+                    count = f"{bad} of {counted(len(rows), 'row')}"
                     found.append(f"{table.name}.{name} is not finite in {count}.")
         return found
 
@@ -445,12 +440,9 @@ class RunResults:
 
     def count_points(self, *, seeds: bool) -> int:
         """Return the number of different points of a matrix apart from seeds, or of its seeds."""
-        return len(
-            {
-                frozenset((key, value) for key, value in point.items() if is_seed(key) == seeds)
-                for point in points(self.tables)
-            }
-        )
+        parts = [[(key, value) for key, value in point.items() if is_seed(key) == seeds]
+                 for point in points(self.tables)]  # fmt: skip
+        return len(set(map(frozenset, parts)))
 
     @property
     def seeds_needed(self) -> int:
