@@ -310,10 +310,9 @@ class RunResults:
     @cached_property
     def trained(self) -> list[Results]:
         """The trainings of each stage, with the number that stands for them."""
-        trials = self.tables.get("trials", pd.DataFrame(columns=["stage", "status"]))
+        trials = self.tables.get("trials", pd.DataFrame(columns=["stage", "status", "variant"]))
         done = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
         key = "variant" if self.varied else "trial_id"
-        axes = () if self.varied else (key,)
         if self.varied:
             done = done[done["variant"].isin(list(variants_of(self.tables)))]
         found = []
@@ -321,7 +320,7 @@ class RunResults:
             known = [str(column) for column in own if own[column].notna().any()]
             metrics = self.core("trials").columns
             for measure in training_measures(known, metrics, self.monitors)[:1]:
-                table = Table(f"trials-{stage}", "a training", (measure,), axes=axes)
+                table = Table(f"trials-{stage}", "a training", (measure,), axes=("trial_id",))
                 found.append(joined(table, own[[key, measure.name]], self.tables))
         return found
 
