@@ -12,7 +12,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -91,14 +90,6 @@ def test_no_table_with_gaps_stops_the_report(written: tuple[str, str], data: st.
         rows[column] = rows[column].astype(object)
         rows.loc[gaps, column] = None
     page_of(replace(run, tables={**run.tables, table: rows}))
-
-
-def test_a_sweep_counts_measured_points_once_and_no_failures() -> None:
-    trials = stored_run("sweep").sweeps[0].trials.set_index("trial_id")["samples_per_s"]
-    repeated, failed = "sweep/train_medium/000", "sweep/train_medium/0f2"
-    assert trials[repeated] == 44.0  # the median of 40, 80 and 44
-    assert np.isnan(trials[failed])
-    assert len(trials) == 21
 
 
 def test_learning_curves_show_every_trial_where_it_ended_and_may_cut_off_the_worst() -> None:
