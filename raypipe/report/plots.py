@@ -177,10 +177,16 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
     return bool(known.size and known.min() > 0 and float(known.max()) / float(known.min()) > ratio)
 
 
-def _new_axes(width: float = 0.84) -> tuple[Figure, Axes]:
-    """Return a figure and its axes, which have this share of its width."""
+def _new_axes(width: float = 0.84, height: float = 0.0) -> tuple[Figure, Axes]:
+    """Return a figure and its axes, which have this share of its width.
+
+    A figure of another height gives its axes the room that labels and texts leave.
+    """
     from matplotlib.figure import Figure
 
+    if height:
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        return figure, figure.add_subplot()
     figure = Figure(figsize=(WIDTH, HEIGHT))
     return figure, figure.add_axes((0.13, 0.155, width - 0.015, 0.76))
 
@@ -388,16 +394,13 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     The best cell has a frame if ``better`` is lower or higher. ``words`` ``[R, C]`` say why a cell
     has no number.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter
 
     values = grid.to_numpy(np.float64)
     down, across = (short_labels(list(map(str, names)), _LONGEST)
                     for names in (grid.index, grid.columns))  # fmt: skip
-    height = max(HEIGHT, min(1.2 + 0.36 * len(down), 7.0))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _new_axes(height=max(HEIGHT, min(1.2 + 0.36 * len(down), 7.0)))
     # read alike with any color vision, and in gray
     image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", aspect="auto")
     figure.colorbar(image, format=FuncFormatter(lambda value, _: cell(column, value)))
@@ -435,12 +438,8 @@ def dots(
     gray: Sequence[bool],
 ) -> Figure:
     """Draw a row for each point: a dot with its interval and its value; some of them in gray."""
-    from matplotlib.figure import Figure
-
     values = [with_interval(column, float(m), float(h)) for m, h in zip(mean, half, strict=True)]
-    size = (WIDTH, max(1.3, 0.62 + 0.3 * len(names)))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _new_axes(height=max(1.3, 0.62 + 0.3 * len(names)))
     for row, (name, text) in enumerate(zip(names, values, strict=True)):
         color = MUTED if gray[row] else _SINGLE.color
         (dot, *_) = axes.errorbar(
