@@ -37,15 +37,15 @@ def test_every_configuration_is_valid_on_every_kind_of_machine(path, node, profi
 
 
 @each_configuration
-@pytest.mark.parametrize("gb", [8, 11, 16, 24, 48])
-def test_no_profile_takes_an_arithmetic_that_older_cards_lack(path, gb, monkeypatch):
+def test_no_profile_takes_an_arithmetic_that_older_cards_lack(path, monkeypatch):
     monkeypatch.chdir(PROJECT)
-    node = Hardware("c", 16, 2**37, (Gpu(0, "GPU-0", "card", gb * 10**9, "7.5"),))
-    settings = config.resolve(config.read(path), (), "auto", [node]).settings
-    sections = [section for _, section in settings]
-    sections += [training for section in sections if (training := getattr(section, "training", 0))]
-    taken = {getattr(section, "precision", None) for section in sections}
-    assert taken.isdisjoint({"tf32", "bf16"})
+    document = config.read(path)
+    for gb in (8, 11, 16, 24, 48):
+        node = Hardware("c", 16, 2**37, (Gpu(0, "GPU-0", "card", gb * 10**9, "7.5"),))
+        sections = [each for _, each in config.resolve(document, (), "auto", [node]).settings]
+        sections += [own for each in sections if (own := getattr(each, "training", 0))]
+        taken = {getattr(section, "precision", None) for section in sections}
+        assert taken.isdisjoint({"tf32", "bf16"}), gb
 
 
 def test_no_text_names_the_distribution_of_another_project():
