@@ -298,7 +298,7 @@ def _results(found: RunResults) -> Iterator[str]:
         for each in after:
             repeated = f"mean of {each.runs}" if each.runs > 1 else ""
             parts.append(_value(each.mean, ", ".join(filter(None, (each.label, repeated)))))
-        more = len(best.points) - best.ties - len(after)
+        more = best.points - best.ties - len(after)
         parts += [f"and {more} more"] * (more > 0)
         yield f"{best.metric} ({best.column.better} is better): {', '.join(parts)}"
     yield from found.not_finite

@@ -226,7 +226,7 @@ def certainty(run: RunResults) -> Iterator[str]:
         several = " to ".join(map(str, counts))
         yield f"Means of {several} repetitions; ± is Student's 95 % confidence interval."
     elif run.headlines and not run.tested:
-        several = " of each" if any(len(best.points) > 1 for best in run.headlines) else ""
+        several = " of each" if any(best.points > 1 for best in run.headlines) else ""
         yield f"One run{several}, no interval over seeds."
     yield from run.tested
     for best in repeated[:1] if not run.tested else ():

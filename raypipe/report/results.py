@@ -200,8 +200,7 @@ class Swept:
         if chosen.empty or not np.isfinite(value):
             return None
         values = {axis: chosen[axis].iloc[0] for axis in self.axes}
-        ranking, points = [Ranked(values, value, 1)], pd.DataFrame([values])
-        return Headline("trials", self.metric, self.stage, ranking, 1, np.nan, points)
+        return Headline("trials", self.metric, self.stage, [Ranked(values, value, 1)], 1, np.nan, 1)
 
 
 def medians(rows: Iterable[Mapping[Any, Any]]) -> list[Row]:

@@ -124,9 +124,8 @@ def tile(best: Headline) -> Tile:
         equal = best.mean == baseline.mean
         notes.append(f"the same as {baseline.label}" if equal else f"{size} {side} {rival}")
         tone = "good" if baseline.gain > 0 and not baseline.may_be_chance else "warn"
-    elif len(best.points) > 1:
-        notes.append(f"{'lowest' if column.better == 'lower' else 'highest'} of "
-                     f"{len(best.points)}")  # fmt: skip
+    elif best.points > 1:
+        notes.append(f"{'lowest' if column.better == 'lower' else 'highest'} of {best.points}")
     value = with_interval(column.name, best.mean, best.half)
     return Tile(best.label, value, "; ".join(notes), tone)
 
@@ -494,7 +493,7 @@ def variants_section(run: RunResults) -> Section:
             for text in run.varied.get(key, ())
             if value in (text, text_value(text))
         }
-        if point and best.ties < len(best.points):
+        if point and best.ties < best.points:
             parts.append(configuration(f"the best {best.label_of_metric}", point))
     if search is not None and not any(parts[1:]):
         parts = []  # the section of the search says how many points there are

@@ -118,7 +118,7 @@ class Headline:
         ranking: the first points, the best ones first; ``runs`` is 1 without repetitions.
         ties: how many of them are as good as the best.
         half: half of the 95 % confidence interval of the best mean; NaN for one repetition.
-        points: the compared points by axis, without baselines.
+        points: the number of compared points, without baselines.
         baseline: the strongest baseline.
         second: the second best point.
         repeats: the setting with the number of repetitions, or empty.
@@ -131,7 +131,7 @@ class Headline:
     ranking: Sequence[Ranked]
     ties: int
     half: float
-    points: pd.DataFrame
+    points: int
     baseline: Rival | None = None
     second: Rival | None = None
     repeats: str = ""
@@ -329,7 +329,7 @@ def best_point(
         baseline_rival = _rival(found, column, contenders, rivals[0], name)
     return Headline(
         table.name, column, group, ranking, ties, float(found.half[contenders[0]]),
-        found.points[~baseline], baseline_rival, second, table.repeats,
+        int((~baseline).sum()), baseline_rival, second, table.repeats,
     )  # fmt: skip
 
 
