@@ -1,4 +1,4 @@
-"""A strict reader of the report's page, and the page of tables alone."""
+"""A strict reader of the report's page, the page of tables alone, and a plot."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from raypipe import report
 from raypipe.report.page import page_files
+from raypipe.report.plots import Plot, style
 from raypipe.report.results import RunResults
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
@@ -61,6 +64,17 @@ class Page(HTMLParser):
     @property
     def headings(self) -> list[str]:
         return [str(attrs["id"]) for attrs in self.all("section")]
+
+
+def plot_of(name: str = "curve", caption: str = "It bends.", group: str = "") -> Plot:
+    """Return a plot of 4 x 3 inches with its caption as title."""
+    with style():
+        figure = Figure(figsize=(4, 3))
+        axes = figure.add_subplot()
+        axes.plot([0, 1, 2], [3, 1, 2], color="#e8265e", clip_on=True)
+        axes.scatter([1], [2], rasterized=True)
+        axes.set_title(caption)
+    return Plot(name, f"title of {name}", caption, figure, group)
 
 
 def page_of(run: RunResults) -> Page:

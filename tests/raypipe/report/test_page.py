@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from raypipe import report
 from raypipe.report.page import page_files
 from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView, Tile
-from raypipe.report.plots import Plot, slug, style
+from raypipe.report.plots import Plot, slug
 from raypipe.report.results import RunResults
-from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
-
-
-def _plot(name: str = "curve", caption: str = "It bends.", group: str = "") -> Plot:
-    with style():
-        figure = Figure(figsize=(4, 3))
-        axes = figure.add_subplot()
-        axes.plot([0, 1, 2], [3, 1, 2], clip_on=True)
-        axes.scatter([1], [2], rasterized=True)
-        axes.set_title(caption)
-    return Plot(name, f"title of {name}", caption, figure, group)
-
+from tests.raypipe.report.page_reader import HOSTILE, Page, page_of, plot_of
 
 STAGES = {"stage": ["train_small", "20news"], "status": "succeeded", "duration_s": [360.0, 1080.0],
           "started_at": pd.Timestamp("2026-03-02", tz="UTC"), "gpu_peak_bytes": None}  # fmt: skip
@@ -53,7 +41,7 @@ def _files(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return _files(_tables(), _plot(caption='It "bends".'), *map(_plot, ("b", "b b", "b-b")))
+    return _files(_tables(), plot_of(caption='It "bends".'), *map(plot_of, ("b", "b b", "b-b")))
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +92,9 @@ def _hostile_table() -> pd.DataFrame:
         (Code(HOSTILE), 1),
         (Fold(HOSTILE, [HOSTILE, Code(HOSTILE)]), 3),
         # title, caption, the caption in the drawing
-        (_plot("plot", HOSTILE), 2),
-        (_plot(HOSTILE), 1),
-        (_plot("plot", "caption", HOSTILE), 1),
+        (plot_of("plot", HOSTILE), 2),
+        (plot_of(HOSTILE), 1),
+        (plot_of("plot", "caption", HOSTILE), 1),
         (TableView(_hostile_table(), list(_hostile_table().columns), HOSTILE), 8),
         ((Tile(HOSTILE, HOSTILE, HOSTILE, HOSTILE),), 3),
         ({HOSTILE: [HOSTILE]}, 2),
@@ -179,4 +167,4 @@ def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> 
 
 def test_two_figures_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two figures are named 'a'"):
-        page_of(RunResults({}, sections=[Section("x", [_plot("a"), Fold("y", [_plot("a")])])]))
+        page_of(RunResults({}, sections=[Section("x", [plot_of("a"), Fold("y", [plot_of("a")])])]))

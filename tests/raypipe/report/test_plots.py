@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 import xml.etree.ElementTree as ET
@@ -23,24 +22,18 @@ from raypipe.report.results import Declarations, RunResults
 from raypipe.report.sections import number_plots, training_plots
 from raypipe.report.tables import Results
 from raypipe.store.tables import Column, Table, by_name
-
-
-def _figure(name: str = "curve") -> Plot:
-    with style():
-        canvas = Figure(figsize=(4, 3))
-        canvas.add_subplot().plot([0, 1, 2], [3, 1, 2], color="#e8265e")
-    return Plot(name, "A curve", "It bends.", canvas)
+from tests.raypipe.report.page_reader import plot_of
 
 
 def test_a_figure_is_a_png_of_150_dpi_and_an_svg_and_the_same_each_time() -> None:
-    files = encode(_figure())
+    files = encode(plot_of())
     assert list(files) == ["png", "svg"]
     image = imread(io.BytesIO(files["png"]))
     assert image.shape[:2] == (450, 600)
     assert image[..., :3].std() > 0.01
     assert ET.fromstring(files["svg"]).tag.endswith("svg")
     assert b"#e8265e" in files["svg"]
-    assert encode(_figure()) == files
+    assert encode(plot_of()) == files
 
 
 @given(st.text(), st.text())
@@ -74,11 +67,7 @@ def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it(values, scale
 
 
 def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
-    figure = _figure()
-    with style():
-        figure.figure.axes[0].set_title("$x_{<b>")
-    svg = encode(dataclasses.replace(figure, name="x"))["svg"].decode()
-    assert "$x_{&lt;b&gt;" in svg
+    assert "$x_{&lt;b&gt;" in encode(plot_of(caption="$x_{<b>"))["svg"].decode()
 
 
 @pytest.mark.parametrize(
