@@ -64,10 +64,9 @@ SPEED = Column("samples_per_s", "real", "", better="higher")
 
 def variants_of(tables: Tables) -> dict[str, dict[str, str]]:
     """Return the values of each variant of a matrix by key, as text."""
-    table = tables.get("variants", pd.DataFrame({"variant": [], "key": [], "value": []}))
-    texts = table[["variant", "key", "value"]].astype(str)
+    table = tables.get("variants", pd.DataFrame(columns=["variant", "key", "value"]))
     return {str(name): dict(zip(own["key"], own["value"], strict=True))
-            for name, own in texts.groupby("variant", sort=False)}  # fmt: skip
+            for name, own in table.groupby("variant", sort=False)}  # fmt: skip
 
 
 def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
@@ -405,9 +404,8 @@ class RunResults:
     @cached_property
     def nodes(self) -> pd.DataFrame:
         """The rows of the newest command in ``environment``, one per node; maybe none."""
-        found = self.tables.get("environment", pd.DataFrame())
-        if not {"started_at", "command_id"} <= {*found.columns}:
-            return found
+        columns = ["command_id", "hostname", "started_at"]
+        found = self.tables.get("environment", pd.DataFrame(columns=columns))
         known = found.dropna(subset="started_at").sort_values("started_at", kind="stable")
         newest = known["command_id"].iloc[-1:]
         return found[found["command_id"].isin(newest)].drop_duplicates("hostname")
