@@ -411,12 +411,12 @@ def heat_map(grid: pd.DataFrame, column: str, better: str, words: pd.DataFrame) 
     axes.spines[:].set_visible(False)
     texts = [number(float(value)) for value in values.flat]
     fits = len(texts) <= _MOST_WRITTEN and len(across) * max(map(len, texts)) <= _WIDEST
-    known = finite(values)
+    known, shades = finite(values), np.asarray(image.norm(values))
     best = known.min(initial=np.inf) if better == "lower" else known.max(initial=-np.inf)
     for ((row, place), value), text in zip(np.ndenumerate(values), texts, strict=True):
         is_number = bool(np.isfinite(value))
         text = text if is_number else str(words.iloc[row, place])
-        ink = ("#000000" if image.norm(value) > 0.6 else "#ffffff") if is_number else INK
+        ink = ("#000000" if shades[row, place] > 0.6 else "#ffffff") if is_number else INK
         is_best = bool(better) and value == best and np.ptp(known) > 0
         mark = axes.text(
             place, row, text if fits else " ", ha="center", va="center", color=ink,
