@@ -336,19 +336,42 @@ def submit(
 
     """
     given = {**locals(), "address": None}
-    from raypipe.commands.cluster import submit as submit_job
+    from raypipe import faults, hardware
+    from raypipe.commands import seconds_of
+    from raypipe.commands.cluster import shared_location
+    from raypipe.commands.configuration import resolve
+    from raypipe.config.shipped import file_of
+    from raypipe.store.run_directory import RunDirectory
 
-    return submit_job(
-        config,
-        [*overrides, *_of_matrix(matrix)],
-        address,
-        run_dir,
-        command_line(run, given),
-        shown_command(run, given),
-        profile=profile,
-        time_budget=time_budget,
-        follow=follow,
-    )
+    document = _document(config)
+    if time_budget is not None:
+        seconds_of(time_budget)  # raises if it is not a time
+    # mistakes show before anything is sent; the hardware there may select another profile
+    resolve(document, [*overrides, *_of_matrix(matrix)], profile, [hardware.detect()])
+    path, file = Path(config), file_of(config)
+    shipped = file != path and file.is_absolute()  # the nodes have it, too
+    if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
+        raise ConfigError(
+            f"{config}: lies outside of this directory, of which the job gets a copy; "
+            "name a file in it by its relative path"
+        )
+    shared_location(run_dir)
+    words = command_line(run, given)
+    if shlex.join(words) != shown_command(run, given):
+        raise ConfigError(
+            f"--run-dir {RunDirectory(run_dir).shown}: the command of a job is shown on the "
+            "dashboard: leave the credentials out, and give them to the cluster's nodes "
+            "(AWS_ACCESS_KEY_ID, ...)"
+        )
+    try:
+        from raypipe.launch.submit import submit as submit_job
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"raypipe submit: needs {error.name}; pip install 'raypipe-runner[cluster]'"
+        ) from error
+
+    passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
+    return submit_job(address, words, passed, partial(print, flush=True), follow=follow)
 
 
 def plan(

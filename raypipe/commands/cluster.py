@@ -1,23 +1,19 @@
-"""Placement of a command: on a Ray cluster (running or new), in this process, or as a job."""
+"""Placement of a command: on a Ray cluster (running or new), or in this process."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raypipe import faults, hardware
-from raypipe.commands import RUNS, seconds_of, stops_with_command
-from raypipe.commands.configuration import read, resolve
-from raypipe.config.shipped import file_of
+from raypipe.commands import RUNS, stops_with_command
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster
 from raypipe.store.cache import Cache
-from raypipe.store.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
@@ -83,53 +79,3 @@ def shared_location(location: str | os.PathLike[str] | None) -> str:
             f"{RUNS}, as an absolute path on shared storage or as a URI"
         )
     return text
-
-
-def submit(
-    config: str,
-    overrides: Sequence[str],
-    address: str,
-    run_dir: str,
-    words: Sequence[str],
-    shown: str,
-    *,
-    profile: str,
-    time_budget: str | None,
-    follow: bool,
-) -> int:
-    """Submit a command, by its words, as a job; return its exit status, 0 if it is not followed.
-
-    ``shown`` is the command without secrets.
-
-    Raises:
-        ConfigError: a mistake; nothing was sent.
-
-    """
-    document = read(config)
-    if time_budget is not None:
-        seconds_of(time_budget)  # raises if it is not a time
-    # mistakes show before anything is sent; the hardware there may select another profile
-    resolve(document, overrides, profile, [hardware.detect()])
-    path, file = Path(config), file_of(config)
-    shipped = file != path and file.is_absolute()  # the nodes have it, too
-    if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
-        raise ConfigError(
-            f"{config}: lies outside of this directory, of which the job gets a copy; "
-            "name a file in it by its relative path"
-        )
-    shared_location(run_dir)
-    if shlex.join(words) != shown:
-        raise ConfigError(
-            f"--run-dir {RunDirectory(run_dir).shown}: the command of a job is shown on the "
-            "dashboard: leave the credentials out, and give them to the cluster's nodes "
-            "(AWS_ACCESS_KEY_ID, ...)"
-        )
-    try:
-        from raypipe.launch.submit import submit as submit_job
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"raypipe submit: needs {error.name}; pip install 'raypipe-runner[cluster]'"
-        ) from error
-
-    passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
-    return submit_job(address, words, passed, lambda text: print(text, flush=True), follow=follow)
