@@ -338,7 +338,7 @@ def submit(
     given = {**locals(), "address": None}
     from raypipe import faults, hardware
     from raypipe.commands import seconds_of
-    from raypipe.commands.cluster import shared_location
+    from raypipe.commands.cluster import check_shared
     from raypipe.commands.configuration import resolve
     from raypipe.config.shipped import file_of
     from raypipe.store.run_directory import RunDirectory
@@ -355,7 +355,7 @@ def submit(
             f"{config}: lies outside of this directory, of which the job gets a copy; "
             "name a file in it by its relative path"
         )
-    shared_location(run_dir)
+    check_shared(run_dir)
     words = command_line(run, given)
     if shlex.join(words) != shown_command(run, given):
         raise ConfigError(

@@ -42,7 +42,7 @@ def place(
     if local and address is not None:
         raise ConfigError("--local runs without a cluster, and --address names one; give only one")
     launcher = None if local else attach(address, stack)
-    return launcher, hardware_of(launcher)
+    return launcher, launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
 
 
 def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
@@ -65,17 +65,11 @@ def local() -> Launcher:
     return InlineLauncher()
 
 
-def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:
-    """Return the hardware of a cluster's nodes; without a cluster, of this machine."""
-    return launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
-
-
-def shared_location(location: str | os.PathLike[str] | None) -> str:
-    """Return a location that means the same on every node. Raises ConfigError."""
+def check_shared(location: str | os.PathLike[str] | None) -> None:
+    """Reject a location that does not mean the same on every node. Raises ConfigError."""
     text = "" if location is None else os.fspath(location)
     if not ("://" in text or Path(text).is_absolute()):
         raise ConfigError(
             "in a Ray job the working directory is a temporary copy: give --run-dir, or set "
             f"{RUNS}, as an absolute path on shared storage or as a URI"
         )
-    return text

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pyarrow import fs as arrow_fs
 
+from raypipe import hardware
 from raypipe.commands import cluster
 from raypipe.commands.configuration import (
     declared,
@@ -188,7 +189,7 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
 
 def _work(run: RunDirectory) -> Work:
     """Return the work of a run's newest configuration. Raises ConfigError."""
-    document, nodes = stored_document(run), cluster.hardware_of(None)
+    document, nodes = stored_document(run), [hardware.detect()]
     if document.function.startswith("__main__:"):
         raise ConfigError(
             f"{run.shown}: {document.function.partition(':')[2]} was a function of a notebook or a "
@@ -330,10 +331,10 @@ def _computed(
     fresh.put_tables(before)
     experiment, settings = work.configuration.experiment, work.configuration.settings
     tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
-    launcher, nodes = cluster.local(), cluster.hardware_of(None)
+    launcher = cluster.local()
     with redirect_stdout(sys.stderr), Display(live=False) as display:
         session = Session(
-            scratch, _REPLAY, fresh, launcher, display, nodes, trackers, settings, tables
+            scratch, _REPLAY, fresh, launcher, display, work.nodes, trackers, settings, tables
         )
         failure = run_stages([stage], session) or "did not finish"
     now = {

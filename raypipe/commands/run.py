@@ -239,7 +239,7 @@ def announce(display: Display, configuration: Configuration, nodes: Sequence[Har
 
 def _run_directory(location: str | os.PathLike[str] | None, work: Work) -> RunDirectory:
     if in_job():
-        cluster.shared_location(location or os.environ.get(RUNS))
+        cluster.check_shared(location or os.environ.get(RUNS))
     if location is None:
         return RunDirectory.new(runs_location(), work.name)
     run_dir = RunDirectory.at(os.fspath(location))
