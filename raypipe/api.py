@@ -460,10 +460,9 @@ def config(
         keys: List the keys with type, default and meaning instead.
 
     """
-    from raypipe.commands import configuration
+    from raypipe.commands.configuration import text
 
-    text = configuration.keys_text if keys else configuration.resolved_text
-    return text(config, overrides, profile)
+    return text(config, overrides, profile, keys=keys)
 
 
 def doctor(*, as_json: bool = False) -> tuple[str, int]:

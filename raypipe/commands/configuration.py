@@ -24,8 +24,8 @@ from raypipe.config.levels import (
     Key,
     defaults,
     dig,
+    gives,
     keys_of,
-    origin_of,
     parse_overrides,
     settings_of,
 )
@@ -319,13 +319,15 @@ def settings_model(experiment: Experiment) -> type[BaseModel]:
     return create_model(experiment.settings.__name__, __base__=bases)
 
 
-def resolved_text(path: str, overrides: Sequence[str], profile: str) -> str:
+def text(path: str, overrides: Sequence[str], profile: str, *, keys: bool) -> str:
     """Return the resolved configuration as YAML, with each value's origin as a comment.
 
     The origin is ``command line``, ``profile NAME``, ``file``, ``default``, or ``derived`` from
-    other keys.
+    other keys. With ``keys`` it is every key instead: its type, default and meaning.
     """
-    configuration = _of_file(path, overrides, profile)
+    configuration = resolve(read(path), overrides, profile, [hardware.detect()])
+    if keys:
+        return "\n".join(map(_described, keys_of(configuration.model)))
     values = without_secrets(configuration.settings.model_dump(mode="json"))
     lines = list(_lines(configuration, values))
     width = min(max((len(line) for line, _ in lines), default=0), _WIDTH)
@@ -335,34 +337,25 @@ def resolved_text(path: str, overrides: Sequence[str], profile: str) -> str:
     )
 
 
-def keys_text(path: str, overrides: Sequence[str], profile: str) -> str:
-    """Return every key: its type, default and meaning."""
-    model = _of_file(path, overrides, profile).model
-    return "\n".join(map(_described, keys_of(model)))
-
-
-def _of_file(path: str, overrides: Sequence[str], profile: str) -> Configuration:
-    return resolve(read(path), overrides, profile, [hardware.detect()])
-
-
 def _lines(
-    configuration: Configuration, values: Mapping[str, Any], path: str = "", depth: int = 0
+    configuration: Configuration, values: Mapping[str, Any], *sections: str
 ) -> Iterator[tuple[str, str]]:
-    indent = "  " * depth
+    indent = "  " * len(sections)
     for name, value in values.items():
-        key = f"{path}{name}"
+        path = (*sections, str(name))
         if isinstance(value, Mapping) and value:
             yield f"{indent}{name}:", ""
-            yield from _lines(configuration, value, f"{key}.", depth + 1)
-            continue
-        yield f"{indent}{name}: {_flow(value)}", _origin(configuration, key)
+            yield from _lines(configuration, value, *path)
+        else:
+            yield f"{indent}{name}: {_flow(value)}", _origin(configuration, path, value)
 
 
-def _origin(configuration: Configuration, key: str) -> str:
-    origin = origin_of(key, configuration.levels)
-    final = dig(configuration.settings.model_dump(mode="json"), *key.split("."))
-    default = dig(configuration.levels[-1].values, *key.split("."))
-    if origin == "default" and final is not None and default is None:
+def _origin(configuration: Configuration, path: Sequence[str], value: Any) -> str:
+    *levels, default = configuration.levels
+    ways = path, ".".join(path).split(".")  # the name of an axis has dots
+    origins = (level.origin for level in levels if any(gives(level, way) for way in ways))
+    origin = next(origins, "default")
+    if origin == "default" and value is not None and dig(default.values, *path) is None:
         return "derived"
     if origin == configuration.origin:
         return "file"

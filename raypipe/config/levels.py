@@ -75,12 +75,6 @@ def defaults(model: type[BaseModel]) -> dict[str, Any]:
     return values
 
 
-def origin_of(key: str, levels: Sequence[Level]) -> str:
-    """Return the origin of the highest level that gives a dotted key, else ``default``."""
-    giving = (level for level in levels[:-1] if gives(level, key.split(".")))
-    return next(giving, levels[-1]).origin
-
-
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key as nested sections."""
     sections: dict[str, Any] = {}
