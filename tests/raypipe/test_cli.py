@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import html
-import json
 import os
 import re
 import signal
@@ -180,13 +179,6 @@ def test_in_a_ray_job_a_lasting_run_directory_is_required(work, monkeypatch):
     raypipe("run", "toy.yaml", "--run-dir", str(work / "out"))
 
 
-def test_doctor_prints_the_hardware():
-    found = json.loads(raypipe("doctor", "--json"))
-    assert found["cpus"] == len(os.sched_getaffinity(0))
-    assert found["memory_bytes"] > 2**30
-    assert found["torch"].startswith("2.")
-
-
 def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, monkeypatch):
     lost = Hardware("here", 2, 2**34, gpu_note="no usable GPU", gpu_problems=("GPU 0: lost",))
     monkeypatch.setattr(hardware, "detect", lambda: lost)
@@ -228,6 +220,22 @@ def test_the_command_on_a_report_can_be_pasted(work):
         page = html.unescape(re.sub(r"</?span[^>]*>", "", text))
         assert f"raypipe run toy.yaml --run-dir '{work}/my out'" in page
         raypipe("report", "my out")
+
+
+def test_the_tests_of_the_templates_pass(folder):
+    for template in ("function", "training"):
+        raypipe("init", template, "--template", template)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "function", "training"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_printed_commands_of_the_training_work(folder, monkeypatch):
+    printed = raypipe("init", "mine", "--template", "training").splitlines()
+    first, *_ = printed[printed.index("cd mine") + 1 :]
+    monkeypatch.chdir("mine")
+    raypipe(*first.split()[1:], "train.training.steps=60")
+    assert table("runs/first", "steps")["eval_accuracy"].dropna().iloc[-1] > 0.7
 
 
 def test_a_local_run_starts_no_cluster(work, monkeypatch):
