@@ -51,7 +51,7 @@ def leaders_of_both(metric: str) -> list[str]:
     return [each["points"] for each in best.get(metric, [])]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.sampled_from(["lower", "higher"]),
     st.lists(st.lists(VALUES, min_size=1, max_size=2), min_size=1, max_size=7),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import html
+import importlib
 import os
 import re
 import signal
@@ -222,12 +223,16 @@ def test_the_command_on_a_report_can_be_pasted(work):
         raypipe("report", "my out")
 
 
-def test_the_tests_of_the_templates_pass(folder):
-    for template in ("function", "training"):
-        raypipe("init", template, "--template", template)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "function", "training"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("template", ["function", "training"])
+def test_the_tests_of_a_template_pass(folder, monkeypatch, template):
+    raypipe("init", template, "--template", template)
+    monkeypatch.syspath_prepend(folder / template)
+    (file,) = Path(template).glob("test_*.py")
+    names = vars(importlib.import_module(file.stem))
+    tests = [each for name, each in names.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
 
 
 def test_the_printed_commands_of_the_training_work(folder, monkeypatch):

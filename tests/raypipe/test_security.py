@@ -46,31 +46,20 @@ CASES = yaml.safe_load(
 # nothing is unpickled
 
 
-def calls(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every call as written, with its keyword arguments."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            given = {word.arg or "**": ast.unparse(word.value) for word in node.keywords}
-            yield ast.unparse(node.func), given
-
-
-def imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def test_no_module_can_unpickle_a_file() -> None:
     """Ray hands jobs from process to process as pickles: that is the launchers' business."""
     roots = {"pickle", "_pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
     users = set()
     for file in MODULES:
-        names = set(imported(file))
-        if roots & {part for name in names for part in name.split(".")}:
-            users.add(file.relative_to(PROJECT).parent.as_posix())
-        for name, given in calls(file):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", ""), *(alias.name for alias in node.names)]
+                if roots & {part for name in names for part in str(name).split(".")}:
+                    users.add(file.relative_to(PROJECT).parent.as_posix())
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            given = {word.arg or "**": ast.unparse(word.value) for word in node.keywords}
             if name.endswith("torch.load"):
                 assert given.get("weights_only") == "True", file
             if name in ("np.load", "numpy.load"):
