@@ -215,8 +215,3 @@ def test_a_time_budget_ends_a_call_in_order(tmp_path, monkeypatch):
         other = threads.submit(rp.map, slow, {"x": [1]}, local=True, time_budget="1h")
         with pytest.raises(rp.ConfigError, match="main thread"):
             other.result()
-
-
-def test_the_function_of_a_subpackages_name_stays_one() -> None:
-    code = "import raypipe as rp, raypipe.study.space; assert rp.sweep.__module__ == 'raypipe.api'"
-    subprocess.run([sys.executable, "-c", code], check=True)
