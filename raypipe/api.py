@@ -709,13 +709,12 @@ def _run(
     named = inspect.signature(execute).parameters.values()
     wanted = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
     options = {name: given[name] for name in wanted if name in given}
-    ended = execute(document, overrides, again, **options)
-    found = Run(ended.run_dir)
-    if ended.status == 130:
-        raise KeyboardInterrupt(ended.failure)
-    if ended.status:
-        raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
-    return found
+    run_dir, outcome, reason = execute(document, overrides, again, **options)
+    if outcome == "interrupted":
+        raise KeyboardInterrupt(reason)
+    if outcome == "failed":
+        raise RunFailedError(f"{reason} (run directory: {run_dir.shown})", Run(run_dir))
+    return Run(run_dir)
 
 
 def _continuation(

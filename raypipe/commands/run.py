@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,15 +59,6 @@ _SHOWN = "shown"
 _MOST_WARNINGS, _MOST_POINTS = 5, 5
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended: the exit status, the run directory, and why it failed."""
-
-    status: int
-    run_dir: RunDirectory
-    failure: str = ""
-
-
 def execute(
     document: Document,
     overrides: Sequence[str],
@@ -81,11 +71,14 @@ def execute(
     time_budget: str | None = None,
     local: bool = False,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
-) -> Ended:
-    """Run an experiment; return how it ended. Options are those of :func:`raypipe.run`.
+) -> tuple[RunDirectory, str, str]:
+    """Run an experiment. Options are those of :func:`raypipe.run`.
 
     ``again`` returns the command that continues in a run directory; ``at_end`` reports on a run
     that succeeded.
+
+    Returns:
+        The run directory; ``succeeded``, ``failed`` or ``interrupted``; and why it did not succeed.
 
     Raises:
         ConfigError: a mistake; nothing started, nothing written.
@@ -119,7 +112,7 @@ def execute(
         if complete and not stored.damage and _is_shown(work, place, stored, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             at_end(configuration, stored)
-            return Ended(0, place)
+            return place, "succeeded", ""
         seen = stored.version
         del stored  # the writer reads it again, and it may be large
 
@@ -138,8 +131,12 @@ def execute(
             begun = first_status(place, work.name, run_id, *about)
             status = stack.enter_context(StatusWriter(place, begun, display.snapshot, check))
             announce(display, configuration, nodes)
-            _say_graph(display, work, local=local)
+            for text in filter(None, (work.graph.text, work.note)):
+                display.say(text)
             if local:
+                display.say(
+                    "local: one process without Ray, one task at a time; a crash ends the command"
+                )
                 launcher = cluster.local()
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
@@ -189,7 +186,7 @@ def execute(
             display.say(f"done: {place.shown} (report: {place.shown}/report/index.html)")
         if status is not None:
             status.end(outcome, failed or interrupted)
-        return Ended(130 if interrupted else int(bool(failed)), place, failed or interrupted)
+        return place, outcome, failed or interrupted
 
 
 def fit(
@@ -300,13 +297,6 @@ def _record_environment(ledger: Ledger, launcher: Launcher, command: str, comman
     }
     rows = launcher.on_every_node(environment_row)
     ledger.put("environment", {f"{command_id}/{r['hostname']}": {**about, **r} for r in rows})
-
-
-def _say_graph(display: Display, work: Work, *, local: bool) -> None:
-    for text in filter(None, (work.graph.text, work.note)):
-        display.say(text)
-    if local:
-        display.say("local: one process without Ray, one task at a time; a crash ends the command")
 
 
 def _run_graph(graph: StudyGraph, session: Session) -> str:
