@@ -290,13 +290,7 @@ def test_what_is_hidden() -> None:
     assert without_secrets(given) == {
         "api_key": "***", "n_token": 3, "a": [{"password": "***"}], "b": "s3://***@c", "c": "x",
     }  # fmt: skip
-    assert hidden_override("a.api_key=x") == "a.api_key=***"
-    assert hidden_override("a.b=s3://k:x@c") == "a.b=s3://***@c"
-    assert hidden_override("a.b=x") == "a.b=x"
-    assert hidden_override("a={api_key: x}") == "a=***"
-    assert hidden_override("a=[{b: {password: x}}]") == "a=***"
-    for harmless in ("a={b: 1}", "a={token: 5}", "a=[.nan, x]", "a={1: 2}", "a={b"):
-        assert hidden_override(harmless) == harmless
+    assert {given: hidden_override(given) for given, _ in CASES["shown"]} == dict(CASES["shown"])
     assert all(map(is_secret, ("access-token", "hf-token", "api-key", "login.Secret-Key")))
     assert not any(map(is_secret, ("tokenizer", "max-tokens", "credential_kind", "key")))
 
