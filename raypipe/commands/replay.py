@@ -159,12 +159,9 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
             keys = ((variant_name(unit.key, stage.variant), unit) for unit in stage.units)
             found |= {key: (stage, unit) for key, unit in keys if key in stored}
     names = _chosen(run, list(found), units)
-    rows = list[Replayed]()
-    for name in list(names):
-        stage, unit = found[name]
-        if not is_done(stage.seen(ledger), unit):
-            rows.append(Replayed(name, "changed", _CHANGED))
-            names.remove(name)
+    done = {name for name in names if is_done(found[name][0].seen(ledger), found[name][1])}
+    rows = [Replayed(name, "changed", _CHANGED) for name in names if name not in done]
+    names = [name for name in names if name in done]
     choice = ""
     if not (units or every) and len(names) > _SAMPLE:  # evenly spaced
         names = [names[n * (len(names) - 1) // (_SAMPLE - 1)] for n in range(_SAMPLE)]

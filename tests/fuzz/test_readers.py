@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from raypipe.commands import report as inspection
 from raypipe.errors import ConfigError
 from tests.fuzz.mutations import mutated
-from tests.fuzz.readers import JSONL, LEDGER, Own, Reader, readers
+from tests.fuzz.readers import JSONL, LEDGER, readers
 
 READERS = readers()
 #: of a reader; `make fuzz` has many more, drawn anew each time
@@ -31,21 +31,17 @@ def test_a_good_file_is_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_file_is_read_whole_or_refused(name: str, tmp_path: Path) -> None:
-    fuzz(READERS[name], tmp_path, EXAMPLES)
-
-
-def fuzz(reader: Reader | Own, folder: Path, examples: int) -> None:
     @settings(
-        max_examples=examples,
-        derandomize=examples <= 100,
+        max_examples=EXAMPLES,
+        derandomize=EXAMPLES <= 100,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(mutated(reader.seeds))
+    @given(mutated(READERS[name].seeds))
     def check(content: bytes) -> None:
         with suppress(ConfigError):
-            reader.check(content, folder)
+            READERS[name].check(content, tmp_path)
 
     check()
 

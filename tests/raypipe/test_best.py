@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import raypipe as rp
 from raypipe.launch.inline import InlineLauncher
-from tests.command import forget, in_process
+from tests.command import forget, in_process, raypipe
 from tests.raypipe.report.page_reader import Page
 from tests.scenario import cases, play
 
@@ -39,18 +39,6 @@ VALUES = st.one_of(
 )
 
 
-def printed(*arguments: str) -> str:
-    ended = in_process(InlineLauncher(), *arguments, environment={})
-    assert ended.status in (0, 1)
-    return ended.output
-
-
-def leaders_of_both(metric: str) -> list[str]:
-    """The best points of a run that is compared with itself; none without a metric."""
-    best = json.loads(printed("compare", "r", "r", "--json"))["best"]
-    return [each["points"] for each in best.get(metric, [])]
-
-
 @settings(max_examples=4, deadline=None)
 @given(
     st.sampled_from(["lower", "higher"]),
@@ -67,14 +55,16 @@ def test_all_views_name_the_same_best_result(better, scores):
         Path("own.py").write_text(SCORES)
         Path("rows.json").write_text(json.dumps(rows))
         words = ("map", "own:score", *lists, direction, "score", "--local", "--run-dir", "r")
-        output = printed(*words)
+        ended = in_process(InlineLauncher(), *words, environment={})
+        assert ended.status in (0, 1)
         forget(Path(folder))
         best = rp.open("r").best()
-        end = re.findall(r"^result: (.*)$", output, re.MULTILINE)
-        (listed,) = json.loads(printed("ls", "--json", "."))
-        shown = re.findall(r"^result +calls\.score \(.* is better\): (.*)$", printed("show", "r"),
+        end = re.findall(r"^result: (.*)$", ended.output, re.MULTILINE)
+        (listed,) = json.loads(raypipe("ls", "--json", "."))
+        shown = re.findall(r"^result +calls\.score \(.* is better\): (.*)$", raypipe("show", "r"),
                            re.MULTILINE)  # fmt: skip
-        compared = leaders_of_both("calls.score")
+        both = json.loads(raypipe("compare", "r", "r", "--json"))["best"].get("calls.score", [])
+        compared = [each["points"] for each in both]  # none without a metric
         page = Page(Path("r/report/index.html").read_text())
     finite = [[x for x in of if isinstance(x, float) and math.isfinite(x)] for of in scores]
     if best is None:
@@ -118,7 +108,7 @@ def test_nan_and_infinite_values_are_never_the_best_and_are_named(tmp_path):
     for width in ("100", "80"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", width)
-            shown = printed("show", str(tmp_path / "r"))
+            shown = raypipe("show", tmp_path / "r")
         lines = shown.splitlines()
         assert max(len(line) for line in lines if str(tmp_path) not in line) <= int(width)
         flat = " ".join(shown.split())
