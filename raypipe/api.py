@@ -11,8 +11,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -474,9 +476,30 @@ def doctor(*, as_json: bool = False) -> tuple[str, int]:
         as_json: Print JSON.
 
     """
-    from raypipe.commands.doctor import doctor as examined
+    from raypipe import hardware
+    from raypipe.commands import cluster
+    from raypipe.provenance import environment_row, git_commit
 
-    return examined(as_json=as_json)
+    here = hardware.detect()
+    with ExitStack() as stack:
+        launcher = cluster.attach(None, stack)
+        nodes = launcher.on_every_node(hardware.detect) if launcher is not None else []
+    status = 2 * any(node.gpu_problems and not node.gpus for node in (here, *nodes))
+    machine = {**environment_row(), "git_commit": git_commit()}
+    if as_json:
+        machine |= {"hardware": here.as_dict(), "cluster": [n.as_dict() for n in nodes] or None}
+        return json.dumps(machine, indent=2), status
+    lines = [
+        f"GPU {gpu.index}: {gpu.name}, {hardware.bytes_text(gpu.memory_bytes)}, "
+        f"compute capability {gpu.compute_capability}, {gpu.uuid}"
+        for gpu in here.gpus
+    ]
+    lines = lines or [f"no GPU ({here.gpu_note}): the cpu profile will be used"]
+    lines += [f"not used: {problem}" for problem in here.gpu_problems]
+    lines += [f"{name}: {value}" for name, value in machine.items() if name != "gpus"]
+    lines.append(f"Ray cluster: {f'{len(nodes)} node(s)' if nodes else 'none'}")
+    lines += [f"{node.hostname}: not used: {p}" for node in nodes for p in node.gpu_problems]
+    return "\n".join(lines), status
 
 
 def init(name: str | None = None, *, template: str = "function") -> str:
@@ -491,9 +514,30 @@ def init(name: str | None = None, *, template: str = "function") -> str:
         raypipe init mine --template training
 
     """
-    from raypipe.commands.init import init as written
+    from raypipe.config.levels import near_and_all
 
-    return written(name, template)
+    templates = Path(__file__).with_name("commands") / "templates"
+    known = ("function", "training")
+    if template not in known:
+        listed = near_and_all(template, known)
+        raise ConfigError(f"--template {template}: no such template{listed}")
+    folder = Path(name if name is not None else f"my_{template}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is not an empty folder; give the name of a new one")
+    files = [file for file in sorted((templates / template).iterdir()) if file.is_file()]
+    readme = (templates / template / "README.md").read_text(encoding="utf-8")
+    readme = readme.replace("{name}", folder.resolve().name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / "README.md").write_text(readme, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error}") from error
+    first = re.search(r"```bash\n(.*?)```", readme, re.DOTALL)  # the commands to run
+    written = [f"wrote {folder}/", *(f"  {file.name}" for file in files)]
+    following = ["next:", f"cd {shlex.quote(str(folder))}", first[1] if first else ""]
+    return "\n".join([*written, *following]).rstrip()
 
 
 # read a run
@@ -543,9 +587,29 @@ def report(run_dir: str) -> str:
         run_dir: The directory of a run.
 
     """
-    from raypipe.commands.report import report as write_report
+    from raypipe.commands import configuration
+    from raypipe.commands.results import existing
+    from raypipe.report.page import build
+    from raypipe.store import tables
+    from raypipe.store.ledger import Ledger
+    from raypipe.store.lock import is_held
 
-    return write_report(run_dir)
+    run = existing(run_dir)
+    document = configuration.stored_document(run)
+    if document.experiment:  # a function is not imported
+        configuration.refuse_code_inside(run, document.experiment)
+    experiment = configuration.stored_experiment(document)
+    try:
+        # a killed command leaves tables behind its ledger; one that runs writes them itself
+        if not is_held(run):
+            ledger = Ledger.to_read(run)
+            if (row := ledger.get("runs", "run")) is not None and not ledger.damage:
+                declared = configuration.declared(experiment)
+                tables.write_tables(run, ledger, declared, str(row["run_id"]))
+        own, command = configuration.of_report(experiment), command_of(run)
+        return build(run, experiment.name, experiment.report, command, own)
+    except OSError as error:
+        raise ConfigError(f"{run.shown}/report: cannot be written: {error}") from error
 
 
 def logs(run_dir: str, unit: str | None = None) -> str:
@@ -664,6 +728,19 @@ def watch(run_dir: str) -> int:
     from raypipe.commands.summary import watch as follow
 
     return follow(opened(run_dir))
+
+
+def command_of(run_dir: RunDirectory) -> str:
+    """Return the newest command of a run directory, as its status has it.
+
+    Of a damaged status it is the one that continues the run's configuration.
+    """
+    from raypipe.store import run_status
+
+    if (status := run_status.read(run_dir)) is not None and status.command:
+        return status.command
+    path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
+    return shlex.join(["raypipe", "run", path, "--run-dir", run_dir.shown])
 
 
 def command_line(verb: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:

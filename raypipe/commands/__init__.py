@@ -1,4 +1,4 @@
-"""Work behind the verbs: a module per verb, and what several of them share."""
+"""Work behind the longer verbs, and what several of them share."""
 
 import os
 import re

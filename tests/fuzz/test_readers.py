@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from raypipe.commands import report as inspection
+from raypipe.api import report
 from raypipe.errors import ConfigError
 from tests.fuzz.mutations import mutated
 from tests.fuzz.readers import JSONL, LEDGER, readers
@@ -152,4 +152,4 @@ def test_the_report_of_a_run_whose_configuration_is_damaged(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.yaml: is damaged"):
-        inspection.report(str(tmp_path))
+        report(str(tmp_path))

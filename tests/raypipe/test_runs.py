@@ -21,9 +21,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import raypipe as rp
-from raypipe.api import results
+from raypipe.api import command_of, results
 from raypipe.commands.compare import compare
-from raypipe.commands.report import command_of
 from raypipe.commands.results import existing
 from raypipe.commands.summary import listing as listed
 from raypipe.commands.summary import log_rows, log_text, opened, runs, watch
