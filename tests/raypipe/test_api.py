@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 import raypipe as rp
-from raypipe.commands import cluster
 from raypipe.commands import run as command
-from raypipe.launch.inline import InlineLauncher
 
-PROJECT = Path(__file__).resolve().parents[2]
 CONFIG = {
     "experiment": "experiments.transformer",
     "data": {"source": "random", "samples": 64},
@@ -27,21 +24,13 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def inline(folder, monkeypatch) -> Path:
-    """No Ray, and a folder of its own."""
-    monkeypatch.setattr(sys, "path", [str(PROJECT), *sys.path])
-    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    return folder
-
-
 def half(x, noise=0.0):
     if x == 13:
         raise ValueError("thirteen")
     return {"loss": x / 2 + noise}
 
 
-def test_map_returns_a_run_whose_table_has_every_call(inline):
+def test_map_returns_a_run_whose_table_has_every_call(work):
     run = rp.map(half, {"x": range(3), "noise": np.array([0.0, 0.5])}, cpus=0.5, minimize="loss")
     frame = run.table("calls")
     assert sorted(frame["loss"]) == [0.0, 0.5, 0.5, 1.0, 1.0, 1.5]
@@ -60,19 +49,19 @@ def test_map_returns_a_run_whose_table_has_every_call(inline):
         rp.maap  # noqa: B018
 
 
-def test_a_failed_call_is_an_exception_with_the_run(inline):
+def test_a_failed_call_is_an_exception_with_the_run(work):
     with pytest.raises(rp.RunFailedError, match="ValueError: thirteen") as raised:
-        rp.map(half, {"x": [1, 13]}, run_dir=inline / "r")
+        rp.map(half, {"x": [1, 13]}, run_dir=work / "r")
     run = raised.value.run
     assert run.status == "failed"
     assert list(run.table("calls")["x"]) == [1]
     assert list(run.failures["unit"]) == ["calls/x=13"]
 
 
-def test_run_plan_and_overrides_of_a_mapping(inline):
+def test_run_plan_and_overrides_of_a_mapping(work):
     planned = rp.plan(CONFIG, {"train.training.steps": 2})
     assert planned.set_index("stage").loc["train", "workload"] == "2 steps of 8 samples"
-    run = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=inline / "r")
+    run = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=work / "r")
     assert list(run.table("trials")["steps"]) == [2]
     again = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=run.run_dir)
     assert again == run
@@ -93,10 +82,10 @@ def test_run_plan_and_overrides_of_a_mapping(inline):
         (lambda: rp.map(3, {"x": 1}), "is of type int"),
     ],
 )
-def test_mistakes_are_exceptions_with_the_text_of_the_command(inline, call, problem):
+def test_mistakes_are_exceptions_with_the_text_of_the_command(work, call, problem):
     with pytest.raises(rp.ConfigError, match=problem):
         call()
-    assert not (inline / "runs").exists()
+    assert not (work / "runs").exists()
 
 
 PROGRAM = """
@@ -152,7 +141,7 @@ print("all is well")
 """
 
 
-def test_an_edited_experiment_is_imported_again(inline):
+def test_an_edited_experiment_is_imported_again(work):
     code = (
         "from raypipe import Experiment, Settings, Stage\n"
         "class Own(Settings): pass\n"
@@ -160,12 +149,12 @@ def test_an_edited_experiment_is_imported_again(inline):
         "EXPERIMENT = Experiment('edited', 1, Own, lambda _: [Stage('t', run)])\n"
     )
     for value in (1, 22):
-        (inline / "edited_experiment.py").write_text(code.replace("VALUE", str(value)))
-        run = rp.run({"experiment": "edited_experiment"}, run_dir=inline / f"r{value}")
+        (work / "edited_experiment.py").write_text(code.replace("VALUE", str(value)))
+        run = rp.run({"experiment": "edited_experiment"}, run_dir=work / f"r{value}")
         assert list(run.table("t")["v"]) == [value]
 
 
-def test_calls_with_other_values_of_a_variable_are_refused(inline):
+def test_calls_with_other_values_of_a_variable_are_refused(work):
     def scaled(x):
         return {"y": x * factors["here"]}
 
