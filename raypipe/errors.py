@@ -127,17 +127,14 @@ def trace_of(error: BaseException) -> Trace:
     is never named: on a full disk the fault is not there.
     """
     shown = traceback.TracebackException.from_exception(error)
-    frame = ""
+    last: traceback.FrameSummary | None = None
     for each in _chain(shown):
-        own = _own_frames(each.stack)
-        if own and not frame:
-            last = each.stack[own[-1]]
-            frame = f"{last.filename}:{last.lineno} in {last.name}"
-        if own:
+        if own := _own_frames(each.stack):
+            last = last or each.stack[own[-1]]
             each.stack[:] = each.stack[own[0] :]
-    if not frame and shown.stack and package_of(shown.stack[-1].filename) != "raypipe":
+    if last is None and shown.stack and package_of(shown.stack[-1].filename) != "raypipe":
         last = shown.stack[-1]
-        frame = f"{last.filename}:{last.lineno} in {last.name}"
+    frame = f"{last.filename}:{last.lineno} in {last.name}" if last is not None else ""
     return Trace(shortened("".join(shown.format()).rstrip(), _LONGEST_TRACE), frame)
 
 
