@@ -124,7 +124,7 @@ for module in pkgutil.iter_modules(objective.__path__):
     [
         ("import raypipe", HEAVY),
         (HELP, HEAVY),
-        ("import raypipe.launch.control, raypipe.launch.task", HEAVY),
+        ("import raypipe.launch.mailbox, raypipe.launch.task", HEAVY),
         ("import raypipe.commands.run", ("scipy.stats",)),
         (TASKS, ("torch", "ray", "transformers", "optuna", "matplotlib")),
     ],

@@ -1,19 +1,24 @@
-"""Launcher protocol: training runs, sweeps and task pools, on Ray or in this process."""
+"""Launcher protocol: trainings, sweeps and task pools, on Ray or in this process; their control."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from raypipe.errors import FailureKind, Trace
+from raypipe.errors import FailureKind, Trace, UnitError
 
 if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
     from raypipe.store.run_directory import RunDirectory
     from raypipe.training.job import Report, TrainingJob
 
 R = TypeVar("R")
+
+#: seconds that Ray may take to start one worker, or a group of them, on free resources
+_ONE_S, _GROUP_S = 3.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -144,3 +149,105 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Release the resources of this launcher."""
+
+
+class Control:
+    """Control of the running work of a command: its end, and the order of trainings and tasks.
+
+    Ray gives free CPUs to the next small task even while something larger waits for more of them,
+    so tasks make room for trainings here. ``nodes`` are the resources of the nodes at the start.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: Sequence[Mapping[str, float]] = ()
+        self._interrupted, self._lost = threading.Event(), ""
+        self._winding_down = threading.Event()
+        self._active: set[object] = set()
+        # trainings that wait for resources, and those of them that tasks do not hold up
+        self._waiting: dict[object, float] = {}
+        self._passed: set[object] = set()
+        # running tasks of each pool, and since when there are none
+        self._running: dict[object, int] = {}
+        self._idle_since: float | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def working(self) -> Iterator[object]:
+        """Count the body as running work; yield its name for ``await_end``."""
+        work = object()
+        self._active.add(work)
+        try:
+            yield work
+        finally:
+            self._active.discard(work)
+
+    def place(self, training: object, workers: int) -> None:
+        """Let tasks make room for a training, until it is ``placed``."""
+        with self._lock:
+            self._waiting[training] = _ONE_S if workers == 1 else _GROUP_S
+            self._idle_since = None
+
+    def placed(self, training: object) -> None:
+        """Record that a training has its resources, or needs none any more."""
+        with self._lock:
+            self._waiting.pop(training, None)
+
+    def ended(self, training: object) -> None:
+        """Record that a training has ended: those that wait may have room now."""
+        self.placed(training)
+        self._passed.clear()
+
+    def holds_back(self, pool: object, running: int) -> bool:
+        """Whether a pool with this number of running tasks should start no further one now.
+
+        Once all pools are idle, and a training still has no room, something else holds it up.
+        """
+        with self._lock:
+            self._running[pool] = running
+            waiting, now = self._waiting.keys() - self._passed, time.monotonic()
+            if any(self._running.values()) or not waiting:
+                self._idle_since = None
+            elif self._idle_since is None:
+                self._idle_since = now
+            else:
+                idle_s = now - self._idle_since
+                self._passed |= {each for each in waiting if idle_s > self._waiting[each]}
+            return self.is_winding_down or bool(waiting - self._passed)
+
+    def forget(self, pool: object) -> None:
+        """Forget a pool."""
+        with self._lock:
+            self._running.pop(pool, None)
+
+    @property
+    def is_winding_down(self) -> bool:
+        """Whether work comes to an orderly end, and nothing new starts."""
+        return self._winding_down.is_set()
+
+    def wind_down(self) -> None:
+        """Start nothing new; trainings save checkpoints and end."""
+        self._winding_down.set()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether all work has ended."""
+        return not self._active
+
+    def await_end(self, work: object) -> NoReturn:
+        """Record that a piece of work has ended early; raise KeyboardInterrupt in the end."""
+        self._active.discard(work)
+        while True:
+            self.pause(0.5)
+
+    def interrupt(self, lost: str = "") -> None:
+        """Raise KeyboardInterrupt in every current and later ``pause``.
+
+        It is a UnitError if Ray is ``lost``, with this message.
+        """
+        self._lost = lost
+        self._interrupted.set()
+
+    def pause(self, seconds: float = 0) -> None:
+        """Sleep. Raises KeyboardInterrupt, or UnitError, after ``interrupt``."""
+        if self._interrupted.wait(seconds):
+            raise UnitError("ray", "node_lost", self._lost) if self._lost else KeyboardInterrupt

@@ -21,9 +21,8 @@ import ray
 
 from raypipe import hardware, import_path
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.launcher import PoolOptions, R, TaskPool
+from raypipe.graph.launcher import Control, PoolOptions, R, TaskPool
 from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
-from raypipe.launch.control import Control
 from raypipe.launch.nodes import answers, living_nodes
 from raypipe.launch.pool import RayPool
 from raypipe.store.run_directory import RunDirectory

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import Interrupted, UnitError
-from raypipe.graph.launcher import PoolOptions, R, TaskPool, TaskResult
-from raypipe.launch.control import Control
+from raypipe.graph.launcher import Control, PoolOptions, R, TaskPool, TaskResult
 from raypipe.launch.task import forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it

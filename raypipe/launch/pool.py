@@ -19,9 +19,8 @@ from ray import cloudpickle
 from ray.exceptions import RayError, WorkerCrashedError
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace, UnitError
-from raypipe.graph.launcher import PoolOptions, TaskResult
+from raypipe.graph.launcher import Control, PoolOptions, TaskResult
 from raypipe.launch import runtime_environment
-from raypipe.launch.control import Control
 from raypipe.launch.failures import kind_of
 from raypipe.launch.nodes import TASKS, Wait, answers, bundle, living_nodes, room
 from raypipe.launch.task import run_in_worker, take_output

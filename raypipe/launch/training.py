@@ -29,9 +29,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import redaction
 from raypipe.errors import UnitError
+from raypipe.graph.launcher import Control
 from raypipe.launch import runtime_environment
-from raypipe.launch.control import Control, Mailbox
 from raypipe.launch.failures import group_failure, worker_failure
+from raypipe.launch.mailbox import Mailbox
 from raypipe.launch.nodes import Wait, bundle, living_nodes
 from raypipe.launch.task import redirected
 from raypipe.training.ending import Ending

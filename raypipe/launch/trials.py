@@ -34,7 +34,7 @@ from raypipe.config.axes import AxisSettings
 from raypipe.config.matrix import Point
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
-from raypipe.launch.control import Control
+from raypipe.graph.launcher import Control
 from raypipe.launch.failures import group_failure
 from raypipe.launch.nodes import Wait, living_nodes, room
 from raypipe.launch.training import (

@@ -16,12 +16,11 @@ import pytest
 import ray
 import torch
 
+from raypipe.graph import launcher as launcher_module
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.launcher import PoolOptions
-from raypipe.launch import control as control_module
+from raypipe.graph.launcher import Control, PoolOptions
 from raypipe.launch.cluster import RayLauncher
-from raypipe.launch.control import Control
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.raypipe.composed import run_stages, session_in
@@ -67,7 +66,7 @@ def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
 
 def test_pools_start_nothing_while_a_training_waits_unless_something_else_holds_it_up(monkeypatch):
     clock, control = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), Control()
-    monkeypatch.setattr(control_module, "time", clock)
+    monkeypatch.setattr(launcher_module, "time", clock)
     assert not control.holds_back("pool", 2)
     control.place("training", 1)
     held = [control.holds_back("pool", running) for running in (2, 1, 0)]
