@@ -67,6 +67,7 @@ class Machines(NodeProvider):
             self._file.write_text(json.dumps(machines))
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
+        """Raises RuntimeError where there are fewer machines, as a cloud does."""
         with self._lock:
             machines = self._read()
             free = [
@@ -74,6 +75,8 @@ class Machines(NodeProvider):
                 for machine in machines.values()
                 if machine["type"] == node_config["type"] and not machine["tags"]
             ]
+            if len(free) < count:  # Ray waits ten minutes for nodes that it was promised
+                raise RuntimeError(f"no capacity for {count} nodes of type {node_config['type']}")
             for machine in free[:count]:
                 machine.update(running=True, tags=dict(tags))
             self._file.write_text(json.dumps(machines))
