@@ -172,7 +172,7 @@ LOSS = """
 import json, os
 from experiments.common import cross_entropy
 from tests.gpu.trainings import Case, language_model, run
-cross_entropy.linear_cross_entropy.__kwdefaults__["chunk"] = int(os.environ["CHUNK"])
+cross_entropy.linear_cross_entropies.__kwdefaults__["chunk"] = int(os.environ["CHUNK"])
 training = {"precision": "bf16", "compile": os.environ["COMPILED"] == "1"}
 case = Case(language_model("medium"), (32, 2, 64, 1), training=training)
 print(json.dumps(run({"medium": case})["medium"]))
