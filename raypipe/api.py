@@ -462,9 +462,9 @@ def config(
         keys: List the keys with type, default and meaning instead.
 
     """
-    from raypipe.commands.configuration import text
+    from raypipe.commands.configuration import configuration_text
 
-    return text(config, overrides, profile, keys=keys)
+    return configuration_text(config, overrides, profile, keys=keys)
 
 
 def doctor(*, as_json: bool = False) -> tuple[str, int]:

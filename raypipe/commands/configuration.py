@@ -318,7 +318,7 @@ def settings_model(experiment: Experiment) -> type[BaseModel]:
     return create_model(experiment.settings.__name__, __base__=bases)
 
 
-def text(path: str, overrides: Sequence[str], profile: str, *, keys: bool) -> str:
+def configuration_text(path: str, overrides: Sequence[str], profile: str, *, keys: bool) -> str:
     """Return the resolved configuration as YAML, with each value's origin as a comment.
 
     The origin is ``command line``, ``profile NAME``, ``file``, ``default``, or ``derived`` from
@@ -362,7 +362,7 @@ def _origin(configuration: Configuration, path: Sequence[str], value: Any) -> st
 
 
 def _gives(values: Any, path: Sequence[str]) -> bool:
-    """Whether values have one at a path of keys, or a shorter form of the section around it."""
+    """Whether a level gives a key, or a section around it in its short form, as one value."""
     for name in path:
         if not isinstance(values, Mapping) or name not in values:
             return not isinstance(values, Mapping)

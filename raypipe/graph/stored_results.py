@@ -36,7 +36,7 @@ _MOST_NAMED = 5
 
 
 class Resumed(NamedTuple):
-    """What is asked of a run directory: the stages that are known so far.
+    """The stages of a command that are known so far, compared with a run directory.
 
     ``is_stored`` says whether all results are stored, and ``warning`` that the code has changed
     since they were computed.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import get_args
 
 from ray.exceptions import (
-    ActorUnschedulableError,
-    NodeDiedError,
     OutOfMemoryError,
     RayActorError,
-    TaskUnschedulableError,
+    RayError,
     WorkerCrashedError,
 )
 
 from raypipe.errors import FailureKind, UnitError, message_of
-from raypipe.launch.nodes import answers, living_nodes
+from raypipe.launch.nodes import NODE_GONE, answers, living_nodes
 
 _POLL_S = 0.5
 # seconds after which Ray declares a silent node dead
@@ -31,14 +30,13 @@ _LOST_PEER = (
     "remote process exited",
     "NCCL communicator was aborted",
 )
-_NODE_GONE = (NodeDiedError, ActorUnschedulableError, TaskUnschedulableError)
 
 
 def kind_of(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure that Ray reports; None for an exception of what it ran."""
     if isinstance(error, OutOfMemoryError):
         return "host_out_of_memory"
-    if isinstance(error, _NODE_GONE) or getattr(error, "preempted", False):
+    if isinstance(error, NODE_GONE) or getattr(error, "preempted", False):
         return "node_lost"
     if isinstance(error, RayActorError) and "its node has died" in str(error):
         return "node_lost"
@@ -100,8 +98,11 @@ def is_node_gone(nodes: Collection[str]) -> bool:
     """Whether one of these nodes died; Ray reports it some time after its workers."""
     deadline = time.monotonic() + _NODE_VERDICT_S
     while set(nodes) <= living_nodes().keys():
-        answered = answers(nodes, lambda: None, timeout_s=_PROBE_S, max_retries=0)
-        if len(answered) == len(nodes) or time.monotonic() > deadline:
+        with suppress(RayError):
+            answered = answers(nodes, lambda: None, timeout_s=_PROBE_S, max_retries=0)
+            if len(answered) == len(nodes):
+                return False
+        if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True

@@ -38,7 +38,6 @@ class InlineLauncher(Control):
 
     def __init__(self) -> None:
         super().__init__()
-        self._active.add(self)  # never at rest: the calling thread raises KeyboardInterrupt itself
         self._ending: Ending | None = None
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
@@ -110,6 +109,11 @@ class InlineLauncher(Control):
         if options.time_limit_s is not None:
             say(f"local: not followed: the time limit of {options.time_limit_s:g} s")
         yield _InlinePool(options.cpus, self)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """False: the calling thread raises KeyboardInterrupt itself."""
+        return False
 
     def wind_down(self) -> None:
         """Raise KeyboardInterrupt at the next task, or after the next step and a checkpoint."""

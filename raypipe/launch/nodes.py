@@ -8,15 +8,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    NodeDiedError,
+    TaskUnschedulableError,
+    WorkerCrashedError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import UnitError
 from raypipe.graph.launcher import R
 
+#: what Ray raises for work on a node that is lost
+NODE_GONE = (NodeDiedError, ActorUnschedulableError, TaskUnschedulableError)
 #: custom resource, one per CPU: if any node has it, CPU tasks run on such nodes only
 TASKS = "raypipe_tasks"
 #: seconds; spot instances return within minutes or not at all
@@ -46,6 +54,10 @@ def answers(
 
     A node that is lost meanwhile, or does not answer within ``timeout_s``, has none. ``options``
     are those of the tasks.
+
+    Raises:
+        RayError: a task failed for another reason.
+
     """
     task: Any = ray.remote(num_cpus=0, **options)(function)
     pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
@@ -53,12 +65,8 @@ def answers(
     ready, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
     results: list[R] = []
     for call in ready:
-        try:
+        with suppress(*NODE_GONE, WorkerCrashedError):
             results.append(ray.get(call))
-        except RayTaskError:  # the function's own error
-            raise
-        except RayError:
-            continue
     return results
 
 

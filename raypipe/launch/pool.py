@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -87,7 +88,7 @@ class RayPool:
     """
 
     def __init__(self, options: PoolOptions, control: Control, say: Callable[[str], None]) -> None:
-        # with GPUs, the CPUs beside them are not those of tasks
+        # with GPUs, a task takes CPUs of a node with GPUs
         has_tasks = any(TASKS in node for node in (*living_nodes().values(), *control.nodes))
         self._custom = TASKS if has_tasks and not options.gpus else None
         self._asked = bundle(options.cpus, options.gpus, self._custom)
@@ -316,7 +317,8 @@ def _left_output(name: str) -> tuple[str, str | None]:
     """Return what a task printed whose process died, and its start, as ``take_output``."""
     found, nodes = [take_output(name)], living_nodes()
     if found[0][1] is None and len(nodes) > 1:
-        found += answers(nodes, take_output, name, timeout_s=_SEARCH_S, max_retries=0)
+        with suppress(RayError):
+            found += answers(nodes, take_output, name, timeout_s=_SEARCH_S, max_retries=0)
     return max(found, key=lambda each: each[1] or "")
 
 

@@ -285,7 +285,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def _train_in_parts(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Train and report with a checkpoint after every so many steps, where Tune may pause the trial.
+    """Train, and report with a checkpoint at regular steps, at which Tune may pause the trial.
 
     Or Tune continues it from another one's checkpoint, with its configuration and other settings.
     """

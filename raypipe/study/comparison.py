@@ -106,7 +106,7 @@ def compared(tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def summary(table: pd.DataFrame, *, is_cost: bool) -> pd.DataFrame:
-    """Return mean, spread and confidence interval of each column of a table of seeds and others.
+    """Return mean, spread and confidence interval of each value of an axis, a column of a table.
 
     Values are first averaged over the other axes, so that each seed counts once. The interval is
     Student's, at 95 %; it is missing for a single seed, and that of a cost begins at 0. Where

@@ -36,7 +36,11 @@ _ENTRY = "matrix.search"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a point: its metrics by name, finite or not, or why it failed or cannot be."""
+    """The outcome of a point.
+
+    It has the metrics by name, which may be NaN or infinite, or the reason of a failure.
+    ``excluded`` says that the configuration does not allow the point.
+    """
 
     measured: Mapping[str, float] = field(default_factory=dict)
     failure: str | None = None
@@ -237,7 +241,7 @@ class PointLoop:
     def _outcome(self, flight: _Flight, ledger: Ledger, failures: Mapping[str, str]) -> Outcome:
         if flight.failure is not None:
             return Outcome(failure=flight.failure, excluded=True)
-        for key in sorted(flight.keys & failures.keys()):
+        for key in sorted(key for key in flight.keys if key in failures):
             return Outcome(failure=f"{key}: {failures[key]}")
         measured = {}
         for metric in self._source.metrics:

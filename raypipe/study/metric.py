@@ -53,8 +53,8 @@ class Metric:
     def measure(self, ledger: Ledger, points: Iterable[frozenset[str]]) -> float | None:
         """Return the mean over points, each given by the variants of its stages.
 
-        Rows are averaged within each point first; those without a value do not count. Without any
-        row it is None; it is not finite if a part of it is not, or is missing.
+        Rows are averaged within each point first; those without a value do not count. The mean is
+        None if no point has a row, and not finite if one of them has none, or a value that is not.
         """
         rows = [row for row in ledger.rows(self.table) if _is_number(row.get(self.column))]
         for column, value in self.where.items():
