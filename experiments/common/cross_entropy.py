@@ -123,7 +123,8 @@ def _forward(
     classes, counted = targets[:, None].where(counted, 0), counted.to(exact)
     # the gradient of a chunk's inputs takes their place
     inputs, matrix = hidden.to(product, copy=gradients), weight.to(product)
-    rows = max(1, chunk // len(weight))
+    # a power of two: chunks of one shape, which is compiled once and fits the tensor cores
+    rows = 2 ** (max(1, chunk // len(weight)).bit_length() - 1)
     parts = zip(inputs.split(rows), classes.split(rows), counted.split(rows), strict=True)
     of_chunk = _compiled_chunk() if compiled else _chunk
     losses, of_weight = [], None
