@@ -212,25 +212,28 @@ class Adafactor(torch.optim.Adafactor):
         exact = torch.promote_types(weight.dtype, torch.float32)
         share, root = step ** group["beta2_decay"], math.sqrt(parameter.numel())
         tiny = group["eps"][0] or torch.finfo(exact).eps
-        norm = parallel.whole(torch.linalg.vector_norm(parameter, dtype=exact))
-        rate = (norm / root).clamp(min=group["eps"][1]) * min(group["lr"], step**-0.5)
         if "row_var" in state:
             rows, columns = state["row_var"], state["col_var"]
             for moment, side in ((rows, -1), (columns, -2)):
                 norms = torch.linalg.vector_norm(gradient, dim=side, keepdim=True, dtype=exact)
-                moment.lerp_(norms.square_() / parameter.shape[side], share)
+                moment.mul_(1 - share).addcmul_(norms, norms, value=share / parameter.shape[side])
             variance = rows / rows.mean(dim=-2, keepdim=True).clamp_(min=tiny) * columns
+            variance.clamp_(min=tiny * tiny)
         else:
-            variance = state["variance"].lerp_(gradient.to(exact).square(), share).clone()
-        update = gradient.mul_(variance.clamp_(min=tiny * tiny).rsqrt_())
-        clip = torch.linalg.vector_norm(update, dtype=exact) / (root * group["d"])
-        rate /= clip.clamp_(min=1.0)
+            squares = gradient.to(exact).square()
+            variance = state["variance"].lerp_(squares, share).clamp(min=tiny * tiny)
+        update = gradient.mul_(variance.rsqrt_())
+        # the means of the squares are those of norms: their common divisor, the root, cancels
+        norm = parallel.whole(torch.linalg.vector_norm(parameter, dtype=exact))
+        clip = torch.linalg.vector_norm(update, dtype=exact).clamp_(min=root * group["d"])
+        rate = norm.clamp(min=group["eps"][1] * root) / clip
+        scale = min(group["lr"], step**-0.5) * group["d"]
         update = update[parallel.own_rows(parameter)]
         kept = 1 - group["lr"] * group["weight_decay"]
         if weight.dtype == torch.bfloat16:
-            _update_half(weight, update, rate, kept, noise)
+            _update_half(weight, update, rate * scale, kept, noise)
         else:
-            weight.mul_(kept).addcmul_(update, rate, value=-1)
+            weight.mul_(kept).addcmul_(update, rate, value=-scale)
 
 
 def _update_half(
