@@ -132,7 +132,7 @@ class History:
         """Turn the recorded step into a row, with its evaluation measures, and report it.
 
         Raises:
-            FloatingPointError: the loss is not finite.
+            FloatingPointError: the loss is not finite, or nothing counts in it.
 
         """
         if self._pending is None:
@@ -141,6 +141,11 @@ class History:
         values = dict(zip(names, packed.values().tolist(), strict=True))
         weight, seen = values.pop("weight"), values.pop("interval_weight")
         row["grad_norm"] = values.pop("grad_norm")
+        if weight == 0:
+            raise FloatingPointError(
+                f"the weights of step {row['step']} sum to 0: no sample or token counts in its "
+                "loss; leave out such samples"
+            )
         row |= {name: value / weight for name, value in values.items()}
         # fp16 skips steps whose gradients overflow
         if not math.isfinite(row["loss"]) and (

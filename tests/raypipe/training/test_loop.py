@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,7 @@ from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Loss, TrainTask
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 
@@ -221,11 +221,26 @@ def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
+class Uncounted(Regression):
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        found = super().loss(model, batch, context)
+        return found._replace(weight=found.weight * (context.step != 2))
+
+
 @pytest.mark.parametrize("given", [{}, {"log_every": 3, "checkpoint_every": 4}])
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, given: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Regression(nan_at=2), "the loss is nan at step 3; lower"),
+        (Uncounted(), "the weights of step 3 sum to 0"),
+    ],
+)
+def test_a_loss_that_is_no_number_ends_the_run(
+    tmp_path: Path, given: dict[str, int], task: Regression, message: str
+) -> None:
     """Logged steps are read late: step 3 is when step 4 is saved."""
-    asked = job(Regression(nan_at=2), tmp_path, **given)
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 3; lower"):
+    asked = job(task, tmp_path, **given)
+    with pytest.raises(FloatingPointError, match=message):
         run(asked)
     assert CheckpointStore(asked.run_dir, "fit").newest() is None
 
