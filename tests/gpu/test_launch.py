@@ -33,7 +33,7 @@ found["node"] = [gpu.uuid for node in launcher.on_every_node(hardware.detect) fo
 launcher.close()
 print(json.dumps(found))
 """
-SLICES = [f"MIG-11111111-1111-1111-1111-11111111{slice:02x}01" for slice in range(2)]
+SLICES = [f"MIG-22222222-2222-2222-2222-22222222{slice:02x}00" for slice in range(2)]
 
 
 def test_a_task_sees_its_gpus_and_no_others(rig):
@@ -51,13 +51,21 @@ import json, os, tempfile
 from dataclasses import replace
 from pathlib import Path
 import torch
+import torch.distributed as dist
 from raypipe import hardware
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
+from tests.gpu.rig.objects import exchange_by_store, read_ones
 from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_train import job
 
 class Devices(Regression):
+    def build_model(self):
+        read_ones()
+        if dist.is_initialized():
+            exchange_by_store()
+        return super().build_model()
+
     def evaluate(self, model, device, batch_size):
         parts = torch.cuda.memory_snapshot() if device.type == "cuda" else []
         return {

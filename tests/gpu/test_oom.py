@@ -64,20 +64,24 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from raypipe.launch import training as group
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
-from tests.gpu.rig.objects import exchange_by_store
+from tests.gpu.rig.objects import exchange_by_store, read_ones
 from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_train import job
 
 class Full(Regression):
     def build_model(self):
+        read_ones()
         exchange_by_store()
         return super().build_model()
 
+    def evaluate(self, model, device, batch_size):
+        return {}
+
     def loss(self, model, batch, context):
-        one, both = len(batch[0]) > 4 and dist.get_rank() == 1, len(batch[0]) in (3, 4)
+        samples = len(batch["x"])
+        one, both = samples > 4 and dist.get_rank() == 1, samples in (3, 4)
         if context.step == 1 and (one or both):
             torch.empty(10**12, dtype=torch.uint8, device="cuda")
         return super().loss(model, batch, context)
@@ -91,18 +95,9 @@ def on_failure(job, error, outcome):
 made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=2)
 settings = made.settings.changed("scaling", gpus_per_worker=1.0, cpus_per_worker=0.5)
 failures, launcher = [], RayLauncher()
-classified, classify = [], group.group_failure
-
-def of_ray(unit, error, nodes):
-    classified.append(str(error))
-    return classify(unit, error, nodes)
-
-group.group_failure = of_ray
 last, outcome = train_to_the_end(replace(made, task=Full(), settings=settings), launch, on_failure)
 launcher.close()
-print(json.dumps({
-    "failures": failures, "steps": outcome["steps"], "classified": classified
-}))
+print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
 """
 
 
@@ -115,5 +110,3 @@ def test_the_group_starts_again_with_smaller_micro_batches(rig, tmp_path):
         ["out_of_memory", 4, again.format(2, 4)],
     ]
     assert found["steps"] == 2
-    # the worker said it itself: Ray's report comes six seconds later
-    assert found["classified"] == []
