@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from example_tasks import worker_group
 from torch.profiler import ProfilerActivity, profile
 
 from raypipe.cards.dry_run import StepCase, record
-from raypipe.cards.recorder import Recording
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import detect
 from raypipe.store.run_directory import RunDirectory
@@ -33,51 +31,51 @@ WORKLOADS = {
     "teleclass": (["train.classifier.layers=2"], "train", 16),
     "pabbo_lda": (["train_small.pabbo.horizon=4"], "train_small", 8),
 }
-FAST = "summarization"
+#: whether activations are recomputed, the accumulation and the workers follow the workload
+CASES = [
+    *((name, False, accumulation, 1) for name in WORKLOADS for accumulation in (1, 2)),
+    *((n, True, accumulation, 1) for n in WORKLOADS if n != "pabbo_lda" for accumulation in (1, 2)),
+    *(("lm_pretrain", False, accumulation, n) for n in (2, 4) for accumulation in (1, 2)),
+]
+FAST = ("summarization", False, 2, 1)
 
 
-def of_workload(name: str) -> tuple[TrainTask, TrainStageSettings, int]:
-    overrides, stage, size = WORKLOADS[name]
+def of_workload(
+    name: str, checkpointing: bool, plan: BatchPlan
+) -> tuple[TrainTask, TrainStageSettings]:
+    overrides, stage, _ = WORKLOADS[name]
     configuration = resolve(read(name), overrides, "cpu", [detect()])
     _, training = training_stage(configuration.stages(), stage, "test")
     task = training.task(None)
     assert isinstance(task, TrainTask)
-    return task, training.settings, size
-
-
-def of_step(
-    settings: TrainStageSettings, plan: BatchPlan, *, checkpointing: bool
-) -> TrainStageSettings:
-    return settings.changed(
+    settings = training.settings.changed(
         "training", steps=2, epochs=None, warmup_steps=0, compile=False,
         micro_batch=plan.micro_batch, accumulation=plan.accumulation,
         effective_batch=plan.effective_batch, gradient_checkpointing=checkpointing,
     )  # fmt: skip
+    strategy = "ddp" if plan.workers == 1 else "fsdp"
+    return task, settings.changed("scaling", workers=plan.workers, strategy=strategy)
 
 
-def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) -> int:
+def predicted(name: str, checkpointing: bool, plan: BatchPlan) -> int:
     """The largest sum of the sizes of tensors that live at a time, in any phase."""
+    task, settings = of_workload(name, checkpointing, plan)
     peaks = []
     for number, phase in enumerate(task.phases(settings.training, plan.effective_batch)):
         size = min(plan.micro_batch, phase.samples)
         runs = min(2, -(-phase.samples // plan.workers // size))
         case = StepCase(settings, phase, number, size, runs, plan.workers, None)
-        peaks.append(most(record(task, case)))
+        sizes, changes = dict[int, int](), list[int]()
+        for storage, nbytes in record(task, case).events:
+            changes.append(nbytes or -sizes[storage])
+            sizes[storage] = nbytes
+        peaks.append(max(accumulate(changes)))
     return max(peaks)
 
 
-def most(recording: Recording) -> int:
-    sizes, changes = dict[int, int](), list[int]()
-    for number, size in recording.events:
-        changes.append(size or -sizes[number])
-        sizes[number] = size
-    return max(accumulate(changes))
-
-
-def measured(
-    task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, folder: Path, rank: int = 0
-) -> int:
+def measured(rank: int, name: str, checkpointing: bool, plan: BatchPlan, folder: Path) -> int:
     """The largest number of bytes that the allocator had handed out, in a run of the loop."""
+    task, settings = of_workload(name, checkpointing, plan)
     job = TrainingJob("t", "r", task, settings, plan, RunDirectory.at(folder), measured=True)
     worker = Worker(rank, torch.device("cpu"), plan.workers)
     gc.collect()  # what earlier trainings left must not be freed among this one's events
@@ -88,67 +86,34 @@ def measured(
     return max(accumulate(change for _, change in changes))
 
 
-def cases() -> Sequence[object]:
-    found = []
-    for name in WORKLOADS:
-        for checkpointing in (False, True) if name != "pabbo_lda" else (False,):
-            for accumulation in (1, 2):
-                fast = name == FAST and not checkpointing and accumulation == 2
-                slow = [] if fast else [pytest.mark.slow]
-                found.append(pytest.param(name, checkpointing, accumulation, marks=slow))
-    return found
-
-
-@pytest.mark.parametrize(("name", "checkpointing", "accumulation"), cases())
+@pytest.mark.parametrize(
+    ("name", "checkpointing", "accumulation", "workers"),
+    [pytest.param(*case, marks=[] if case == FAST else pytest.mark.slow) for case in CASES],
+)
 def test_the_predicted_peak_is_what_the_allocator_hands_out(
-    name: str, checkpointing: bool, accumulation: int, tmp_path: Path
+    name: str, checkpointing: bool, accumulation: int, workers: int, tmp_path: Path
 ) -> None:
-    task, settings, size = of_workload(name)
-    plan = BatchPlan(size, accumulation, size * accumulation, 1)
-    own = of_step(settings, plan, checkpointing=checkpointing)
-    found = measured(task, own, plan, tmp_path)
-    assert predicted(task, own, plan) == pytest.approx(found, rel=0.03)
+    # gloo copies what it reduces, and NCCL does not: 2 to 4 MB here at any size, next to 220 MB
+    size = WORKLOADS[name][2] if workers == 1 else 64
+    plan = BatchPlan(size, accumulation, size * accumulation * workers, workers)
+    asked = name, checkpointing, plan
+    if workers == 1:
+        found = measured(0, *asked, tmp_path)
+    else:
+        with worker_group(workers, tmp_path) as call:
+            found = max(call(measured, *asked, tmp_path / "run"))
+    assert predicted(*asked) == pytest.approx(found, rel=0.03)
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name == FAST else pytest.mark.slow) for name in WORKLOADS],
+    [pytest.param(n, marks=[] if n == FAST[0] else pytest.mark.slow) for n in WORKLOADS],
 )
 def test_recorded_operations_are_those_of_the_analytic_count(name: str) -> None:
-    task, settings, size = of_workload(name)
-    plan = BatchPlan(size, 1, size, 1)
-    own = of_step(settings, plan, checkpointing=False)
-    phase = task.phases(own.training, size)[0]
+    size = WORKLOADS[name][2]
+    task, settings = of_workload(name, False, BatchPlan(size, 1, size, 1))
     analytic = task.flops_per_sample(task.build_model())
     if analytic is None:
         pytest.skip("the task does not count its operations")
-    case = StepCase(own, phase, 0, size, 1, 1, 9.0)
+    case = StepCase(settings, task.phases(settings.training, size)[0], 0, size, 1, 1, 9.0)
     assert record(task, case).flops / size == pytest.approx(analytic, rel=0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_peak_of_a_shard_is_what_the_allocator_hands_out(
-    workers: int, accumulation: int, tmp_path: Path
-) -> None:
-    plan = sharded_plan(workers, accumulation)
-    with worker_group(workers, tmp_path) as call:
-        found = call(peak_of_shard, plan, tmp_path / "run")
-    assert predicted(*sharded(plan), plan) == pytest.approx(max(found), rel=0.03)
-
-
-def sharded_plan(workers: int, accumulation: int) -> BatchPlan:
-    # gloo copies what it reduces, and NCCL does not: 2 to 4 MB here at any size, next to 220 MB
-    size = 64
-    return BatchPlan(size, accumulation, size * accumulation * workers, workers)
-
-
-def sharded(plan: BatchPlan) -> tuple[TrainTask, TrainStageSettings]:
-    task, settings, _ = of_workload("lm_pretrain")
-    own = of_step(settings, plan, checkpointing=False)
-    return task, own.changed("scaling", workers=plan.workers, strategy="fsdp")
-
-
-def peak_of_shard(rank: int, plan: BatchPlan, folder: Path) -> int:
-    return measured(*sharded(plan), plan, folder, rank)
