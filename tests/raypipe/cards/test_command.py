@@ -28,18 +28,13 @@ SMALL = (
 )  # fmt: skip
 
 
-def plain(name: str, mebibytes: int) -> data_sheets.Card:
-    """A card of a single precision, so that little is recorded."""
-    return data_sheets.Card(
-        name, name.lower(), mebibytes * 2**20, 1e11, {"fp32": 1e12}, 16e9, 50, 6.1
-    )
-
-
 @pytest.fixture(autouse=True)
 def own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Further cards: two are small."""
-    sizes = {"Plain": 16384, "Full": 540, "Small": 580}
-    known = {**data_sheets.cards(), **{name: plain(name, size) for name, size in sizes.items()}}
+    """Further cards of a single precision, so that little is recorded; two are small."""
+    known = dict(data_sheets.cards())
+    for name, mebibytes in (("Plain", 16384), ("Full", 540), ("Small", 580)):
+        given = mebibytes * 2**20, 1e11, {"fp32": 1e12}, 16e9, 50, 6.1
+        known[name] = data_sheets.Card(name, name.lower(), *given)
     monkeypatch.setattr(data_sheets, "cards", lambda: known)
 
 

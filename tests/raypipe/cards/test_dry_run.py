@@ -19,7 +19,7 @@ from raypipe.cards.recorder import Recording, living
 from raypipe.errors import ConfigError
 from raypipe.training.data_sheets import cards
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 WIDTH, HIDDEN = 64, 256
@@ -58,10 +58,12 @@ class Looks(Squares):
         return Loss(model(kept).square().sum(), 1)
 
 
+def settings(**training: Any) -> TrainStageSettings:
+    return TrainStageSettings(training=TrainingSettings(steps=2, **training))
+
+
 def case(size: int = 32, capability: float | None = 9.0, **training: Any) -> StepCase:
-    values = {"optimizer": "adamw", "steps": 2, **training}
-    settings = TrainStageSettings(training=TrainingSettings(**values))
-    return StepCase(settings, Phase("train", 2, size, 1e-3), 0, size, 2, 1, capability)
+    return StepCase(settings(**training), Phase("train", 2, size, 1e-3), 0, size, 2, 1, capability)
 
 
 def held(recording: Recording, part: str) -> int:
@@ -110,10 +112,8 @@ def test_a_third_micro_batch_lies_on_the_line_through_two(precision: str) -> Non
 
 
 def test_shards_are_parts_of_weights_and_state() -> None:
-    own = case()
-    scaling = ScalingSettings(workers=4, strategy="fsdp")
-    sharded = replace(own, settings=own.settings.model_copy(update={"scaling": scaling}), workers=4)
-    found = record(Squares(), sharded)
+    sharded = settings().changed("scaling", workers=4, strategy="fsdp")
+    found = record(Squares(), replace(case(), settings=sharded, workers=4))
     assert held(found, "optimizer") == pytest.approx(2 * WEIGHTS / 4, abs=64)
     assert any(kernel.exchanged for kernel in found.kernels["first"])
     assert not torch.distributed.is_initialized()
@@ -176,16 +176,10 @@ def test_the_logarithm_of_a_sum_of_exponentials_needs_a_copy_of_its_input() -> N
 CARD = cards()["A100 SXM 80GB"]
 
 
-def trained_with(workers: int = 1, strategy: Any = "ddp", **training: Any) -> TrainStageSettings:
-    values = {"steps": 2, "precision": "bf16", "effective_batch": 64, **training}
-    scaling = ScalingSettings(workers=workers, strategy=strategy)
-    return TrainStageSettings(training=TrainingSettings(**values), scaling=scaling)
-
-
 def test_operations_of_the_model_count_once_in_the_utilization() -> None:
-    plain, recomputed = trained_with(), trained_with(gradient_checkpointing=True)
-    forecasts = Forecasts(Squares(), plain, 64, lambda _: None)
-    rows = [forecasts.row(CARD, each, 64) for each in (plain, recomputed)]
+    given = [settings(precision="bf16", gradient_checkpointing=on) for on in (False, True)]
+    forecasts = Forecasts(Squares(), given[0], 64, lambda _: None)
+    rows = [forecasts.row(CARD, each, 64) for each in given]
     flops = [row["mfu"] * row["step_time_s"] for row in rows]
     assert flops[1] == pytest.approx(flops[0], rel=1e-9)
     assert rows[1]["mfu"] < rows[0]["mfu"]  # as the speed
@@ -201,10 +195,11 @@ class Chunks(Squares):
 
 def test_micro_batches_that_differ_in_more_than_sizes_are_recorded() -> None:
     size = 256
-    given = trained_with(effective_batch=size, gradient_checkpointing=True)
+    asked: dict[str, Any] = {"precision": "bf16", "gradient_checkpointing": True}
+    given = settings(**asked)
     forecasts = Forecasts(Chunks(), given, size, lambda _: None)
     for each in (1, 16, 48, size):
-        phase = Phase("train", 2, each, 1e-3)
-        step = record(Chunks(), StepCase(given, phase, 0, each, 1 if each == size else 2, 1, 8.0))
+        own = replace(case(each, 8.0, **asked), accumulation=1 if each == size else 2)
+        step = record(Chunks(), own)
         reserved = memory(step, CARD, 1, bucketed=False).reserved
         assert forecasts.row(CARD, given, each)["peak_bytes"] == reserved
