@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from experiments.teleclass.artifacts import generated_documents
-from experiments.teleclass.augment import documents_per_class, run_augment
-from experiments.teleclass.generators import Assignment, from_keywords, load_generator
+from experiments.teleclass.augment import run_augment
+from experiments.teleclass.generators import Assignment, from_keywords
 from experiments.teleclass.settings import AugmentSettings, TeleclassDataSettings
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import UnitError
 from tests.experiments.teleclass.conftest import labeled_corpus, taxonomy_of, with_sections
 
 #: 0 over 1 and 2, 2 over 3; 4 alone
 TERMS = [(), ("key_word",), (), ("deep", "deeper"), ()]
 TAXONOMY = taxonomy_of("01234", ["01", "02", "23"], TERMS)
 DIRECT = np.array([[0, 1, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 0]] * 2 + [[0] * 5], bool)
+#: what the generator ``remember`` was asked for
+ASKED: list[Assignment] = []
+
+
+def remember(assignment):
+    ASKED.append(assignment)
+    return [f"for {assignment.name} {i}" for i in range(assignment.documents + 2)]
+
+
+def numbers(assignment):
+    return [1]
+
+
+def blank(assignment):
+    return ["", " ", f"only {assignment.name}"]
 
 
 @pytest.fixture
@@ -29,25 +42,6 @@ def corpus(context):
     texts = [f"text {i}" for i in range(6)]
     confidence = np.array([0.1, 0.3, 0.2, 0.5, 0.4, 0], np.float32)
     return labeled_corpus(context, TAXONOMY, texts, DIRECT, confidence)
-
-
-@pytest.fixture
-def generator(monkeypatch):
-    """Registers functions as ``made:<name>``; what the first was asked is kept."""
-    module = types.ModuleType("made")
-    asked: list[Assignment] = []
-
-    def remember(assignment):
-        asked.append(assignment)
-        return [f"for {assignment.name} {i}" for i in range(assignment.documents + 2)]
-
-    module.remember = remember
-    module.text = lambda assignment: "a text"
-    module.numbers = lambda assignment: [1]
-    module.blank = lambda assignment: ["", " ", f"only {assignment.name}"]
-    module.constant = 3
-    monkeypatch.setitem(sys.modules, "made", module)
-    return asked
 
 
 def run(context, corpus, folder=None, **changed):
@@ -72,53 +66,42 @@ def test_texts_of_keywords_are_as_many_as_asked_and_decided_by_the_seed():
     assert all("near" in text for text in ask())
 
 
-def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpus, generator):
-    assert run(context, corpus, generator="made:remember") == {2: 2, 3: 2, 4: 2}
-    asked = {assignment.name: assignment for assignment in generator}
+def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpus):
+    ASKED.clear()
+    assert run(context, corpus, generator=f"{__name__}:remember") == {2: 2, 3: 2, 4: 2}
+    asked = {assignment.name: assignment for assignment in ASKED}
     deep = asked["name 3"]
     assert deep.path == ("name 0", "name 2", "name 3")
     assert (deep.keywords, deep.siblings, deep.documents) == (("deep", "deeper"), (), 2)
     assert deep.examples == asked["name 2"].examples == ("text 3", "text 4")
     assert (asked["name 2"].siblings, asked["name 4"].path) == (("name 1",), ("name 4",))
-    assert len({assignment.seed for assignment in generator}) == 3
+    assert len({assignment.seed for assignment in ASKED}) == 3
     texts, classes = generated_documents(context)
     assert texts.to_pylist() == [f"for name {c} {i}" for c in (2, 3, 4) for i in range(2)]
     assert classes == [2, 2, 3, 3, 4, 4]
     sizes = {row["class"]: row["documents"] for row in context.ledger.rows("classes")}
     assert sizes == {"0": 5, "1": 3, "2": 2, "3": 2, "4": 0}
-    run(context, corpus, generator="made:remember")
-    assert len(generator) == 3  # nothing is asked twice
+    run(context, corpus, generator=f"{__name__}:remember")
+    assert len(ASKED) == 3  # nothing is asked twice
 
 
-@pytest.mark.parametrize(
-    ("share", "starved", "number"),
-    [(0.2, 10, 2), (0.2, 4, 5), (0.2, 85, 1), (0.01, 85, 1), (None, 85, 5), (0.2, 0, 5)],
-)
-def test_generated_documents_cannot_swamp_the_labeled_ones(share, starved, number):
-    settings = AugmentSettings(documents=5, max_share=share)
-    assert documents_per_class(settings, starved, labeled=100) == number
+@pytest.mark.parametrize(("share", "documents", "number"), [(0.2, 2, 1), (2, 9, 3), (2, 2, 2)])
+def test_generated_documents_cannot_swamp_the_five_labeled_ones(
+    context, corpus, share, documents, number
+):
+    assert run(context, corpus, max_share=share, starved_below=0) == {}
+    written = run(context, corpus, max_share=share, documents=documents)
+    assert written == {2: number, 3: number, 4: number}
 
 
-def test_the_share_of_generated_documents_holds_for_a_run(context, corpus):
-    assert run(context, corpus, max_share=0.2) == {2: 1, 3: 1, 4: 1}
+@pytest.mark.parametrize("name", ["builtins:str", f"{__name__}:numbers"])
+def test_a_generator_that_returns_something_else_fails(context, corpus, name):
+    with pytest.raises(UnitError, match=f"{name} must return a list of texts"):
+        run(context, corpus, generator=name)
 
 
-@pytest.mark.parametrize("name", ["text", "numbers"])
-def test_a_generator_that_returns_something_else_fails(context, corpus, generator, name):
-    with pytest.raises(UnitError, match=f"made:{name} must return a list of texts"):
-        run(context, corpus, generator=f"made:{name}")
-
-
-def test_blank_texts_are_left_out(context, corpus, generator):
-    assert run(context, corpus, generator="made:blank") == {2: 1, 3: 1, 4: 1}
-
-
-@pytest.mark.parametrize(
-    "name", ["made", "made:", ":f", "made:none", "no.such.module:f", "made:constant", ""]
-)
-def test_what_is_no_generator_is_refused(generator, name):
-    with pytest.raises(ConfigError, match=r"augment\.generator = "):
-        load_generator(name)
+def test_blank_texts_are_left_out(context, corpus):
+    assert run(context, corpus, generator=f"{__name__}:blank") == {2: 1, 3: 1, 4: 1}
 
 
 def test_files_give_starved_classes_so_many_each(context, corpus, tmp_path):
