@@ -32,13 +32,9 @@ def random_taxonomy(draw: np.random.Generator, size: int, share: float) -> Taxon
     return taxonomy_of(map(str, range(size)), edges)
 
 
-def related_to(taxonomy: Taxonomy) -> list[set[int]]:
-    """For each class itself, its ancestors and its descendants, by walking the edges."""
-
-    def walk(c: int, step: list[list[int]]) -> set[int]:
-        return {c}.union(*(walk(n, step) for n in step[c]))
-
-    return [walk(c, taxonomy.parents) | walk(c, taxonomy.children) for c in range(len(taxonomy))]
+def related_to(taxonomy: Taxonomy) -> sparse.csr_matrix:
+    """Each class with itself, its ancestors and its descendants, bool ``[C, C]``."""
+    return (taxonomy.ancestors + taxonomy.ancestors.T).astype(bool)
 
 
 def rough(draw: np.random.Generator, *shape: int) -> np.ndarray:
@@ -74,35 +70,20 @@ def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
     assert list(zip(*(part.tolist() for part in best), strict=True)) == members
 
 
-def naive_margins(scores: np.ndarray, taxonomy: Taxonomy) -> np.ndarray:
-    related = related_to(taxonomy)
-    found = scores.copy()
-    for row, values in enumerate(scores):
-        for c, value in enumerate(values):
-            rivals = [
-                v for o, v in enumerate(values) if o not in related[c] and v > refinement.NEVER
-            ]
-            if rivals:
-                found[row, c] = value - max(rivals)
-    return found
-
-
-def related_matrix(taxonomy: Taxonomy) -> sparse.csr_matrix:
-    dense = np.zeros((len(taxonomy), len(taxonomy)), bool)
-    for c, others in enumerate(related_to(taxonomy)):
-        dense[c, list(others)] = True
-    return sparse.csr_matrix(dense)
-
-
 @given(SEEDS, st.integers(1, 9), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(1, 3))
 def test_margins_are_those_of_the_definition(seed, size, share, ranks):
     draw = np.random.default_rng(seed)
-    taxonomy = random_taxonomy(draw, size, share)
+    related = related_to(random_taxonomy(draw, size, share))
     scores = rough(draw, 6, size)
+    expected, unrelated = scores.copy(), ~related.toarray()
+    for (row, c), value in np.ndenumerate(scores):
+        rivals = scores[row, unrelated[c]]
+        if (rivals > refinement.NEVER).any():
+            expected[row, c] = value - rivals.max()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refinement, "_RANKED", ranks)  # the rest goes another way
-        found = refinement.margins(scores, related_matrix(taxonomy))
-    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
+        found = refinement.margins(scores, related)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.filterwarnings("error")
@@ -147,9 +128,8 @@ def test_class_vectors_are_weighted_sums_of_unit_vectors_and_anchors(seed, class
 
 
 def test_candidates_are_all_documents_in_the_published_settings():
-    taxonomy = taxonomy_of("012", ["01"])
     scores = np.array([[0.5, 0.4, 0.3], [0.1, 0.2, 0.3]], np.float32)
-    related = related_matrix(taxonomy)
+    related = related_to(taxonomy_of("012", ["01"]))
     published = RefineSettings.model_validate(PUBLISHED_REFINE)
     np.testing.assert_array_equal(refinement.candidates(scores, related, published), scores)
     own = refinement.candidates(scores, related, RefineSettings())
@@ -158,33 +138,22 @@ def test_candidates_are_all_documents_in_the_published_settings():
     )
 
 
-def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], float]:
-    """Sort, cut at the largest gap among the best ``most + 1``, take at least ``least``.
-
-    And the gap there, 0 where no class comes after.
-    """
-    order = [c for c in in_order(scores) if scores[c] > refinement.NEVER]
-    if not order:
-        return [], 0
-    best = [float(scores[c]) for c in order[: most + 1]]
-    gaps = [a - b for a, b in pairwise(best)]
-    widest = max(gaps, default=0)
-    cut = max(gaps.index(widest) + 1 if gaps else 1, least)
-    return order[:cut], gaps[cut - 1] if cut <= len(gaps) else 0
-
-
 @pytest.mark.filterwarnings("error")
 @given(SEEDS, st.integers(1, 9), st.integers(1, 5), st.integers(0, 4))
 @example(0, 1, 5, 4).via("one class, many labels wanted")
 def test_labels_end_at_the_largest_gap(seed, classes, least, more):
+    """Of the best ``most + 1`` classes the first ``least`` are taken, and those before the gap."""
     most = least + more
     scores = rough(np.random.default_rng(seed), 8, classes)
     labels, width = refinement.cut_at_gap(*refinement.best_labels(scores, most), least)
     assert labels.shape == (8, most)
     for row, values in enumerate(scores):
-        expected, gap = naive_labels(values, least, most)
+        order = [c for c in in_order(values) if values[c] > refinement.NEVER]
+        gaps = [float(values[a] - values[b]) for a, b in pairwise(order[: most + 1])]
+        cut = max(gaps.index(max(gaps)) + 1 if gaps else 1, least)
+        expected = order[:cut]
         assert labels[row].tolist() == expected + [-1] * (most - len(expected))
-        assert width[row] == gap
+        assert width[row] == (gaps[cut - 1] if cut <= len(gaps) else 0)
 
 
 @pytest.mark.slow
@@ -268,17 +237,10 @@ def test_blocks_add_up_to_the_whole(case, cuts):
 
 
 def test_what_cannot_be_judged_is_refused():
-    labels = sparse.csr_matrix((2, 3), dtype=np.bool_)
-    level = np.ones(3, dtype=np.int64)
-    scores = np.zeros((2, 3), np.float32)
-    for arguments in (
-        (scores[:1], labels, labels, level),
-        (scores, labels[:, :2], labels, level),
-        (scores, labels, labels[:1], level),
-        (scores, labels, labels, level[:2]),
-    ):
+    labels, level = sparse.csr_matrix((2, 3), dtype=np.bool_), np.ones(3, dtype=np.int64)
+    scores = np.array([[0, 0, 0], [0, 0, np.nan]], np.float32)
+    for arguments in ((scores[:1], labels, labels, level), (scores, labels, labels, level[:2])):
         with pytest.raises(ValueError, match="must be documents x"):
             count(*arguments)
-    scores[1, 2] = np.nan
     with pytest.raises(ValueError, match="document 1, class 2 is NaN"):
         count(scores, labels, labels, level)
