@@ -61,41 +61,31 @@ def stream(run: RunDirectory, split: Split) -> list[int]:
     return np.concatenate(run_folder(run).maps(split)).tolist()
 
 
-def test_the_loss_is_that_of_each_held_out_token(run):
-    model, tokens = sure(), stream(run, "held_out")
-    costs = []
-    for start in range(0, 25, 5):  # 28 tokens are predicted, those of 5 whole samples count
-        for place in range(1, 6):
-            before = tokens[start : start + place]
-            costs.append(cost_of(model, before, tokens[start + place]))
-    whole, _ = evaluation.token_costs(run, MODEL, "fp32", "held_out", range(5))
-    assert whole.ravel() == pytest.approx(costs, rel=1e-5)
-    parts = [
-        evaluation.token_costs(run, MODEL, "fp32", "held_out", part)
-        for part in (range(2), range(2, 5))
-    ]
-    assert np.concatenate([own for own, _ in parts]) == pytest.approx(whole, rel=1e-6)
-    half, _ = evaluation.token_costs(run, MODEL, "bf16", "held_out", range(5))
-    assert half.sum() != whole.sum()
-    assert half.sum() == pytest.approx(whole.sum(), rel=0.02)
-
-
 @pytest.mark.parametrize("context", [1, 4, 5])
-def test_a_sliding_window_has_half_of_the_context_before_each_token(run, context):
+def test_each_held_out_token_costs_what_the_model_says(run, context):
+    """In its sample, and in a sliding window with half of the context before it or more."""
     settings = MODEL.model_copy(update={"context": context})
     model, tokens = sure(), stream(run, "held_out")
-    samples, half = 28 // context, context // 2
-    expected = []
+    samples, half = 28 // context, context // 2  # those of whole samples count
+    inside, expected = [], []
     for place in range(1, samples * context + 1):  # of the token to predict
-        sample, inside = divmod(place - 1, context)
+        sample, before = divmod(place - 1, context)
         start = sample * context
-        if inside < half and sample:
+        inside.append(cost_of(model, tokens[start:place], tokens[place]))
+        if before < half and sample:
             start -= context - half
         assert place - start > half or not sample
         expected.append(cost_of(model, tokens[start:place], tokens[place]))
-    own, sliding = evaluation.token_costs(run, settings, "fp32", "held_out", range(samples))
+    whole = settings, "fp32", "held_out"
+    own, sliding = evaluation.token_costs(run, *whole, range(samples))
+    assert own.ravel() == pytest.approx(inside, rel=1e-5)
     assert sliding.ravel() == pytest.approx(expected, rel=1e-5)
     assert np.allclose(sliding, own) == (context == 1)
+    parts = [evaluation.token_costs(run, *whole, each) for each in (range(2), range(2, samples))]
+    assert np.concatenate([part for part, _ in parts]) == pytest.approx(own, rel=1e-6)
+    coarse, _ = evaluation.token_costs(run, settings, "bf16", "held_out", range(samples))
+    assert coarse.sum() != own.sum()
+    assert coarse.sum() == pytest.approx(own.sum(), rel=0.02)
 
 
 @pytest.mark.parametrize("split", SPLITS)
