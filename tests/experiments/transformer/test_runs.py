@@ -42,11 +42,6 @@ def of_table(files: Path, *more: str) -> list[str]:
     return [*given, "data.validation_share=0.2", "train.training.epochs=12"]
 
 
-def sizes(folder: Path) -> list[int]:
-    stored = RunDirectory.at(folder)
-    return [len(StoredSamples(stored, part)) for part in ("train", "validation", "held_out")]
-
-
 def assert_pairs(pairs: pd.DataFrame, rows: pd.DataFrame) -> None:
     """The rows that one method alone has right are those of the measures."""
     right = rows["accuracy"] * rows["rows"]
@@ -102,10 +97,10 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     assert (rows.loc[["transformer", "n-grams alone"], "accuracy"] > 0.95).all()
     pairs = table(folder, "comparisons")
     branches = ("encoder alone", "n-grams alone")
+    baselines = ("tfidf, logistic regression", "tfidf, linear svm")
+    assert (rows.loc[[*baselines], "accuracy"] == 1).all()
     assert {*zip(pairs["method"], pairs["baseline"], strict=True)} == {
-        (method, baseline)
-        for method in ("transformer", *branches)
-        for baseline in ("tfidf, logistic regression", "tfidf, linear svm")
+        (method, baseline) for method in ("transformer", *branches) for baseline in baselines
     } | {("transformer", branch) for branch in branches}
     assert_pairs(pairs, rows)
     ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(folder), "train")[0]
@@ -130,7 +125,9 @@ def test_a_validation_file_chooses_the_step_and_the_baselines_train_on_it(tmp_pa
     given = ["data.source=sequences", f"data.file={train}", f"data.test_file={test}"]
     rows = run(tmp_path / "run", *given, f"data.validation_file={other}", "train.training.epochs=2")
     assert table(tmp_path / "run", "trials")["best_step"][0] > 0
-    assert sizes(tmp_path / "run") == [120, 45, 60]
+    stored = RunDirectory.at(tmp_path / "run")
+    sizes = [len(StoredSamples(stored, part)) for part in ("train", "validation", "held_out")]
+    assert sizes == [120, 45, 60]
     assert rows.loc["tfidf, linear svm", "accuracy"] == 1.0  # it has seen the third class
     assert rows.loc["transformer", "accuracy"] < 0.7
 
