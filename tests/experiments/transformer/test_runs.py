@@ -88,11 +88,7 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=4"]
     given.append("model.ngrams={most: 500, width: 8}")
     run(folder, *given, only=("prepare",))
-
-    def never(*arguments):
-        raise AssertionError("prepared twice")
-
-    monkeypatch.setattr(experiment, "run_prepare", never)
+    monkeypatch.setattr(experiment, "run_prepare", pytest.fail)
     rows = run(folder, *given)
     assert (rows.loc[["transformer", "n-grams alone"], "accuracy"] > 0.95).all()
     pairs = table(folder, "comparisons")
@@ -103,10 +99,10 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
         (method, baseline) for method in ("transformer", *branches) for baseline in baselines
     } | {("transformer", branch) for branch in branches}
     assert_pairs(pairs, rows)
-    ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(folder), "train")[0]
+    stored = StoredSamples(RunDirectory.at(folder), "train")
+    ids, ngrams, weights, _ = stored[0]
     assert 1 < len(ids) <= 16  # cut at model.length
     assert len(ngrams) == len(weights) > 1
-    stored = StoredSamples(RunDirectory.at(folder), "train")
     assert pickle.loads(pickle.dumps(stored))[3][0].tolist() == stored[3][0].tolist()
     with pytest.raises(IndexError):
         stored[len(stored)]
