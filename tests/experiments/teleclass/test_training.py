@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.metrics import f1_score
 from sklearn.preprocessing import normalize
 from torch import nn
 
@@ -131,47 +132,44 @@ def labeled(context: StageContext, written: int) -> Labeled:
 @pytest.mark.parametrize("vectors", [True, False])
 def test_blocks_hold_tokens_labels_and_vectors(context, monkeypatch, written, vectors):
     monkeypatch.setattr(training_set, "BLOCK", 4)  # the second has both kinds
-    corpus, expected = labeled(context, written)
-    run = context.run_dir
+    classifier = SETTINGS.model_copy(update={"vectors": vectors})
+    with_sections(context, encode=ENCODING, train=TrainSettings(classifier=classifier))
+    (corpus, expected), run = labeled(context, written), context.run_dir
     if vectors:  # or phase 1 is not asked
-        run_encode(corpus, with_sections(context, encode=ENCODING))
+        run_encode(corpus, context)
     run_hierarchy(corpus, context)
-    settings = SETTINGS.model_copy(update={"vectors": vectors})
-    run_tokenize(
-        corpus, with_sections(context, encode=ENCODING, train=TrainSettings(classifier=settings))
-    )
+    run_tokenize(corpus, context)
     blocks = [read_tokens(run, number) for number in range(-(-len(expected) // 4))]
     assert [len(block) for block in blocks] == ([4, 4, 1] if written else [4, 2])
+    table = pa.concat_tables(blocks)
+    assert table.column_names == ["tokens", "labels", "vector"][: 2 + vectors]
     tokenizer = run.read(tokenizer_path(run, context.stage.name)).decode()
-    found = [ids for block in blocks for ids in block.column("tokens").to_pylist()]
-    assert found == token_lists(tokenizer, [text for text, _ in expected]).to_pylist()
-    labels = [set(each) for block in blocks for each in block.column("labels").to_pylist()]
-    assert labels == [classes for _, classes in expected]
-    if not vectors:
-        assert all(block.column_names == ["tokens", "labels"] for block in blocks)
-        return
-    stored = np.array([v for block in blocks for v in block.column("vector").to_pylist()])
-    known = embeddings_of(run, corpus, ENCODING, "train").read_rows(np.array([1, 2, 4, 5, 7, 8]))
-    np.testing.assert_array_equal(stored[:6], known)
-    if written:
-        new = LsaEncoder.stored(run).encode([text for text, _ in expected[6:]])
-        np.testing.assert_array_equal(stored[6:], new)
-    assert len(np.unique(stored, axis=0)) == len(expected)
-    np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, atol=1e-6)
+    tokens = token_lists(tokenizer, [text for text, _ in expected])
+    assert table["tokens"].to_pylist() == tokens.to_pylist()
+    assert list(map(set, table["labels"].to_pylist())) == [classes for _, classes in expected]
+    if vectors:
+        stored = np.array(table["vector"].to_pylist())
+        rows = np.array([1, 2, 4, 5, 7, 8])
+        known = embeddings_of(run, corpus, ENCODING, "train").read_rows(rows)
+        np.testing.assert_array_equal(stored[:6], known)
+        if written:
+            new = LsaEncoder.stored(run).encode([text for text, _ in expected[6:]])
+            np.testing.assert_array_equal(stored[6:], new)
+        assert len(np.unique(stored, axis=0)) == len(expected)
+        np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, atol=1e-6)
 
 
 def test_written_documents_are_not_encoded_by_another_fit(context):
-    corpus, _ = labeled(context, 3)
-    run_encode(corpus, with_sections(context, encode=ENCODING))
+    with_sections(context, encode=ENCODING, train=TrainSettings(classifier=SETTINGS))
+    (corpus, _), run, path = labeled(context, 3), context.run_dir, LsaEncoder.path(context.run_dir)
+    run_encode(corpus, context)
     run_hierarchy(corpus, context)
-    sections = {"encode": ENCODING, "train": TrainSettings(classifier=SETTINGS)}
-    tokenizing, path = with_sections(context, **sections), LsaEncoder.path(context.run_dir)
-    content = context.run_dir.read(path)
-    context.run_dir.write(path, content[:-50])
+    content = run.read(path)
+    run.write(path, content[:-50])
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
-        run_tokenize(corpus, tokenizing)
-    context.run_dir.write(path, content)
-    run_tokenize(corpus, tokenizing)
+        run_tokenize(corpus, context)
+    run.write(path, content)
+    run_tokenize(corpus, context)
 
 
 def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
@@ -216,16 +214,13 @@ def test_the_loss_is_the_mean_over_classes_summed_over_documents():
         for _ in range(7)
     ]
     loss = task_of(0.0, None).loss(Fixed(), Collate(CLASSES)(batch), STEP)
-    total = f1 = 0.0
-    for tokens, labels, _ in batch:
-        logits = torch.sin(torch.tensor(int(tokens[0])) * torch.arange(1, CLASSES + 1)) * 3
-        targets = torch.zeros(CLASSES)
-        targets[labels.tolist()] = 1
-        total += float(nn.BCEWithLogitsLoss()(logits, targets))
-        chosen = {c for c in range(CLASSES) if logits[c] > 0}
-        if chosen or len(labels):
-            f1 += 2 * len(chosen & set(labels.tolist())) / (len(chosen) + len(labels))
-    assert float(loss.total) == pytest.approx(total, rel=1e-5)
+    logits = Fixed()(torch.tensor([[int(tokens[0])] for tokens, *_ in batch]), None, None)
+    targets = torch.zeros(7, CLASSES)
+    for row, (_, labels, _) in enumerate(batch):
+        targets[row, labels.tolist()] = 1
+    total = sum(nn.BCEWithLogitsLoss()(*each) for each in zip(logits, targets, strict=True))
+    f1 = 7 * f1_score(targets.numpy(), (logits > 0).numpy(), average="samples", zero_division=0)
+    assert float(loss.total) == pytest.approx(float(total), rel=1e-5)
     assert float(loss.metrics["pseudo_label_f1"]) == pytest.approx(f1, rel=1e-5)
     assert loss.weight == 7
 
