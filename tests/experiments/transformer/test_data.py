@@ -29,11 +29,8 @@ def texts(path: Path, **given) -> files.Splits:
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz"])
 def test_columns_are_numbers_or_categories(tmp_path, suffix):
     data = table(write_rows(tmp_path / f"rows{suffix}", frame()), ignore=["price"])
-    kinds = {column.name: type(column) for column in data.columns}
-    assert kinds == {
-        "size": files.Numeric, "gap": files.Numeric, "many": files.Numeric,
-        "colour": files.Category, "few": files.Category, "flag": files.Category,
-    }  # fmt: skip
+    numeric = [column.name for column in data.columns if isinstance(column, files.Numeric)]
+    assert numeric == ["size", "gap", "many"]
     assert data.target.classes == ("large", "small")
     # unknown, missing and the values; the last says where gap is missing
     assert data.sizes() == {
@@ -54,17 +51,13 @@ def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path):
 def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(tmp_path):
     data = table(write_rows(tmp_path / "rows.parquet", frame()), target="price")
     encoded = files.encode_rows(data.columns, data.train.inputs)
-    numeric = np.array(encoded["numeric"].to_pylist())
-    names = [column.name for column in data.columns if isinstance(column, files.Numeric)]
-    known = ~data.train.inputs["gap"].is_null(nan_is_null=True).to_numpy()
-    for position, name in enumerate(names):
-        values = numeric[known if name == "gap" else slice(None), position]
-        np.testing.assert_allclose([values.mean(), values.std()], [0, 1], atol=1e-5)
-    categories = np.array(encoded["categories"].to_pylist())
-    np.testing.assert_array_equal(categories[:, -1], ~known)
-    assert set(numeric[~known, names.index("gap")]) == {0.0}
-    np.testing.assert_allclose(data.train.target.mean(), 0, atol=1e-5)
-    np.testing.assert_allclose(data.train.target.std(), 1, atol=1e-5)
+    numeric, categories = (np.array(encoded[name].to_pylist()) for name in encoded.column_names)
+    missing = data.train.inputs["gap"].is_null(nan_is_null=True).to_numpy()
+    np.testing.assert_array_equal(categories[:, -1], missing)
+    assert set(numeric[missing, 1]) == {0.0}
+    numeric[missing, 1] = np.nan
+    for values in (*numeric.T, data.train.target):
+        np.testing.assert_allclose([np.nanmean(values), np.nanstd(values)], [0, 1], atol=1e-5)
     own = data.target.mean + data.target.deviation * data.held_out.target
     assert 800 < own.min() < own.max() < 1600
 
@@ -75,11 +68,8 @@ def test_a_test_file_is_the_test(tmp_path):
     other = write_rows(tmp_path / "other.csv", rows.head(7).assign(colour="violet"))
     data = table(path, test_file=other)
     assert (len(data.train.target), len(data.held_out.target)) == (ROWS, 7)
-    position = [c.name for c in data.columns if isinstance(c, files.Category)].index("colour")
-    encoded = np.array(
-        files.encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist()
-    )
-    assert set(encoded[:, position]) == {0}  # unknown
+    encoded = files.encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist()
+    assert {row[0] for row in encoded} == {0}  # an unknown color
 
 
 @pytest.mark.parametrize(
@@ -119,9 +109,6 @@ def test_a_text_is_several_columns(tmp_path):
     parts = (data.train, data.held_out)
     read = [text for part in parts for text in part.inputs["text"].to_pylist()]
     assert {"t3\nb3", "b7"} < {*read}
-    rows[8] |= {"title": "", "body": None}
-    with pytest.raises(CorpusError, match=r"row 8.* is empty"):
-        texts(write_rows(tmp_path / "a.jsonl", rows), text=["title", "body"])
 
 
 def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch):
@@ -133,13 +120,10 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     monkeypatch.setattr(files, "docstring_records", lambda: iter(records))
     data = files.load(TransformerDataSettings(), None)
     assert data.target.classes == ("p0", "p1", "p2")
-    found = [
-        text for split in (data.train, data.held_out) for text in split.inputs["text"].to_pylist()
-    ]
+    parts = (data.train, data.held_out)
+    found = [text for part in parts for text in part.inputs["text"].to_pylist()]
     assert sorted(found) == sorted({record.text for record in records[:-1]})
-    monkeypatch.setattr(files, "docstring_records", lambda: iter(records[::-1]))
-    again = files.load(TransformerDataSettings(), None)
-    assert len(again.held_out.target) > 10
+    assert len(data.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
         files.load(TransformerDataSettings(min_documents=99), None)
 
