@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -34,8 +33,6 @@ SMALL = [
     *["train.training.optimizer=adamw", "train.training.learning_rate=0.02"],
 ]
 TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
-#: by kind of the tokens: parts of the model
-KINDS = {"bpe": [], "characters": [], "bytes": ["model.tied=true"]}
 
 Run = Callable[..., RunDirectory]
 
@@ -66,8 +63,8 @@ def run(tmp_path: Path, cache: Path, text: Path) -> Run:
 def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path]:
     """The kind of the tokens, the overrides, and a finished run."""
     folder = tmp_path_factory.mktemp(request.param)
-    parts = KINDS[request.param]
-    given = [*SMALL, f"data.files=[{text}]", f"data.tokens={request.param}", *parts]
+    tied = ["model.tied=true"] if request.param == "bytes" else []
+    given = [*SMALL, f"data.files=[{text}]", f"data.tokens={request.param}", *tied]
     assert runs.run("lm_pretrain", folder, *given) == 0
     return request.param, given, folder
 
@@ -118,9 +115,6 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     tokens = torch.randint(settings.vocabulary, (2, 16), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         torch.testing.assert_close(loaded.eval()(tokens).logits, model(tokens), rtol=0, atol=1e-4)
-    ours, theirs = (sum(p.numel() for p in m.parameters()) for m in (model, loaded))
-    biases = sum(p.numel() for name, p in loaded.named_parameters() if name.endswith(".bias"))
-    assert ours == theirs - biases
     tokenizer = run_folder(run).tokenizer()
     library = transformers.AutoTokenizer.from_pretrained(str(folder))
     for text in (TEXT[:50], "the  <|endoftext|>", " a", "", "\n\n"):
@@ -129,7 +123,6 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
             assert library.decode(library(text)["input_ids"]) == text
     assert (library.eos_token_id, library.bos_token_id) == (END_OF_TEXT, END_OF_TEXT)
     assert (len(library), library.model_max_length) == (tokenizer.vocabulary, 16)
-    assert json.loads((folder / "config.json").read_text())["vocab_size"] == settings.vocabulary
 
 
 def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):

@@ -187,17 +187,15 @@ def test_rare_classes_are_shown_as_one():
     ],
 )
 def test_mcnemars_test_says_what_is_chance(only_transformer, only_svm, p_value, gain, judged):
-    measures = pd.DataFrame({"method": ["transformer", "majority class", SVM],
-                             "rows": 400, "accuracy": [0.9, 0.5, 0.8]})  # fmt: skip
     comparisons = pd.DataFrame(
         [("transformer", "majority class", 200, 20, 1e-9), ("transformer", BRANCHES[0], 1, 5, 0.2),
          ("transformer", SVM, only_transformer, only_svm, p_value),
          (BRANCHES[0], SVM, 3, 90, 1e-9)],
         columns=["method", "baseline", "only_method_right", "only_baseline_right", "p_holm"],
     ).assign(rows=400)  # fmt: skip
-    (section,) = sections({"measures": measures, "comparisons": comparisons})
+    (section,) = sections({"comparisons": comparisons})
     assert section.certainty == [
         f"Of the 400 held-out rows, the transformer has {gain} right than {SVM}, the best baseline "
         f"(McNemar's test, p = {p_value}): {judged}."
     ]
-    assert not any(each.certainty for each in sections({"measures": measures}))
+    assert not any(each.certainty for each in sections({}))
