@@ -28,7 +28,6 @@ from tests.experiments.teleclass.conftest import taxonomy_of
 from tests.scenario import cases
 
 TABLE = cases(__file__, "files")
-TABLE.pop("labels")
 CLASSES, ABC = taxonomy_of(("0", "10", "11", "12")), taxonomy_of("ab7")
 DEEP = "[" * 100_000
 OTHERS = [

@@ -139,11 +139,8 @@ def test_draws_follow_the_temperature_and_the_most_probable_tokens():
 
     def firsts(top_k: int | None, draws: int = 60) -> list[int]:
         given = {"temperature": 2, "tokens": 1, "top_k": top_k}
-        drawn = (
-            continuation(model, prompt, SampleSettings(**given, seed=seed), 11)
-            for seed in range(draws)
-        )
-        return [tokens[0] if tokens else END_OF_TEXT for tokens in drawn]
+        how = [SampleSettings(**given, seed=seed) for seed in range(draws)]
+        return [(continuation(model, prompt, each, 11) or [END_OF_TEXT])[0] for each in how]
 
     drawn = np.bincount(firsts(None, 200), minlength=11) / 200
     np.testing.assert_allclose(drawn, shares.detach(), atol=0.1)
