@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,22 +130,6 @@ def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 
 
-def test_a_short_text_is_repeated_a_few_times_only(run, tmp_path, capsys):
-    found = run("run", "data.most_passes=0.5", "data.tokens=bytes", only=("train",))
-    index = run_folder(found).index()
-    kept = index.tokens["train"] - int(index.tokens["train"] * 0.05) - 1
-    steps = int(np.ceil(0.5 * (kept // 16) / 12))
-    assert table(tmp_path / "run", "trials").iloc[0]["steps"] == steps < 60
-    assert f"{steps} steps: the task limits training.steps = 60" in capsys.readouterr().out
-
-
-def test_without_a_validation_part_there_is_no_mixture(run, tmp_path):
-    run("run", "data.validation_share=0", "data.tokens=bytes", "train.training.steps=2")
-    methods = set(table(tmp_path / "run", "measures")["method"])
-    assert "kneser-ney tokens" in methods
-    assert "language model + kneser-ney" not in methods
-
-
 def test_a_second_run_directory_takes_the_cache(run, monkeypatch, cache):
     read: list[object] = []
 
@@ -194,27 +177,6 @@ def test_a_damaged_shard_of_the_run_is_not_trained_on(run, capsys):
     shard.write_bytes(content)
     run("run", "train.training.steps=2", only=("train",))
     assert found.exists(found.model("train"))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "held_out", "message"),
-    [
-        (["model.context=512"], "", "the held_out text has .* tokens; a sample needs"),
-        (["data.tokens=characters", "sample.prompt=line+"], "", r"'\+' .* is not among the 18"),
-        (["data.tokens=characters"], f"{TEXT}é", r"data.tokens = characters: 'é' \(U\+00E9\) is"),
-    ],
-)
-def test_what_cannot_work_is_said_before_the_training(
-    run, tmp_path, overrides, held_out, message, capsys
-):
-    if held_out:
-        (tmp_path / "other.txt").write_text(held_out, encoding="utf-8")
-        overrides = [*overrides, f"data.held_out_files=[{tmp_path / 'other.txt'}]"]
-    found = run("run", *overrides, status=1, only=("train",))
-    output = capsys.readouterr()
-    assert re.search(message, " ".join((output.out + output.err).split()))
-    assert "failed" in set(table(tmp_path / "run", "stages")["status"])
-    assert not found.exists(found.checkpoints("train"))
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):

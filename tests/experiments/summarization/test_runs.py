@@ -141,14 +141,6 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     torch.testing.assert_close(unchanged, {**ours.state_dict()}, rtol=1e-3, atol=1e-3)
 
 
-def test_short_of_memory_the_sources_are_halved(files, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>0")
-    given = ["data.source_length=256", "train.on_oom=[shorten]", "train.training.micro_batch=1"]
-    assert run(tmp_path, files, *FEW_STEPS, *given, only=("train",)) == 1
-    sources = [f"again with sources of at most {length} tokens" for length in (128, 64)]
-    assert list(table(tmp_path, "failures")["outcome"]) == [*sources, "gave up"]
-
-
 def test_fit_says_why_fp16_does_not_fit(files):
     given = small(files, "train.training.micro_batch=4", "train.training.effective_batch=4")
     with runs.inline():

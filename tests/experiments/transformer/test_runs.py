@@ -128,20 +128,6 @@ def test_a_validation_file_chooses_the_step_and_the_baselines_train_on_it(tmp_pa
     assert rows.loc["transformer", "accuracy"] < 0.7
 
 
-def test_without_a_validation_part_the_last_step_is_measured_and_a_line_says_so(
-    files, tmp_path, capsys
-):
-    given = ("data.validation_share=0.05", "train.training.epochs=null", "train.training.steps=12")
-    run(tmp_path, *of_table(files, "data.target=y"), *given)
-    trial = table(tmp_path, "trials").iloc[0].dropna()
-    assert trial["steps"] == 12
-    assert "best_step" not in trial
-    assert not [name for name in trial.index if name.startswith("eval_")]
-    said = capsys.readouterr().out
-    assert "no validation part: data.validation_share = 0.05 of " in said
-    assert "the model of the last step is measured" in said
-
-
 def test_measures_are_those_of_their_definitions():
     target = PredictionTarget("classification", ("a", "b", "c"))
     gold, predicted = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2])

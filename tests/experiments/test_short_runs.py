@@ -1,0 +1,34 @@
+"""Short runs of the workloads, what they say and what they leave (table: ``short_runs.yaml``)."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.experiments.lm_pretrain.test_runs import SMALL as LANGUAGE_MODEL
+from tests.experiments.lm_pretrain.test_runs import TEXT
+from tests.experiments.runs import CONFIGS
+from tests.experiments.summarization.test_runs import SMALL as SUMMARIZER
+from tests.experiments.transformer.test_runs import SMALL as TRANSFORMER
+from tests.scenario import named_cases, play
+
+#: by configuration, how the command begins
+GIVEN = {
+    "lm_pretrain": [*LANGUAGE_MODEL, "data.files=[text.txt]"],
+    "summarization": [*SUMMARIZER, "data.files=[{files}/pairs.jsonl]"],
+    "transformer": [*TRANSFORMER, "data.source=table", "data.file={files}/rows.parquet"],
+}
+
+
+@pytest.mark.parametrize("case", named_cases(__file__, "short_runs"))
+def test_a_short_run(case, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    names = {
+        name: shlex.join(
+            ["run", f"{CONFIGS / name}.yaml", "--run-dir", "r", "--profile", "cpu", *words]
+        )
+        for name, words in GIVEN.items()
+    }
+    play(case["commands"], **names, files=str(files))
