@@ -14,8 +14,11 @@ from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from tests.command import status, table
+from tests.scenario import cases
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+#: by configuration, overrides that make it small enough for tests
+SMALL = cases(__file__, "small")
 
 
 @contextmanager

@@ -21,10 +21,8 @@ from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_process, table
-from tests.experiments.lm_pretrain.test_runs import TINY
 from tests.experiments.runs import CONFIGS, resolved, run
-from tests.experiments.summarization.test_runs import small
-from tests.scenario import cases
+from tests.scenario import cases, named_cases
 
 REFUSALS, IDENTITIES = cases(__file__, "refusals"), cases(__file__, "identity")
 #: GiB that cards of 8, 10, 12, 16, 20, 24 (an L4), 24, 40, 48 and 80 GB report
@@ -138,29 +136,12 @@ def test_a_machine_has_the_sizes_of_its_profile(case):
     assert {name: reduce(getitem, name.split("."), settings) for name in expected} == expected
 
 
-SWEPT = {
-    "transformer": [
-        *["data.source=random", "data.samples=256", "data.held_out=64", "model.hidden=16"],
-        *["model.layers=2", "model.numeric=8", "model.categories=[5,5,5,5]"],
-    ],
-    "lm_pretrain": TINY,
-    "summarization": small(Path()),
-}
-
-
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("name", "points"),
-    [
-        ("transformer", 12),
-        pytest.param("lm_pretrain", 12, marks=pytest.mark.slow),
-        pytest.param("summarization", 6, marks=pytest.mark.slow),
-    ],
-)
-def test_a_model_can_be_swept(tmp_path, name, points):
-    words = (*SWEPT[name], "sweep.repeats=1")
-    assert run(f"sweeps/{name}", tmp_path, *words, verb=rp.sweep) == 0
+@pytest.mark.parametrize("case", named_cases(__file__, "sweeps"))
+def test_a_model_can_be_swept(tmp_path, case):
+    words = (*case["words"], "sweep.repeats=1")
+    assert run(f"sweeps/{case['name']}", tmp_path, *words, verb=rp.sweep) == 0
     rows = table(tmp_path, "trials")
-    assert (len(rows), set(rows["status"])) == (points, {"succeeded"})
+    assert (len(rows), set(rows["status"])) == (case["points"], {"succeeded"})
     assert set(rows["precision"]) == {"fp32", "bf16"}
     assert rows["parity"].max() < 0.05

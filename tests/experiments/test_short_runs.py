@@ -6,19 +6,9 @@ import shlex
 
 import pytest
 
-from tests.experiments.lm_pretrain.test_runs import SMALL as LANGUAGE_MODEL
 from tests.experiments.lm_pretrain.test_runs import TEXT
-from tests.experiments.runs import CONFIGS
-from tests.experiments.summarization.test_runs import SMALL as SUMMARIZER
-from tests.experiments.transformer.test_runs import SMALL as TRANSFORMER
+from tests.experiments.runs import CONFIGS, SMALL
 from tests.scenario import named_cases, play
-
-#: by configuration, how the command begins
-GIVEN = {
-    "lm_pretrain": [*LANGUAGE_MODEL, "data.files=[text.txt]"],
-    "summarization": [*SUMMARIZER, "data.files=[{files}/pairs.jsonl]"],
-    "transformer": [*TRANSFORMER, "data.source=table", "data.file={files}/rows.parquet"],
-}
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "short_runs"))
@@ -29,6 +19,6 @@ def test_a_short_run(case, files, tmp_path, monkeypatch):
         name: shlex.join(
             ["run", f"{CONFIGS / name}.yaml", "--run-dir", "r", "--profile", "cpu", *words]
         )
-        for name, words in GIVEN.items()
+        for name, words in SMALL.items()
     }
     play(case["commands"], **names, files=str(files))

@@ -21,16 +21,8 @@ from experiments.lm_pretrain.training import model_of
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import assert_declared
+from tests.experiments.runs import SMALL, assert_declared
 
-TINY = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
-SMALL = [
-    *[*TINY, "data.source=text", "model.context=16", "model.vocabulary=270", "sample.tokens=20"],
-    *["sample.temperature=0", "sample.prompt='line '"],
-    *["train.training.steps=60", "train.training.warmup_steps=5"],
-    *["model.tied=false", "train.training.micro_batch=12", "train.training.effective_batch=12"],
-    *["train.training.optimizer=adamw", "train.training.learning_rate=0.02"],
-]
 TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 
 Run = Callable[..., RunDirectory]
@@ -49,7 +41,7 @@ def run(tmp_path: Path, cache: Path, text: Path) -> Run:
     del cache
 
     def start(name: str, *overrides: str, status: int = 0, **options) -> RunDirectory:
-        given = [*SMALL, f"data.files=[{text}]", *overrides]
+        given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", *overrides]
         assert runs.run("lm_pretrain", tmp_path / name, *given, **options) == status
         return RunDirectory.at(tmp_path / name)
 
@@ -63,7 +55,7 @@ def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path
     """The kind of the tokens, the overrides, and a finished run."""
     folder = tmp_path_factory.mktemp(request.param)
     tied = ["model.tied=true"] if request.param == "bytes" else []
-    given = [*SMALL, f"data.files=[{text}]", f"data.tokens={request.param}", *tied]
+    given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", f"data.tokens={request.param}", *tied]
     assert runs.run("lm_pretrain", folder, *given) == 0
     return request.param, given, folder
 
@@ -125,7 +117,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
 
 
 def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):
-    given = [*SMALL, f"data.files=[{text}]", "train.training.steps=2"]
+    given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", "train.training.steps=2"]
     assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 
@@ -180,9 +172,10 @@ def test_a_damaged_shard_of_the_run_is_not_trained_on(run, capsys):
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path):
-    given = ["data.source=random", "model.vocabulary=256", "data.held_out=64", *TINY]
-    steps = ["model.context=32", "train.training.steps=40", "train.training.warmup_steps=4"]
-    assert runs.run("lm_pretrain", tmp_path, *given, *steps) == 0
+    given = ["data.source=random", "data.held_out=64", "model.vocabulary=256", "model.context=32"]
+    tiny = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
+    steps = ["train.training.steps=40", "train.training.warmup_steps=4"]
+    assert runs.run("lm_pretrain", tmp_path, *given, *tiny, *steps) == 0
     row = table(tmp_path, "trials").iloc[0]
     assert (row["status"], row["steps"]) == ("succeeded", 40)
     assert row["eval_loss"] == pytest.approx(math.log(256), abs=0.02)

@@ -21,18 +21,11 @@ from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import CONFIGS, assert_declared
-
-SMALL = (
-    *("model.vocabulary=300", "model.width=32", "model.head_width=16", "model.heads=2"),
-    *("model.feed_forward=32", "model.layers=1", "model.dropout=0", "data.source_length=64"),
-    *("data.source=files", "data.target_length=16", "data.validation_share=0.15"),
-)
-FEW_STEPS = ("train.training.steps=4", "train.training.epochs=null")
+from tests.experiments.runs import CONFIGS, SMALL, assert_declared
 
 
 def small(files: Path, *more: str) -> list[str]:
-    return [*SMALL, f"data.files=[{files / 'pairs.jsonl'}]", *more]
+    return [*SMALL["summarization"], f"data.files=[{files / 'pairs.jsonl'}]", *more]
 
 
 def run(folder: Path, files: Path, *more: str, name: str = "summarization", **options) -> int:
@@ -133,8 +126,9 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     # and a run may begin with it: its sizes, its weights and its tokenizer
     sizes = [text for text in small(files) if not text.startswith("model.")]
-    begun = [f"model={folder}", "train.training.learning_rate=1e-9", *FEW_STEPS]
-    assert runs.run("summarization", tmp_path, *sizes, *begun, "generation.beams=1") == 0
+    begun = [f"model={folder}", "generation.beams=1", "train.training.learning_rate=1e-9"]
+    begun += ["train.training.steps=4", "train.training.epochs=null"]
+    assert runs.run("summarization", tmp_path, *sizes, *begun) == 0
     after = RunDirectory.at(tmp_path)
     assert tokenizer_of(after).encode(texts) == own_ids
     unchanged = load_file(after.model("train"))

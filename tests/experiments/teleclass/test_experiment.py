@@ -21,24 +21,14 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process, table
 from tests.experiments import runs
 from tests.experiments.conftest import TOPICS
-from tests.experiments.runs import CONFIGS
+from tests.experiments.runs import CONFIGS, SMALL
 
+#: of the small configuration
 DOCUMENTS, BLOCK = 120, 40
-SMALL = (
-    f"data.max_documents={DOCUMENTS}",
-    "encode.dimensions=64",
-    f"encode.block={BLOCK}",
-    f"infer.block={BLOCK}",
-    "train.training.epochs=1",
-    "train.training.log_every=5",
-    "train.classifier.hidden=32",
-    "train.classifier.vocabulary=600",
-    "train.classifier.length=24",
-)
 
 
 def run(folder: Path, *overrides: str, only: tuple[str, ...] = ()) -> int:
-    return runs.run("teleclass", folder, *SMALL, *overrides, only=only)
+    return runs.run("teleclass", folder, *SMALL["teleclass"], *overrides, only=only)
 
 
 def measures(folder: Path) -> pd.DataFrame:
@@ -114,7 +104,8 @@ def test_workers_do_not_change_the_result(launcher, tmp_path):
     for workers, folder in enumerate(folders, 1):
         given = [f"{phase}.workers={workers}" for phase in ("encode", "refine", "infer")]
         given += [f"train.scaling.workers={workers}", "encode.cache=false", "--run-dir", folder]
-        words = ("run", CONFIGS / "teleclass.yaml", *SMALL, *given, "--only", "infer")
+        given += [*SMALL["teleclass"], "--only", "infer"]
+        words = ("run", CONFIGS / "teleclass.yaml", *given)
         done = in_process(launcher, *words, environment={})
         assert done.status == 0, done.output
     for name, number in product(("train", "test"), range(DOCUMENTS // BLOCK)):

@@ -23,17 +23,12 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
 from tests.experiments.rows import write_rows
-
-SMALL = (
-    *("model.hidden=32", "model.layers=1", "model.length=16", "data.vocabulary=300"),
-    *("train.training.warmup_steps=4", "train.training.learning_rate=0.01"),
-    "train.training.eval_every=10",
-)
+from tests.experiments.runs import SMALL
 
 
 def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
     """The measures of a run, by method."""
-    assert runs.run("transformer", folder, *SMALL, *overrides, **options) == 0
+    assert runs.run("transformer", folder, *SMALL["transformer"], *overrides, **options) == 0
     return table(folder, "measures").set_index("method") if not options else pd.DataFrame()
 
 
