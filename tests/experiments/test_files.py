@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from experiments.common.corpora.corpus import CorpusError
@@ -24,6 +21,7 @@ from experiments.teleclass.documents import read_documents
 from experiments.teleclass.taxonomy import read_taxonomy
 from experiments.transformer.data import load
 from experiments.transformer.settings import TransformerDataSettings
+from tests.experiments.rows import write_rows
 from tests.experiments.teleclass.conftest import taxonomy_of
 from tests.scenario import cases
 
@@ -37,13 +35,10 @@ OTHERS = [
 
 
 def write(path: Path, content: Any) -> Path:
-    if isinstance(content, Mapping):
-        pq.write_table(pa.table(content), path)
+    if isinstance(content, str):
+        path.write_bytes(content.encode("latin-1"))
     elif content is not None:
-        text = (
-            content if isinstance(content, str) else "".join(f"{json.dumps(r)}\n" for r in content)
-        )
-        path.write_bytes(text.encode("latin-1"))
+        write_rows(path, content)
     return path
 
 

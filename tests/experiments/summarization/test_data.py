@@ -118,9 +118,7 @@ def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both
     assert len(data.train) > 1500
     assert len(data.held_out) > 100
     assert not set(data.train.documents) & set(data.held_out.documents)
-    assert all(
-        len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
-    )
+    assert not any("\n" in summary for (summary,) in data.train.summaries)
 
 
 STORY = (
@@ -171,6 +169,5 @@ def test_the_gain_has_an_interval_that_holds_what_is_sure():
     found = gains(np.stack([np.full(50, 0.2), draw.normal(0, 1, 50), draw.normal(9, 1, 50)], 1))
     assert found["rouge_1_gain"] == found["rouge_1_gain_low"] == pytest.approx(0.2)
     assert found["rouge_2_gain_low"] < 0 < found["rouge_2_gain_high"]
-    # the interval of a mean of 50 standard deviations of 1: about 2 x 1.96 / sqrt(50)
-    assert found["rouge_l_gain_high"] - found["rouge_l_gain_low"] == pytest.approx(0.55, abs=0.15)
+    assert 8 < found["rouge_l_gain_low"] < found["rouge_l_gain"] < found["rouge_l_gain_high"] < 10
     assert gains(np.ones((1, 3)))["rouge_1_gain_low"] == 1

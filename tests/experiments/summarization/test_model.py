@@ -28,6 +28,7 @@ from experiments.summarization.tokenizer import SubwordTokenizer, encode_pairs, 
 from experiments.summarization.training import RandomPairs, SummarizationTask, pad
 from raypipe.errors import ConfigError
 from tests.experiments.references import STEP, counted_flops, lively, parameter_count
+from tests.scenario import cases
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -288,16 +289,7 @@ def test_a_model_of_other_sizes_is_refused(tmp_path):
     load_pretrained(str(tmp_path), PLAIN.model_copy(update={"dropout": 0.3}))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "bart"}, "is a model of type bart, neither t5 nor mt5"),
-        ({"model_type": "umt5"}, "is a model of type umt5"),
-        ({"feed_forward_proj": "gated-silu"}, "has the activation gated-silu; known are relu"),
-        ({"decoder_start_token_id": 5}, "has decoder_start_token_id = 5; a T5 has 0"),
-        ({"layer_norm_epsilon": 1e-5}, "has layer_norm_epsilon = 1e-05; a T5 has 1e-06"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), cases(__file__, "architectures"))
 def test_another_architecture_is_refused(changes, message, plain):
     path = plain / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
