@@ -90,7 +90,6 @@ def test_files_of_the_layout(tmp_path):
     assert taxonomy.dropped == {"repeated edges": 1, "keywords of unknown classes": 1}
     lab = "physics lab: optics, laser beam, atom"
     assert taxonomy.descriptions() == ["science", lab, "chemistry", "quantum chemistry"]
-    assert taxonomy.depth.tolist() == [1, 2, 2, 3]
 
 
 def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):

@@ -14,6 +14,7 @@ from experiments.transformer import data as files
 from experiments.transformer.baselines import methods, predict
 from experiments.transformer.settings import TransformerDataSettings
 from tests.experiments.rows import ROWS, frame, write_rows
+from tests.scenario import cases
 
 
 def table(path: Path, kind=None, **given) -> files.Splits:
@@ -72,17 +73,7 @@ def test_a_test_file_is_the_test(tmp_path):
     assert {row[0] for row in encoded} == {0}  # an unknown color
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "expected"),
-    [
-        (["a", "b"], None, "classification"),
-        ([0, 1, 1], None, "classification"),
-        (list(range(30)), None, "regression"),
-        (list(range(30)), "classification", "classification"),
-        ([0, 1, 1], "regression", "regression"),
-        ([0.5, 1.5], None, "regression"),
-    ],
-)
+@pytest.mark.parametrize(("values", "kind", "expected"), cases(__file__, "kinds"))
 def test_the_kind_follows_from_the_target(values, kind, expected):
     column = pa.chunked_array([values])
     assert files.make_target(column, column, kind, 20, "y")[0].kind == expected

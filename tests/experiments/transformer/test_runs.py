@@ -24,6 +24,7 @@ from tests.command import table
 from tests.experiments import runs
 from tests.experiments.rows import write_rows
 from tests.experiments.runs import SMALL
+from tests.scenario import cases
 
 
 def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
@@ -159,24 +160,14 @@ def test_rare_classes_are_shown_as_one():
     assert json.loads(json.dumps(rows)) == rows
 
 
-@pytest.mark.parametrize(
-    ("only_transformer", "only_svm", "p_value", "gain", "judged"),
-    [
-        (52, 12, 0.004, "40 more", "more than chance"),
-        (22, 20, 0.9, "2 more", "it may be chance"),
-        (12, 52, 0.004, "40 fewer", "more than chance"),
-    ],
-)
-def test_mcnemars_test_says_what_is_chance(only_transformer, only_svm, p_value, gain, judged):
+@pytest.mark.parametrize("case", cases(__file__, "mcnemar"))
+def test_mcnemars_test_says_what_is_chance(case):
     comparisons = pd.DataFrame(
         [("transformer", "majority class", 200, 20, 1e-9), ("transformer", BRANCHES[0], 1, 5, 0.2),
-         ("transformer", SVM, only_transformer, only_svm, p_value),
+         ("transformer", SVM, *case["rows"], case["p_value"]),
          (BRANCHES[0], SVM, 3, 90, 1e-9)],
         columns=["method", "baseline", "only_method_right", "only_baseline_right", "p_holm"],
     ).assign(rows=400)  # fmt: skip
     (section,) = sections({"comparisons": comparisons})
-    assert section.certainty == [
-        f"Of the 400 held-out rows, the transformer has {gain} right than {SVM}, the best baseline "
-        f"(McNemar's test, p = {p_value}): {judged}."
-    ]
+    assert section.certainty == [case["says"]]
     assert not any(each.certainty for each in sections({}))
