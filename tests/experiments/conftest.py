@@ -15,6 +15,8 @@ from tests.experiments.rows import frame, write_rows
 #: what reads the folder ``topics``
 TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
 SUMMARIZED = ("socket", "header", "node", "queue", "turtle", "thread", "path", "digest")
+#: what a language model trains on
+TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,7 +57,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
-    """A folder with data of each workload: a table, pairs, topics, texts, bags of words, a BERT."""
+    """A folder with data of each workload: rows, pairs, topics, texts, bags of words, a BERT."""
     folder = tmp_path_factory.mktemp("files")
     draw = np.random.default_rng(0)
     write_rows(folder / "rows.parquet", frame(400))
@@ -66,6 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
         pairs.append({"document": text, "summary": [f"Return the {word}.", f"Get a {word}."]})
     write_rows(folder / "pairs.jsonl", pairs)
     _topics(folder / "topics", draw)
+    (folder / "text.txt").write_text(TEXT)
     for name in ("docs", "bow"):
         (folder / name).mkdir()
     words = "alpha beta gamma delta\nbeta gamma epsilon\nalpha delta epsilon gamma\nzeta beta\n"

@@ -6,7 +6,6 @@ import shlex
 
 import pytest
 
-from tests.experiments.lm_pretrain.test_runs import TEXT
 from tests.experiments.runs import CONFIGS, SMALL
 from tests.scenario import named_cases, play
 
@@ -14,7 +13,6 @@ from tests.scenario import named_cases, play
 @pytest.mark.parametrize("case", named_cases(__file__, "short_runs"))
 def test_a_short_run(case, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(TEXT)
     names = {
         name: shlex.join(
             ["run", f"{CONFIGS / name}.yaml", "--run-dir", "r", "--profile", "cpu", *words]

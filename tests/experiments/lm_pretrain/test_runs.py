@@ -20,27 +20,18 @@ from experiments.lm_pretrain.training import model_of
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
+from tests.experiments.conftest import TEXT
 from tests.experiments.runs import SMALL, assert_declared
-
-TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 
 Run = Callable[..., RunDirectory]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
-
-
 @pytest.fixture
-def run(tmp_path: Path, cache: Path, text: Path) -> Run:
+def run(tmp_path: Path, cache: Path, files: Path) -> Run:
     """The command on the text, in a cache of this test."""
-    del cache
 
     def start(name: str, *overrides: str, status: int = 0, **options) -> RunDirectory:
-        given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", *overrides]
+        given = [*SMALL["lm_pretrain"], f"data.files=[{files / 'text.txt'}]", *overrides]
         assert runs.run("lm_pretrain", tmp_path / name, *given, **options) == status
         return RunDirectory.at(tmp_path / name)
 
@@ -50,11 +41,12 @@ def run(tmp_path: Path, cache: Path, text: Path) -> Run:
 @pytest.fixture(
     scope="module", params=["bpe", "characters", pytest.param("bytes", marks=pytest.mark.slow)]
 )
-def trained(request, text: Path, tmp_path_factory) -> tuple[str, list[str], Path]:
+def trained(request, files: Path, tmp_path_factory) -> tuple[str, list[str], Path]:
     """The kind of the tokens, the overrides, and a finished run."""
     folder = tmp_path_factory.mktemp(request.param)
     tied = ["model.tied=true"] if request.param == "bytes" else []
-    given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", f"data.tokens={request.param}", *tied]
+    text = f"data.files=[{files / 'text.txt'}]"
+    given = [*SMALL["lm_pretrain"], text, f"data.tokens={request.param}", *tied]
     assert runs.run("lm_pretrain", folder, *given) == 0
     return request.param, given, folder
 
@@ -115,8 +107,8 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     assert (len(library), library.model_max_length) == (tokenizer.vocabulary, 16)
 
 
-def test_the_shakespeare_model_has_the_characters_of_the_text(text, tmp_path):
-    given = [*SMALL["lm_pretrain"], f"data.files=[{text}]", "train.training.steps=2"]
+def test_the_shakespeare_model_has_the_characters_of_the_text(files, tmp_path):
+    given = [*SMALL["lm_pretrain"], f"data.files=[{files / 'text.txt'}]", "train.training.steps=2"]
     assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 

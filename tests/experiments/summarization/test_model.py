@@ -59,12 +59,10 @@ def batch(settings: t5.T5Settings, seed: int = 1) -> tuple[Tensor, Tensor, Tenso
     return inputs.where(mask, 0), mask, targets
 
 
-def next_token_logits(model: Any, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor) -> Tensor:
+def next_token_logits(model, inputs, mask, decoder_inputs) -> Tensor:
     """Logits ``[B, T, V]`` of the token after each of ``decoder_inputs``, by the library."""
-    logits: Tensor = model(
-        input_ids=inputs, attention_mask=mask, decoder_input_ids=decoder_inputs, use_cache=False
-    ).logits
-    return logits
+    given = {"input_ids": inputs, "attention_mask": mask, "decoder_input_ids": decoder_inputs}
+    return model(**given, use_cache=False).logits
 
 
 @BOTH

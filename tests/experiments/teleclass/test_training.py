@@ -21,7 +21,6 @@ from experiments.common import pretrained
 from experiments.common.tokenizer import token_lists, tokenizer_path
 from experiments.teleclass import training_set
 from experiments.teleclass.artifacts import training_set_path
-from experiments.teleclass.corpus import LabeledCorpus
 from experiments.teleclass.encode import embeddings_of, run_encode
 from experiments.teleclass.encoders import LsaEncoder, fit_lsa, sentence_encoder
 from experiments.teleclass.infer import TrainedClassifier, choose
@@ -42,7 +41,6 @@ from experiments.teleclass.training_set import (
     run_tokenize,
 )
 from raypipe.errors import ConfigError
-from raypipe.graph.context import StageContext
 from raypipe.store.artifacts import write_parquet
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
@@ -99,14 +97,12 @@ SETTINGS = ClassifierSettings(vocabulary=512, length=12)
 #: blocks of another size than those of the tokens
 ENCODING = EncodeSettings(dimensions=4, block=3, cache=False)
 
-#: a corpus, and the text of each document to train on with its classes and their ancestors
-Labeled = tuple[LabeledCorpus, list[tuple[str, set[int]]]]
 
+def labeled(context, written: int):
+    """A corpus, and the text of each document to train on with its classes and their ancestors.
 
-def labeled(context: StageContext, written: int) -> Labeled:
-    """Ten documents, every third without labels, and so many written ones for class 2.
-
-    Class 0 is over 1, 1 over 2, 3 over 2.
+    Ten documents, every third without labels, and so many written ones for class 2. Class 0 is over
+    1, 1 over 2, 3 over 2.
     """
     words = ["galaxy", "comet", "orbit", "planet", "stove", "onion", "pepper", "kettle", "rudder"]
     sets = np.random.default_rng(0).permutation(list(combinations(words, 4)))
@@ -188,11 +184,9 @@ def test_without_any_label_there_is_nothing_to_train_on(context):
 CLASSES = 6
 
 
-class Fixed(nn.Module):
+def fixed(tokens, lengths, vectors):
     """Logits that are decided by the first token of a text."""
-
-    def forward(self, tokens, lengths, vectors):
-        return torch.sin(tokens[:, :1] * torch.arange(1, CLASSES + 1)) * 3
+    return torch.sin(tokens[:, :1] * torch.arange(1, CLASSES + 1)) * 3
 
 
 def task_of(held_out: float, run: RunDirectory | None) -> TeleclassTask:
@@ -202,16 +196,13 @@ def task_of(held_out: float, run: RunDirectory | None) -> TeleclassTask:
 
 def test_the_loss_is_the_mean_over_classes_summed_over_documents():
     draw = np.random.default_rng(7)
-    batch = [
-        (
-            draw.integers(1, 512, draw.integers(1, 11), dtype=np.int32),
-            draw.choice(CLASSES, draw.integers(0, 4), replace=False).astype(np.int32),
-            draw.standard_normal(4, dtype=np.float32),
-        )
-        for _ in range(7)
-    ]
-    loss = task_of(0.0, None).loss(Fixed(), Collate(CLASSES)(batch), STEP)
-    logits = Fixed()(torch.tensor([[int(tokens[0])] for tokens, *_ in batch]), None, None)
+    batch = []
+    for _ in range(7):
+        tokens = draw.integers(1, 512, draw.integers(1, 11), dtype=np.int32)
+        labels = draw.choice(CLASSES, draw.integers(0, 4), replace=False).astype(np.int32)
+        batch.append((tokens, labels, np.zeros(4, np.float32)))
+    loss = task_of(0.0, None).loss(fixed, Collate(CLASSES)(batch), STEP)
+    logits = fixed(torch.tensor([[int(tokens[0])] for tokens, *_ in batch]), None, None)
     targets = torch.zeros(7, CLASSES)
     for row, (_, labels, _) in enumerate(batch):
         targets[row, labels.tolist()] = 1
