@@ -162,28 +162,24 @@ def test_the_end_of_the_text_ends_it_and_tokens_of_no_text_are_not_taken():
     assert continuation(model, [3, 7], GREEDY, 11) == []
 
 
-def losses(
-    groups: int, gain: float, noise: float, seed: int = 0, size: int = 100
-) -> evaluation.Losses:
-    """Groups of tokens in which the sliding window is better than the n-grams by ``gain``."""
+def losses(groups: int, seed: int = 0) -> evaluation.Losses:
+    """Groups of 100 tokens in which the sliding window is better than the n-grams by 0.1."""
     generator = np.random.default_rng(seed)
-    tokens = np.full(groups, float(size))
+    tokens = np.full(groups, 100.0)
     ngrams = tokens * generator.uniform(2, 4, groups)
-    sliding = ngrams - tokens * (gain + noise * generator.standard_normal(groups))
+    sliding = ngrams - tokens * (0.1 + 0.3 * generator.standard_normal(groups))
     return evaluation.Losses(tokens, ngrams + tokens, sliding, ngrams, (sliding - tokens)[:, None])
 
 
 def test_the_interval_has_the_true_gain_as_often_as_it_says():
-    rows = [
-        evaluation.gain_rows(losses(20, 0.1, 0.3, seed), 1.0)["sliding window"]
-        for seed in range(400)
-    ]
+    each = (evaluation.gain_rows(losses(20, seed), 1.0) for seed in range(400))
+    rows = [found["sliding window"] for found in each]
     inside = np.mean([row["gain_low"] <= 0.1 <= row["gain_high"] for row in rows])
     assert 0.92 < inside < 0.98
 
 
 def test_one_group_has_no_interval_and_no_weight_has_no_mixture():
-    found = losses(1, 0.1, 0)
+    found = losses(1)
     rows = evaluation.gain_rows(found._replace(mixtures=np.empty((1, 0))), 1.0)
     assert [*rows] == ["language model", "sliding window"]
     assert math.isnan(rows["sliding window"]["gain_low"])
@@ -261,17 +257,14 @@ def test_the_baselines_read_the_text_with_its_ends(tmp_path, monkeypatch, kind):
     streams = {split: encode_chunk(tokenizer, chunk) for split, chunk in chunks.items()}
     content = tokenizer.content.encode()
     store(run_folder(run), streams, kind, tokenizer.vocabulary, tokenizer=content)
-    texts = {split: "\xff".join(documents[split]).encode("latin-1") for split in SPLITS}
-    found = baselines.baseline_bits(run)
-    share = len(texts["held_out"]) / (len(texts["held_out"]) - 1)
-    bits = kneser_ney_bits(texts["train"], texts["held_out"])
-    assert found["kneser-ney"] == pytest.approx(bits * share)
-    assert found["xz"] == pytest.approx(
-        baselines.compressed_bits(texts["train"], texts["held_out"]) * share
-    )
+    seen, test = ("\xff".join(documents[split]).encode("latin-1") for split in SPLITS)
+    share = len(test) / (len(test) - 1)
+    bits = [kneser_ney_bits(seen, test), baselines.compressed_bits(seen, test)]
+    expected = {"kneser-ney": bits[0] * share, "xz": bits[1] * share}
+    assert baselines.baseline_bits(run) == pytest.approx(expected)
     monkeypatch.setattr(baselines, "_TRAINED_ON", 12)
     monkeypatch.setattr(baselines, "_TESTED_ON", 3)
-    bits = kneser_ney_bits(texts["train"][-12:], texts["held_out"][:3])
+    bits = kneser_ney_bits(seen[-12:], test[:3])
     assert baselines.baseline_bits(run)["kneser-ney"] == pytest.approx(bits)
 
 
