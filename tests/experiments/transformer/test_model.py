@@ -88,12 +88,10 @@ def test_a_row_is_a_token_a_feature():
     tokens, _ = tokenizer(numeric, categories)
     assert tokens.shape == (4, 5, 8)
     first, second = tokenizer.embedding.weight.split((4, 2))
-    for row in range(4):
-        for j in range(3):
-            expected = tokenizer.bias[j] + numeric[row, j] * tokenizer.scale[j]
-            torch.testing.assert_close(tokens[row, j], expected)
-        torch.testing.assert_close(tokens[row, 3], first[categories[row, 0]])
-        torch.testing.assert_close(tokens[row, 4], second[categories[row, 1]])
+    expected = tokenizer.bias + numeric[..., None] * tokenizer.scale
+    torch.testing.assert_close(tokens[:, :3], expected)
+    expected = torch.stack((first[categories[:, 0]], second[categories[:, 1]]), 1)
+    torch.testing.assert_close(tokens[:, 3:], expected)
 
 
 @pytest.mark.parametrize("given", KINDS)
