@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,31 +12,14 @@ from experiments.pabbo_lda.experiment import EXPERIMENT
 from experiments.pabbo_lda.objective import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.space import Point
-from raypipe.launch.inline import InlineLauncher
 from tests.clusters import main_job
-from tests.command import in_process, table
+from tests.command import in_process, raypipe, table
 from tests.experiments.runs import assert_declared
 
 OPTIMIZERS = ("ga", "pabbo_small", "tpe", "random")
 CONFIG = main_job.CONFIG.replace(
     "cpus: 1, cache: false", f"final_seeds: 1, optimizers: [{', '.join(OPTIMIZERS)}]"
 )
-
-
-@dataclass(frozen=True)
-class Commands:
-    """Commands on one configuration, in this process without Ray."""
-
-    config: Path
-    cache: Path
-
-    def run(self, folder: Path, *arguments: str, verb: str = "run", status: int = 0) -> str:
-        """Return the output."""
-        given = (verb, self.config, "--run-dir", folder, *arguments)
-        environment = {"RAYPIPE_CACHE": str(self.cache)}
-        ended = in_process(InlineLauncher(), *given, environment=environment)
-        assert ended.status == status, ended.output
-        return ended.output
 
 
 def results_of(folder: Path) -> pd.DataFrame:
@@ -48,17 +30,17 @@ def results_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory) -> Commands:
+def config(tmp_path_factory) -> Path:
     config = tmp_path_factory.mktemp("config") / "tiny.yaml"
     config.write_text(CONFIG)
-    return Commands(config, config.parent / "cache")
+    return config
 
 
 @pytest.fixture(scope="module")
-def whole(commands, tmp_path_factory) -> tuple[Path, str]:
+def whole(config, tmp_path_factory) -> tuple[Path, str]:
     """The run directory and the output; `make test-all` has it on clusters."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, commands.run(folder)
+    return folder, raypipe("run", config, "--run-dir", folder)
 
 
 def test_every_stage_leaves_its_tables_and_the_report(whole):
@@ -83,8 +65,8 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
 
 
 @pytest.mark.slow
-def test_the_tables_equal_those_of_a_run_on_ray(whole, commands, launcher, tmp_path):
-    words = ["run", commands.config, "--run-dir", tmp_path, "lda.cache=false", "--only"]
+def test_the_tables_equal_those_of_a_run_on_ray(whole, config, launcher, tmp_path):
+    words = ["run", config, "--run-dir", tmp_path, "lda.cache=false", "--only"]
     ended = in_process(launcher, *words, "evaluate_small", "lda", environment={})
     assert ended.status == 0, ended.output
     for name, keys, columns in (
@@ -102,21 +84,18 @@ def test_the_tables_equal_those_of_a_run_on_ray(whole, commands, launcher, tmp_p
         pd.testing.assert_frame_equal(parallel[columns], sequential, rtol=1e-4, obj=name)
 
 
-def test_the_plan_knows_what_it_took(whole, commands, tmp_path):
-    del whole
+@pytest.mark.usefixtures("whole")
+def test_the_plan_knows_what_it_took(config):
+    def row(stage: str, *overrides: str) -> str:
+        output = raypipe("plan", config, *overrides)
+        return next(line for line in output.splitlines() if line.startswith(f"{stage} "))
 
-    def lines(*overrides: str) -> dict[str, str]:
-        output = commands.run(tmp_path / "new", *overrides, verb="plan")
-        return {line.split()[0]: line for line in output.splitlines() if line.strip()}
-
-    known = lines()
-    assert "unknown" not in known["train_small"] + known["lda"]
-    assert "unknown" in lines("train_small.pabbo.horizon=5")["train_small"]
+    assert "unknown" not in row("train_small") + row("lda")
+    assert "unknown" in row("train_small", "train_small.pabbo.horizon=5")
 
 
-def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands, monkeypatch):
+def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
     folder, _ = whole
-    monkeypatch.setenv("RAYPIPE_CACHE", str(commands.cache))
     evaluations = table(folder, "evaluations")
     assert not evaluations.duplicated(["dataset", "seed", "T"]).any()
     assert len(evaluations) < table(folder, "studies")["unique_evaluations"].sum()
@@ -136,11 +115,12 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands
         assert list(mine["T"][:3]) == [9, 30, 55]
 
 
-def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
+def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
     folder, _ = whole
+    words = ("run", config, "--run-dir", folder)
     before = table(folder, "evaluations"), table(folder, "trials"), results_of(folder)
-    assert "nothing to do" in commands.run(folder)
-    assert "train_small: done before" in commands.run(folder, "lda.runs=3")
+    assert "nothing to do" in raypipe(*words)
+    assert "train_small: done before" in raypipe(*words, "lda.runs=3")
     evaluations = table(folder, "evaluations")
     old = evaluations[evaluations["seed"].isin(before[0]["seed"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(old, before[0])
@@ -150,12 +130,12 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     pd.testing.assert_frame_equal(kept, before[2])
     assert set(history["run"]) == {0, 1, 2}
     assert set(table(folder, "summary")["runs"]) == {3}
-    refused = commands.run(folder, "lda.runs=3", "lda.max_iter=3", status=2)
+    refused = raypipe(*words, "lda.runs=3", "lda.max_iter=3", expected=2)
     assert "lda.max_iter: stored 2, now 3" in refused
 
 
 @pytest.mark.slow
-def test_studies_follow_a_model_that_is_trained_further(commands, tmp_path):
+def test_studies_follow_a_model_that_is_trained_further(config, tmp_path):
     """Their histories are those of the longer training; other studies stay as they are."""
     words = ["lda.optimizers=[pabbo_curves,random]", "lda.runs=1", "train_curves.scaling.workers=1"]
     curves = "{model: {layers: 1, embedding_depth: 2}, points: 12, steps: 3, held_out: 4}"
@@ -163,11 +143,11 @@ def test_studies_follow_a_model_that_is_trained_further(commands, tmp_path):
     words += ["train_curves.training.learning_rate=0.1", "train_curves.training.warmup_steps=0"]
     words += ["train_curves.scaling.cpus_per_worker=1", "--only", "lda"]
     short, longer = "train_curves.training.steps=1", "train_curves.training.steps=8"
-    commands.run(tmp_path / "run", short, *words)
+    raypipe("run", config, "--run-dir", tmp_path / "run", short, *words)
     before = results_of(tmp_path / "run").set_index("optimizer")
-    said = commands.run(tmp_path / "run", longer, *words)
+    said = raypipe("run", config, "--run-dir", tmp_path / "run", longer, *words)
     assert "lda: computed again: what it needs has gone on" in said
-    commands.run(tmp_path / "fresh", longer, *words)
+    raypipe("run", config, "--run-dir", tmp_path / "fresh", longer, *words)
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(tmp_path / "fresh"))
     after = results_of(tmp_path / "run").set_index("optimizer")
     pd.testing.assert_frame_equal(before.loc[["random"]], after.loc[["random"]])
