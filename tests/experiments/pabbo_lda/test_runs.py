@@ -22,7 +22,6 @@ from experiments.pabbo_lda.pabbo.model import restore_model, shipped_weights
 from experiments.pabbo_lda.settings import START, MainSettings
 from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
-from raypipe.config.yaml_text import load_yaml
 from raypipe.graph.experiment import Stage
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
@@ -30,24 +29,6 @@ from tests.experiments.pabbo_lda.test_optimizers import finish, points
 from tests.experiments.runs import resolved, run
 
 STAGES = ("train_small", "train_large", "train_curves")
-MOST_BYTES = 2 * 2**20
-CONFIG = """
-experiment: experiments.pabbo_lda
-data: {options: {max_documents: 120, max_features: 100, min_df: 2}}
-train_small: {weights: shipped}
-train_large: {weights: shipped}
-train_curves: {weights: shipped}
-evaluate_small: &evaluation
-  {functions: 4, starts: 1, steps: 3, query_points: 32, candidate_pairs: 64}
-evaluate_large: *evaluation
-lda:
-  {runs: 1, t_max: 60, start: [9, 30, 55], evaluations: 5, max_iter: 1, batch_size: 64,
-   final_seeds: 0, optimizers: [pabbo_small, pabbo_curves], cache: false}
-"""
-
-
-def of_shipped(folder: Path, *overrides: str, **options: object) -> rp.Run:
-    return rp.run(load_yaml(CONFIG, "shipped"), overrides, run_dir=folder, local=True, **options)
 
 
 def stage(name: str, **sections: dict[str, Any]) -> Stage:
@@ -58,7 +39,7 @@ def stage(name: str, **sections: dict[str, Any]) -> Stage:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_shipped_model_is_that_of_the_default_settings(name):
     weights = shipped_weights(name)
-    assert len(weights) <= MOST_BYTES
+    assert len(weights) <= 2 * 2**20
     settings = getattr(MainSettings(), name)
     assert untrained_settings(name, settings) == []
     assert restore_model(weights).settings == settings.pabbo.model
@@ -97,21 +78,6 @@ def test_the_shipped_curve_policy_is_close_to_the_optimum_after_five_evaluations
     assert (found["ours"].mean() <= 1.01 * found["recorded"].mean()).all()
 
 
-def test_a_run_takes_shipped_models_without_a_training(tmp_path):
-    found, stored = of_shipped(tmp_path), RunDirectory.at(tmp_path)
-    assert "steps" not in {path.stem for path in (tmp_path / "results").glob("*.parquet")}
-    for name in STAGES:
-        assert stored.read(stored.model(name)) == shipped_weights(name)
-    assert set(found.table("regret")["method"]) == {"pabbo", "random"}
-    assert set(found.table("studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
-
-
-def test_a_shipped_model_says_that_it_was_trained_for_other_samples(tmp_path, capsys):
-    of_shipped(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", only=("train_small",))
-    said = capsys.readouterr().out
-    assert "WARNING: the shipped model was trained with other values of std" in said
-
-
 def test_a_trained_model_is_measured_beside_the_shipped_one_on_the_same_functions():
     assert set(stage("evaluate_small").units[0].literals) == {"shipped"}
     other = {"pabbo": {"functions": {"std": [0.5, 1.0]}}}
@@ -138,13 +104,13 @@ def test_pabbo_curves_says_what_its_training_did_not_cover(lda, said):
 
 
 OWN = ("data.source=bow", "data.dir=bow", "lda.datasets=[mine]")
-#: shipped models, and a study of three evaluations
+#: shipped models, one for other samples, and studies of three evaluations
 TINY = (
-    *("train_small.weights=shipped", "train_large.weights=shipped", "lda.t_max=8"),
-    *("lda.optimizers=[random]", "lda.start=[2,4]", "lda.runs=1", "lda.seeds=1"),
-    *("lda.evaluations=3", "lda.max_iter=1", "evaluate_small.functions=2"),
-    *("evaluate_large.functions=2", "evaluate_small.steps=2", "evaluate_large.steps=2"),
-)
+    *(f"{name}.weights=shipped" for name in STAGES), "train_small.pabbo.functions.std=[0.5,1.0]",
+    "lda.optimizers=[pabbo_small,pabbo_curves]", "lda.t_max=8", "lda.start=[2,4]", "lda.runs=1",
+    "lda.seeds=1", "lda.evaluations=3", "lda.max_iter=1", "evaluate_small.functions=2",
+    "evaluate_large.functions=2", "evaluate_small.steps=2", "evaluate_large.steps=2",
+)  # fmt: skip
 TEXTS = {
     "data": {"source": "text", "dir": "docs", "options": {"min_df": 1, "max_df": 1.0}},
     "lda.datasets": ["mixed"], "lda.optimizers": ["random", "golden_section"], "lda.runs": 1,
@@ -159,13 +125,21 @@ def _here(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
 
 
-def test_the_quickstart_runs_on_own_files(tmp_path, caplog):
+def test_the_quickstart_runs_on_own_files_with_shipped_models(tmp_path, caplog, capsys):
     assert run("quickstart", tmp_path, *OWN, *TINY, profile="auto") == 0
     found = table(tmp_path, "evaluations")
     assert set(found["dataset"]) == {"mine"}
     assert found["value"].between(1, 3000).all()
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert told == ["data.options: max_documents, max_features: left out, since data.source = bow"]
+    said = capsys.readouterr().out
+    assert "WARNING: the shipped model was trained with other values of std" in said
+    assert "steps" not in {path.stem for path in (tmp_path / "results").glob("*.parquet")}
+    stored = RunDirectory.at(tmp_path)
+    for name in STAGES:
+        assert stored.read(stored.model(name)) == shipped_weights(name)
+    assert set(table(tmp_path, "regret")["method"]) == {"pabbo", "random"}
+    assert set(table(tmp_path, "studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
 
 
 SIZES = {"max_documents": 4000, "max_features": 1000}
