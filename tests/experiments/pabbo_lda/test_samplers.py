@@ -205,27 +205,22 @@ def test_points_lie_in_the_space_of_tune_and_come_near_the_optimum():
     assert min(map(loss, found)) < 0.3
 
 
-@pytest.mark.parametrize("result", [None, {}, {"loss": math.nan}, {"loss": math.inf}])
-def test_a_trial_without_a_value_fails(result):
+#: last results without a value
+FAILED = (None, {}, {"loss": math.nan}, {"loss": math.inf})
+
+
+@pytest.mark.parametrize("result", [*FAILED, {"loss": 4.0}])
+def test_a_trial_that_ends_early_counts_with_its_last_result_or_fails(result):
     surrogate = Nearest()
     searcher = search(surrogate=surrogate)
     searcher.suggest("t")
-    searcher.on_trial_result("t", {"training_iteration": 1, **(result or {})})
+    searcher.on_trial_result("t", {"loss": 5.0, "training_iteration": 1})
+    searcher.on_trial_result("t", {"training_iteration": 2, **(result or {})})
     searcher.on_trial_complete("t", result)
     found = drive(searcher, 2)
     searcher.suggest("next")
-    assert surrogate.values.tolist() == [loss(point) for point in found]
-
-
-def test_a_trial_that_ends_early_counts_with_its_last_result():
-    surrogate = Nearest()
-    searcher = search(n_startup_trials=1, surrogate=surrogate)
-    searcher.suggest("t")
-    searcher.on_trial_result("t", {"loss": 5.0, "training_iteration": 1})
-    searcher.on_trial_result("t", {"loss": 4.0, "training_iteration": 2})
-    searcher.on_trial_complete("t", {"loss": 4.0, "training_iteration": 2})
-    searcher.suggest("next")
-    assert surrogate.values.tolist() == [4.0]
+    counted = [] if result in FAILED else [4.0]
+    assert surrogate.values.tolist() == [*counted, *map(loss, found)]
 
 
 def test_a_restored_search_goes_on_as_if_it_had_not_ended(tmp_path):
