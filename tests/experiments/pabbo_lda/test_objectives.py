@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from experiments.pabbo_lda.objective.objectives import TabularObjective, load_ob
 from experiments.pabbo_lda.objective.topic_model import npmi
 from experiments.pabbo_lda.settings import CorporaSettings, LdaSettings
 from experiments.pabbo_lda.space import Point
-from raypipe.graph.identity import fingerprint
 
 PASSES, BATCH, SEED = 3, 32, 7
 
@@ -92,7 +92,7 @@ def test_coherence_counts_the_documents_that_hold_both_words():
     assert npmi(sparse.csr_matrix([[1, 0], [0, 1]]), np.ones((2, 2))) == -1
 
 
-def test_recorded_values_are_looked_up(folder):
+def test_recorded_values_are_looked_up_or_refused(folder):
     found = objective(folder, objective="tabular", table=folder / "table.csv", seed=1, runs=2)
     assert settings(objective="tabular", table=folder / "table.csv").unseen_seeds == 0
     assert value(found, Point(8), 1) == 4
@@ -100,37 +100,27 @@ def test_recorded_values_are_looked_up(folder):
     assert value(found, Point(40), 1) == 4
     assert value(found, Point(4), 2) == 5
     assert found.cost_s(Point(8)) == 0
+    with pytest.raises(ValueError, match="'toy', seed 3"):
+        value(found, Point(8), 3)
+    table = pd.read_csv(folder / "table.csv")
+    for wrong, message in (
+        (table.drop(columns="perplexity"), "perplexity"),
+        (table.assign(perplexity=0.0), "not positive"),
+        (table.assign(perplexity="1,234.5"), "a perplexity that is not a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TabularObjective(wrong)
 
 
 def test_the_key_holds_what_decides_a_value_and_nothing_else(folder):
     plain = objective(folder)
-    decisive = {"T": 5, "max_iter": PASSES, "batch_size": BATCH, "precision": "float64", "seed": 42}
-    about = {"objective": "perplexity", "corpus": plain.data_fingerprints["corpus"]}
     key = plain.key(Point(5), 42)
-    assert key == fingerprint({**about, **decisive})
     same = objective(folder, cpus=0.5, runs=3, evaluations=5, cache=False, time_limit_s=9)
     assert same.key(Point(5), 42) == key
     points = [(Point(6), 42), (Point(5), 43), (Point(5, 0.1), 42), (Point(5, None, 0.1), 42)]
     others = [{"max_iter": 4}, {"batch_size": 16}, {"precision": "float32"}]
     others += [{"objective": "heldout_perplexity"}, {"objective": "coherence"}]
-    found = {plain.key(*point) for point in points}
+    other_corpus = replace(plain, data_fingerprints={"corpus": "other"})
+    found = {plain.key(*point) for point in points} | {other_corpus.key(Point(5), 42)}
     found |= {objective(folder, **other).key(Point(5), 42) for other in others}
-    assert len(found | {key}) == len(points) + len(others) + 1
-
-
-TABLE = pd.DataFrame(
-    [("a", 1, 40, 1e8), ("a", 1, 10, 100.0), ("a", 1, 2, 400.0), ("b", 2, 5, 7.0)],
-    columns=["dataset", "seed", "T", "perplexity"],
-)
-
-
-def test_table_refuses_what_it_cannot_answer():
-    objective = TabularObjective(TABLE)
-    with pytest.raises(ValueError, match="'a', seed 2"):
-        objective.value("a", 2, 10)
-    with pytest.raises(ValueError, match="perplexity"):
-        TabularObjective(TABLE.drop(columns="perplexity"))
-    with pytest.raises(ValueError, match="not positive"):
-        TabularObjective(TABLE.assign(perplexity=0.0))
-    with pytest.raises(ValueError, match="a perplexity that is not a number"):
-        TabularObjective(TABLE.assign(perplexity="1,234.5"))
+    assert len(found | {key}) == len(points) + len(others) + 2
