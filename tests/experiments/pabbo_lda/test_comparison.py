@@ -61,7 +61,8 @@ HAND: Values = {
 }
 
 
-def test_evaluations_and_time_to_the_targets_by_hand():
+def test_what_a_study_took_to_the_targets_and_its_area_by_hand():
+    """The area is the mean log ratio beyond the start, carried to the longest study."""
     reached = table(aggregate(history(HAND))["convergence"], "optimizer").loc[[*HAND]]
     assert (reached["best_known"] == 100).all()
     assert reached["start_evaluations"].tolist() == [2] * 4
@@ -75,12 +76,8 @@ def test_evaluations_and_time_to_the_targets_by_hand():
             f"time_to_{target}_s": n * (n + 1) / 2,
         }.items():
             np.testing.assert_array_equal(reached[column].astype(float), expected)
-
-
-def test_the_area_is_the_mean_log_ratio_beyond_the_start_carried_to_the_longest():
-    area = table(aggregate(history(HAND))["convergence"], "optimizer")["area_under_curve"]
     logs = np.log([1.05 * 1.01, 1.5**2 * 1.04**2, 1.9**4, 1.005**4]) / 4
-    assert area[[*HAND]].tolist() == pytest.approx(logs)
+    assert reached["area_under_curve"].tolist() == pytest.approx(logs)
 
 
 def test_the_area_of_a_negative_objective_is_the_mean_difference():
@@ -125,13 +122,8 @@ def test_every_measure_is_tested_with_runs_as_blocks():
         blocks = reached[measure].astype(float).fillna(np.inf).unstack()
         test = scipy_stats.friedmanchisquare(*blocks.to_numpy().T)
         ranking = tables["rankings"][f"corpus/{measure}/a"]
-        assert ranking["chi2"] == pytest.approx(test.statistic)
-        assert ranking["p_value"] == pytest.approx(test.pvalue)
-        assert ranking["runs"] == 12
-    final = reached["final_value"].unstack()
-    pair = tables["comparisons"]["corpus/final_value/a/c"]
-    assert pair["p_value"] == scipy_stats.wilcoxon(final["a"], final["c"]).pvalue
-    assert pair["conclusion"] == "a is lower"
+        assert (ranking["p_value"], ranking["runs"]) == (pytest.approx(test.pvalue), 12)
+    assert tables["comparisons"]["corpus/final_value/a/c"]["conclusion"] == "a is lower"
 
 
 def test_random_search_is_the_control_where_it_took_part():
@@ -164,17 +156,15 @@ def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_pl
     assert reached.loc[("broken", 0), "area_under_curve"] == math.inf
     ranks = table(tables["rankings"], "measure", "optimizer")["average_rank"]
     assert ranks.notna().all()
-    lost = aggregate(history({"a": [[math.inf] * 3], "b": [[math.nan] * 3]}))
-    assert {row["area_under_curve"] for row in lost["convergence"].values()} == {None}
 
 
 HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]
 
 
-def fits(values: dict[int, list[float]], dataset: str = "corpus", **point: float) -> list[Row]:
+def fits(values: dict[int, list[float]], **point: float) -> list[Row]:
     """Evaluations: a list of T's values, one per seed."""
     return [
-        {"dataset": dataset, "seed": seed, "T": T, "value": value, **point}
+        {"dataset": "corpus", "seed": seed, "T": T, "value": value, **point}
         for T, of_seeds in values.items()
         for seed, value in enumerate(of_seeds)
     ]

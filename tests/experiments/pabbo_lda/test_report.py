@@ -27,30 +27,27 @@ MEANS = {2: 30.0, 5: 12.0, 8: 10.1, 11: 10.0, 16: 10.2, 30: 40.0, 60: 90.0}
 VALLEY = {T: [mean - 0.2, mean + 0.2, mean, mean] for T, mean in MEANS.items()}
 
 
-def tables_of(values: Values, evaluations: list[Row], dataset: str = "corpus") -> Tables:
-    rows = history(values, dataset=dataset)
-    found = aggregate(rows, [{**fit, "dataset": dataset} for fit in evaluations])
-    tables = {
-        name: pd.DataFrame(each.values()).replace({None: np.nan}).infer_objects()
-        for name, each in found.items()
-    }
+def frame(rows: dict[str, Row]) -> pd.DataFrame:
+    return pd.DataFrame(rows.values()).replace({None: np.nan}).infer_objects()
+
+
+def tables_of(values: Values, evaluations: list[Row]) -> Tables:
+    rows = history(values)
+    tables = {name: frame(each) for name, each in aggregate(rows, evaluations).items()}
     return {**tables, "study_history": pd.DataFrame(rows), "evaluations": pd.DataFrame(evaluations)}
 
 
 def drawn_tables(datasets: list[str], optimizers: list[str], runs: int) -> Tables:
     """Studies with random values, which share a start of two evaluations."""
     draw = np.random.default_rng(0)
-    found = [
-        tables_of({o: draw.uniform(1500, 2000, (runs, 12)).tolist() for o in optimizers}, [], name)
-        for name in datasets
-    ]
-    history, summary = (
-        pd.concat([tables[name] for tables in found], ignore_index=True)
-        for name in ("study_history", "summary")
-    )
-    studies = history[history["evaluation"] == 12].reset_index(drop=True)
-    studies = studies.assign(best_perplexity=studies["best_value"])
-    return {"study_history": history, "studies": studies, "summary": summary}
+    rows: list[Row] = []
+    for name in datasets:
+        values = {o: draw.uniform(1500, 2000, (runs, 12)).tolist() for o in optimizers}
+        rows += history(values, dataset=name)
+    table = pd.DataFrame(rows)
+    studies = table[table["evaluation"] == 12].assign(best_perplexity=table["best_value"])
+    summary = frame(aggregate(rows)["summary"])
+    return {"study_history": table, "studies": studies, "summary": summary}
 
 
 def named(tables: Tables) -> dict[str, Plot]:
