@@ -35,11 +35,13 @@ def corpus(documents: int = 60, words: int = 40, seed: int = 3) -> csr_matrix:
     return csr_matrix(dense)
 
 
-def pair(**options: Any) -> tuple[LatentDirichletAllocation, LatentDirichletAllocation]:
+def fitted(counts: csr_matrix, **options: Any) -> list[LatentDirichletAllocation]:
+    """The compiled model and the one of scikit-learn."""
     given: dict[str, Any] = {
         "learning_method": "online", "max_iter": 4, "batch_size": 16, "random_state": 9, **options
     }  # fmt: skip
-    return CompiledLatentDirichletAllocation(**given), LatentDirichletAllocation(**given)
+    kinds = (CompiledLatentDirichletAllocation, LatentDirichletAllocation)
+    return [kind(**given).fit(counts) for kind in kinds]
 
 
 @given(st.lists(st.floats(1e-3, 1e8), min_size=1, max_size=40))
@@ -61,9 +63,7 @@ def test_the_series_are_those_of_digamma(numbers):
     [{}, {"learning_method": "batch"}, {"doc_topic_prior": 0.02, "topic_word_prior": 0.9}],
 )
 def test_values_are_scikit_learns(T, options):
-    counts = corpus().astype(float)
-    compiled, reference = pair(n_components=T, **options)
-    compiled.fit(counts), reference.fit(counts)
+    compiled, reference = fitted(corpus().astype(float), n_components=T, **options)
     assert compiled.bound_ == pytest.approx(reference.bound_, rel=1e-5)
     np.testing.assert_allclose(compiled.components_, reference.components_, rtol=1e-4, atol=1e-6)
     held_out = corpus(20, seed=4).astype(float)
@@ -92,8 +92,8 @@ def test_scikit_learn_calls_every_overridden_method(monkeypatch):
 
     for name, method in overridden.items():
         monkeypatch.setattr(CompiledLatentDirichletAllocation, name, record(name, method))
-    compiled, _ = pair()
-    compiled.fit(corpus().astype(float)).perplexity(corpus(20).astype(float))
+    compiled, _ = fitted(corpus().astype(float))
+    compiled.perplexity(corpus(20).astype(float))
     assert {name for name, caller in called if caller == "sklearn"} == overridden.keys()
 
 
@@ -101,10 +101,8 @@ def test_words_whose_probability_underflows():
     """With a prior of 1e-3 a word that no topic has is e^-1000 likely."""
     dense = np.zeros((40, 30))
     dense[:20, :10] = dense[20:, 10:20] = 1
-    counts = csr_matrix(dense)
     options = {"n_components": 2, "doc_topic_prior": 1e-3, "topic_word_prior": 1e-3}
-    compiled, reference = pair(learning_method="batch", **options)
-    compiled.fit(counts), reference.fit(counts)
+    compiled, reference = fitted(csr_matrix(dense), learning_method="batch", **options)
     new = csr_matrix(np.ones((3, 30)))  # has words that the corpus does not have
     found, expected = compiled.perplexity(new), reference.perplexity(new)
     assert expected > 1e44
@@ -134,20 +132,10 @@ def test_the_matrix_may_be_read_only_and_its_indices_long():
 @pytest.mark.slow
 def test_values_do_not_depend_on_whether_the_machine_code_was_compiled_before(tmp_path):
     code = """
-import numpy as np
-from experiments.pabbo_lda.objective.variational_bayes import e_step
-rng = np.random.default_rng(0)
-ids = np.concatenate([np.sort(rng.choice(300, 30, replace=False)) for _ in range(40)])
-ids, starts = ids.astype(np.int32), np.arange(0, 1201, 30).astype(np.int32)
-for kind in (np.float64, np.float32):
-    counts = rng.integers(1, 5, 1200).astype(kind)
-    for part in (ids, starts, counts):
-        part.setflags(write=False)
+from tests.experiments.pabbo_lda.test_topic_model import LdaFit, Point, corpus, lda_perplexity
+for kind in ("float64", "float32"):
     for T in (20, 64, 100):
-        gamma, stats = rng.gamma(100.0, 0.01, (40, T)), np.zeros((300, T))
-        words = rng.random((300, T)).astype(kind)
-        e_step(counts, ids, starts, words, gamma, 0.1, 50, 1e-3, stats)
-        print(gamma.tolist(), stats.tolist())
+        print(lda_perplexity(corpus(), Point(T), 1, LdaFit(2, 16, kind)))
 """
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, "-c", code]
