@@ -38,7 +38,6 @@ def drawn(n: int, d: int, m: int = 7, seed: int = 0):
 def test_the_weights_ship_and_are_small():
     file = resources.files("experiments.pabbo_lda.surrogate").joinpath(posterior.WEIGHTS)
     assert len(file.read_bytes()) <= 2_000_000
-    assert len(posterior.weights_sha256()) == 64
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -78,11 +77,9 @@ def test_extreme_values_have_a_finite_improvement(surrogate, values):
 
 
 def test_a_point_that_no_training_has_seen_is_refused(surrogate):
-    known, values, candidates = drawn(5, 4)
-    with pytest.raises(ValueError, match="4 dimensions; the surrogate was trained on 1 to 3"):
-        surrogate.expected_improvement(known, values, candidates)
     known, values, candidates = drawn(5, 2)
     for wrong, message in (
+        (drawn(5, 4), "4 dimensions; the surrogate was trained on 1 to 3"),
         ((known[:0], values[:0], candidates), "n >= 1"),
         ((known, values[:3], candidates), r"values has the shape \(3,\); it must be \[5\]"),
         ((known, values, candidates[:, :1]), r"candidates has the shape \(7, 1\)"),
