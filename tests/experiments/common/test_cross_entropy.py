@@ -50,17 +50,20 @@ def plain(targets: Tensor, **options: Any) -> Loss:
     )
 
 
+def chunked(targets: Tensor, rows: int = 20, **options: Any) -> Loss:
+    """The loss in chunks of so many rows."""
+    return lambda hidden, weight: linear_cross_entropy(
+        hidden, weight, targets, chunk=rows * CLASSES, **options
+    )
+
+
 @pytest.mark.parametrize("options", [{}, {"ignore_index": 3}, {"label_smoothing": 0.2},
                                      {"ignore_index": 3, "label_smoothing": 0.2}])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 7, 25, ROWS])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
 def test_it_is_the_plain_loss_in_any_chunks(dtype, tolerance, rows, options):
     hidden, weight, targets = drawn(dtype)
-    found = with_gradients(
-        lambda h, w: linear_cross_entropy(h, w, targets, chunk=rows * CLASSES, **options),
-        hidden,
-        weight,
-    )
+    found = with_gradients(chunked(targets, rows, **options), hidden, weight)
     assert {each.dtype for each in found} == {dtype}
     exact = with_gradients(plain(targets, **options), hidden.double(), weight.double())
     assert_close(found, exact, tolerance)
@@ -80,9 +83,7 @@ def test_the_value_without_smoothing_comes_along():
 def test_without_a_target_the_loss_and_its_gradients_are_zero(ignored):
     """An empty batch, and one in which every target is ignored."""
     hidden, weight, targets = drawn(torch.float32, 4 if ignored else 0)
-    found = with_gradients(
-        lambda h, w: linear_cross_entropy(h, w, torch.full_like(targets, -100)), hidden, weight
-    )
+    found = with_gradients(chunked(torch.full_like(targets, -100)), hidden, weight)
     assert_close(found, [torch.zeros(()), torch.zeros_like(hidden), torch.zeros_like(weight)], 0)
 
 
@@ -99,10 +100,10 @@ def test_half_precision_rounds_no_more_than_the_plain_loss():
         pairs = zip(found, exact, strict=True)
         return [float((one - other).norm() / other.norm()) for one, other in pairs]
 
-    chunked = errors(lambda h, w: linear_cross_entropy(h, w, targets, chunk=20 * CLASSES))
+    ours = errors(chunked(targets))
     whole = errors(lambda h, w: F.cross_entropy(F.linear(h, w).float(), targets, reduction="sum"))
-    assert chunked[0] < 1e-4
-    assert all(one < 1.1 * other + 1e-5 for one, other in zip(chunked, whole, strict=True))
+    assert ours[0] < 1e-4
+    assert all(one < 1.1 * other + 1e-5 for one, other in zip(ours, whole, strict=True))
 
 
 class _Largest(TorchDispatchMode):
@@ -122,9 +123,7 @@ class _Largest(TorchDispatchMode):
 def test_the_logits_are_never_all_in_memory():
     hidden, weight, targets = drawn(torch.float32)
     with _Largest() as largest:
-        with_gradients(
-            lambda h, w: linear_cross_entropy(h, w, targets, chunk=10 * CLASSES), hidden, weight
-        )
+        with_gradients(chunked(targets, 10), hidden, weight)
     assert largest.entries == max(10 * CLASSES, ROWS * WIDTH)
     with _Largest() as largest:
         with_gradients(plain(targets), hidden, weight)
