@@ -106,13 +106,6 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
             corpus.counts, Point(int(row["T"])), int(row["seed"]), LdaFit(2, 64, "float64")
         )
         assert row["value"] == pytest.approx(expected, rel=1e-10)
-    history = table(folder, "study_history")
-    for _, study in table(folder, "studies").iterrows():
-        mine = history[(history[["optimizer", "run"]] == study[["optimizer", "run"]]).all(axis=1)]
-        best = mine.loc[mine["value"].idxmin()]
-        assert (study["best_perplexity"], study["best_T"]) == (best["value"], best["T"])
-        assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
-        assert list(mine["T"][:3]) == [9, 30, 55]
 
 
 def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
