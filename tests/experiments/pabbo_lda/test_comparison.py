@@ -26,25 +26,15 @@ def history(values: Values, start: int = 2, dataset: str = "corpus") -> list[Row
     rows: list[Row] = []
     for optimizer, runs in values.items():
         for run, study in enumerate(runs):
-            for i, value in enumerate(study):
-                seen = [v for v in study[: i + 1] if math.isfinite(v)]
-                best = min(seen, default=math.inf)
-                rows.append(
-                    {
-                        "dataset": dataset,
-                        "optimizer": optimizer,
-                        "run": run,
-                        "seed": 42 + run,
-                        "evaluation": i + 1,
-                        "batch": 0 if i < start else 1 + i - start,
-                        "T": 100 - i,
-                        "value": value,
-                        "best_T": 100 - study.index(best) if seen else None,
-                        "best_value": best,
-                        "elapsed_s": (i + 1) * (i + 2) / 2,
-                        "cpu_s": (i + 1) * (i + 2) / 2,
-                    }
-                )
+            n = np.arange(1, len(study) + 1)
+            seconds, best = n * (n + 1) / 2, pd.Series(study).where(np.isfinite).cummin().ffill()
+            found = pd.DataFrame(
+                {"evaluation": n, "batch": (n - start).clip(0), "T": 101 - n, "value": study,
+                 "best_T": pd.Series(101 - n).where(best.notna()),
+                 "best_value": best.fillna(math.inf), "elapsed_s": seconds, "cpu_s": seconds}
+            )  # fmt: skip
+            about = {"dataset": dataset, "optimizer": optimizer, "run": run, "seed": 42 + run}
+            rows += found.assign(**about).to_dict("records")
     return rows
 
 
