@@ -31,9 +31,7 @@ NUMBERS = TABLE.model_copy(update=REGRESSION)
 TASKS: dict[str, TrainTask] = {
     "burn_in": PabboTask(TINY),
     "policy": PabboTask(TINY),
-    "policy by improvement": PabboTask(
-        TINY.model_copy(update={"policy_gradient": "expected_improvement"})
-    ),
+    "policy as published": PabboTask(TINY.model_copy(update={"policy_gradient": "published"})),
     "curves": CurvePolicyTask(CURVES),
     "lm_pretrain": random_task(SMALL),
     "summarization": SummarizationTask(GATED, RandomPairs(23, 32, 8, 10), label_smoothing=0.1),
