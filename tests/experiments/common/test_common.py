@@ -13,13 +13,7 @@ from tokenizers import Tokenizer
 from experiments.common.blocks import Block, evenly_spread, map_blocks
 from experiments.common.pretrained import model_fingerprint
 from experiments.common.tables import columns
-from experiments.common.tokenizer import (
-    FEWEST_TOKENS,
-    read_tokenizer,
-    token_lists,
-    tokenizer_path,
-    train_bpe,
-)
+from experiments.common.tokenizer import read_tokenizer, token_lists, tokenizer_path, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 
@@ -117,7 +111,7 @@ def test_what_is_frequent_is_merged_and_what_is_long_is_cut():
 
 
 def test_the_fewest_tokens_are_bytes():
-    (tokens,) = token_lists(train_bpe(TEXTS, FEWEST_TOKENS, 99), ["the café"]).to_pylist()
+    (tokens,) = token_lists(train_bpe(TEXTS, 257, 99), ["the café"]).to_pylist()
     assert len(tokens) == len("the café".encode())
 
 

@@ -10,12 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from experiments.pabbo_lda.study.comparison import (
-    MEASURES,
-    aggregate,
-    landscape,
-    progress,
-)
+from experiments.pabbo_lda.study.comparison import MEASURES, aggregate, landscape, progress
 from raypipe.store.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimizer, a list a run

@@ -12,14 +12,8 @@ from sklearn.gaussian_process.kernels import RBF, Kernel, Matern
 from experiments.pabbo_lda import experiment
 from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.optimizers.bayesian import expected_improvement
-from experiments.pabbo_lda.pabbo import evaluation, preferential_gp
-from experiments.pabbo_lda.pabbo.functions import (
-    SyntheticFunctionSettings,
-    _log_normal,
-    covariance,
-    sample_functions,
-    winners,
-)
+from experiments.pabbo_lda.pabbo import evaluation, functions, preferential_gp
+from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings, sample_functions
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs, shipped_weights
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
@@ -35,7 +29,7 @@ def test_kernels_are_scikit_learn_s():
     x = np.linspace(-1, 1, 30)
     distance = torch.from_numpy(np.abs(x[:, None] - x[None, :]) / 0.4)[None]
     for row, kernel in enumerate(kernels(0.4)):
-        ours = covariance(torch.tensor([row]), distance)[0]
+        ours = functions.covariance(torch.tensor([row]), distance)[0]
         np.testing.assert_allclose(ours.numpy(), kernel(x[:, None]), atol=1e-12)
 
 
@@ -50,7 +44,7 @@ def test_no_point_is_above_the_known_optimum(points):
 
 def test_length_scales_follow_the_cut_log_normal():
     u = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
-    drawn = torch.log(_log_normal(u, FUNCTIONS.length_scale)).numpy()
+    drawn = torch.log(functions._log_normal(u, FUNCTIONS.length_scale)).numpy()
     low, high = np.log(FUNCTIONS.length_scale)
     mean, std = np.log(1 / 3), 0.75
     law = scipy.stats.truncnorm((low - mean) / std, (high - mean) / std, loc=mean, scale=std)
@@ -102,7 +96,8 @@ def test_all_runs_together_are_each_run_alone():
     best = [utility.max()]
     for step in range(SETTINGS.steps):
         used = (step + 1) / SETTINGS.steps
-        scores = score_pairs(model, duels, winners(utility), c.points[b], c.pairs[b], used)
+        won = functions.winners(utility)
+        scores = score_pairs(model, duels, won, c.points[b], c.pairs[b], used)
         choice = scores.masked_fill(asked, -torch.inf).argmax()
         asked[choice] = True
         duels = torch.cat((duels, c.duels[b, choice][None]))

@@ -15,13 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.pabbo_lda.objective.objectives import TabularObjective
-from experiments.pabbo_lda.optimizers import (
-    T_ONLY,
-    Optimizer,
-    OptimizerName,
-    make_optimizer,
-    populations,
-)
+from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, make_optimizer, populations
 from experiments.pabbo_lda.optimizers.bayesian import expected_improvement
 from experiments.pabbo_lda.optimizers.pabbo import PolicySettings
 from experiments.pabbo_lda.settings import START
@@ -48,7 +42,7 @@ def pseudo(duels, preferred, points, pairs, used):
     return (points[pairs] * [5.3, 2.9] + phase).sum(axis=1) % 1.0
 
 
-def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000) -> Optimizer:
+def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000):
     scorer = nearness if name.startswith("pabbo") else None
     return make_optimizer(name, space=Space(t_min, t_max), seed=seed, scorer=scorer)
 
@@ -57,7 +51,7 @@ def points(*topics: int) -> list[Point]:
     return [Point(T) for T in topics]
 
 
-def asked(optimizer: Optimizer, value, start: Sequence[int] = START, batches: int = 12):
+def asked(optimizer, value, start: Sequence[int] = START, batches: int = 12):
     """The T that an optimizer asks for in so many batches."""
     optimizer.tell(points(*start), [value(T) for T in start])
     out = []
@@ -329,7 +323,7 @@ def test_expected_improvement_is_that_of_a_normal_value():
     assert found[1] == 0
 
 
-def pabbo(scorer, **options) -> Optimizer:
+def pabbo(scorer, **options):
     policy = PolicySettings(**options)
     return make_optimizer("pabbo_small", space=Space(2, 1000), seed=0, scorer=scorer, policy=policy)
 

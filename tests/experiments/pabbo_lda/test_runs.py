@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import save
 
 import raypipe as rp
 from experiments.pabbo_lda import settings
@@ -43,6 +44,11 @@ def test_a_shipped_model_is_that_of_the_default_settings(name):
     settings = getattr(MainSettings(), name)
     assert untrained_settings(name, settings) == []
     assert restore_model(weights).settings == settings.pabbo.model
+
+
+def test_a_file_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="its metadata lack the key 'model'"):
+        restore_model(save({}))
 
 
 def test_shipped_models_beat_random_search_on_held_out_functions():
