@@ -1,4 +1,7 @@
-"""Runs with models that ship, and on bags of words and documents of the user's own."""
+"""Runs with models that ship, and on bags of words and documents of the user's own.
+
+Tables: ``runs.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments.pabbo_lda.test_optimizers import finish, points
 from tests.experiments.runs import resolved, run
+from tests.scenario import cases
 
+CASES = cases(__file__, "runs")
 STAGES = ("train_small", "train_large", "train_curves")
 
 
@@ -91,15 +96,7 @@ def test_a_trained_model_is_measured_beside_the_shipped_one_on_the_same_function
     assert not stage("evaluate_small", train_small={"weights": "shipped"}).units[0].literals
 
 
-@pytest.mark.parametrize(
-    ("lda", "said"),
-    [
-        ({"objective": "coherence"}, "lda.objective = coherence"),
-        ({"t_max": 100, "start": [9, 30]}, "lda.t_max = 100 (curves: 200 to 1000)"),
-        ({"start": [9, 9]}, "1 values of lda.start (curves: 2 to 20)"),
-        ({}, ""),
-    ],
-)
+@pytest.mark.parametrize(("lda", "said"), CASES["beyond_training"])
 def test_pabbo_curves_says_what_its_training_did_not_cover(lda, said):
     found = stage("lda", lda={"optimizers": ["pabbo_curves"], **lda})
     warnings = found.run.keywords["warnings"]
@@ -148,22 +145,7 @@ def test_the_quickstart_runs_on_own_files_with_shipped_models(tmp_path, caplog, 
     assert set(table(tmp_path, "studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
 
 
-SIZES = {"max_documents": 4000, "max_features": 1000}
-
-
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ((), SIZES),
-        (("data.source=builtin",), SIZES),
-        (("data.options.min_df=2",), {**SIZES, "min_df": 2}),
-        (("data.options={}",), {}),
-        (("data.options={}", "data.options.min_df=2"), {"min_df": 2}),
-        (OWN, {}),
-        ((*OWN, "data.options.split=train"), {"split": "train"}),
-        (("data.source=text", "data.options={max_features: 9}"), {"max_features": 9}),
-    ],
-)
+@pytest.mark.parametrize(("words", "options"), CASES["options"])
 def test_options_belong_to_the_source_that_was_chosen(words, options):
     assert resolved("quickstart", *words).settings.data.options == options
 
