@@ -115,15 +115,6 @@ def test_the_fewest_tokens_are_bytes():
     assert len(tokens) == len("the café".encode())
 
 
-def test_special_tokens_come_first_and_are_no_text():
-    content = train_bpe(TEXTS, 300, special=("<pad>", "</s>"))
-    (tokens,) = token_lists(content, ["<pad> the cat</s>"]).to_pylist()
-    assert min(tokens) > 1
-    tokenizer = Tokenizer.from_str(content)
-    assert [tokenizer.id_to_token(number) for number in (0, 1)] == ["<pad>", "</s>"]
-    assert tokenizer.decode(tokens) == "<pad> the cat</s>"
-
-
 def test_a_column_is_a_line():
     found = columns(
         rate="real higher [rows per second]: How fast.", start_s="real: When.", n="text: ."

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
 from experiments.pabbo_lda.figures import NAMES, figures
@@ -62,15 +61,13 @@ def by_run(table: pd.DataFrame) -> pd.DataFrame:
     return table.pivot(index="evaluation", columns="run", values="best_value")
 
 
-def line_of(axes: Axes, label: str) -> Line2D:
-    return next(line for line in axes.lines if line.get_label() == label)
-
-
-def at(line: Line2D, x: np.ndarray) -> np.ndarray:
+def curve(axes: Axes, label: str, x: np.ndarray) -> np.ndarray:
     """A step curve's value at each x."""
-    known = np.asarray(line.get_xdata(), float)
+    line = next(line for line in axes.lines if line.get_label() == label)
     assert line.get_drawstyle() == "steps-post"
-    return np.asarray(line.get_ydata(), float)[np.searchsorted(known, x, side="right") - 1]
+    known, values = np.asarray(line.get_data(), float)
+    assert known[-1] == x[-1]
+    return values[np.searchsorted(known, x, side="right") - 1]
 
 
 @pytest.mark.parametrize(("datasets", "optimizers", "runs"), [(1, 2, 1), (2, 8, 3)])
@@ -89,9 +86,7 @@ def test_curves_are_medians_with_quartiles_and_carry_the_best_of_an_ended_study(
     axes = plot.figure.axes[0]
     best = by_run(table[table["optimizer"] == "golden_section"])
     best.loc[9:] = best.loc[8].to_numpy()
-    curve = line_of(axes, "golden_section")
-    assert_allclose(at(curve, np.arange(1, 13)), best.median(axis=1))
-    assert curve.get_xdata()[-1] == 12
+    assert_allclose(curve(axes, "golden_section", np.arange(1, 13)), best.median(axis=1))
     corners = axes.collections[1].get_paths()[0].vertices
     assert corners[:, 1].min() == pytest.approx(best.quantile(0.25, axis=1).min())
     assert corners[:, 1].max() == pytest.approx(best.quantile(0.75, axis=1).max())
@@ -148,7 +143,7 @@ def test_values_that_are_infinite_missing_or_huge_are_survived():
     assert axes.get_yscale() == "log"
     shown = table[(table["dataset"] == "corpus") & (table["optimizer"] == "unknown_one")]
     expected = by_run(shown[shown["run"] != 1]).median(axis=1)[2:]
-    assert_allclose(at(line_of(axes, "unknown_one"), np.arange(3, 13)), expected)
+    assert_allclose(curve(axes, "unknown_one", np.arange(3, 13)), expected)
 
 
 def small_tables(text: str = "20news") -> Tables:

@@ -156,14 +156,6 @@ def studied(folder: Path, *stages: str, **lda: object) -> rp.Run:
     return rp.run(document, given, run_dir=folder, only=stages or ("lda",), local=True)
 
 
-def test_documents_without_a_word_are_counted_where_they_are_left_out(tmp_path, capsys):
-    found = studied(tmp_path).table("corpora")
-    assert found[["documents", "dropped_documents", "words"]].values.tolist() == [[4, 3, 6]]
-    shown = capsys.readouterr().out
-    assert "documents 4, words 6" in shown
-    assert "WARNING: corpus mixed: 3 of 7 documents have no word of the vocabulary" in shown
-
-
 def test_letters_outside_all_words_are_counted(tmp_path, capsys, monkeypatch):
     """And short words are words if the pattern says so."""
     studied(tmp_path / "some", datasets=["cjk"], t_max=3, start=[2])
@@ -173,13 +165,17 @@ def test_letters_outside_all_words_are_counted(tmp_path, capsys, monkeypatch):
     assert "in no word" not in capsys.readouterr().out
 
 
-def test_a_coherence_is_not_called_a_perplexity(tmp_path, capsys):
+def test_a_coherence_is_no_perplexity_and_documents_that_are_left_out_are_counted(tmp_path, capsys):
     found = studied(tmp_path, "lda", "aggregate", objective="coherence")
+    corpora = found.table("corpora")[["documents", "dropped_documents", "words"]]
+    assert corpora.values.tolist() == [[4, 3, 6]]
     studies, history = found.table("studies"), found.table("study_history")
     assert studies["best_perplexity"].isna().all()
     lowest = history.groupby("optimizer")["value"].min()
     assert dict(zip(studies["optimizer"], -studies["best_coherence"], strict=True)) == dict(lowest)
     shown = capsys.readouterr().out
+    assert "documents 4, words 6" in shown
+    assert "WARNING: corpus mixed: 3 of 7 documents have no word of the vocabulary" in shown
     assert "best_coherence" in shown
     assert "best_perplexity" not in shown
     # and the comparison of studies needs nothing but the studies
