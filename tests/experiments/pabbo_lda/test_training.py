@@ -74,6 +74,12 @@ TINY = PabboSettings(
 )  # fmt: skip
 
 
+def _candidates(seed, stream, samples, points, pairs, dtype=torch.float64) -> Candidates:
+    drawn = sample_functions(seed, samples, points, TINY.functions, dtype=dtype)
+    chosen = draw_pairs(seed, stream, samples, points, pairs)
+    return Candidates.of(drawn.points, drawn.utility, chosen)
+
+
 def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
     """Against a plain loop that encodes each split alone, without masks."""
     model, step = _model(TINY.model), replace(STEP, phase=Phase("burn_in", 1, 8, 1e-3), seed=7)
@@ -82,9 +88,7 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
     total = PabboTask(TINY).loss(model, torch.tensor([3]), step).total
     hook.remove()
     ((context, _, mask),) = contexts
-    functions = sample_functions(7, torch.tensor([3]), 8, TINY.functions, dtype=torch.float64)
-    pairs = draw_pairs(7, 10, torch.tensor([3]), 8, 10)
-    duels = Candidates.of(functions.points, functions.utility, pairs)
+    duels = _candidates(7, 10, torch.tensor([3]), 8, 10)
     tokens = model.embed_duels(duels.duels, duels.preferred)[0]
     losses = []
     for split in range(TINY.prediction_splits):
@@ -92,9 +96,9 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
         assert 1 <= len(used) <= TINY.max_context
         inside = (tokens[:, None] - used[None]).abs().sum(2).amin(1) < 1e-12
         assert inside.sum() == len(used)
-        encoded = model(used[None, None], model.embed_points(functions.points))[0, 0]
+        encoded = model(used[None, None], model.embed_points(duels.points))[0, 0]
         mean, std = model.predict(encoded)
-        i, j = pairs[0][~inside].unbind(1)
+        i, j = duels.pairs[0][~inside].unbind(1)
         logit = (mean[j] - mean[i]) / torch.sqrt(1 + torch.pi / 8 * (std[i] ** 2 + std[j] ** 2))
         truth = duels.preferred[0][~inside].double()
         losses.append(F.binary_cross_entropy_with_logits(logit, truth))
@@ -104,9 +108,7 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
 def test_trajectories_never_ask_twice_and_report_their_log_probability():
     model, samples = _model(TINY.model), torch.arange(5)
     s = TINY.model_copy(update={"horizon": 12})
-    functions = sample_functions(0, samples, 9, s.functions, dtype=torch.float64)
-    pairs = draw_pairs(0, 13, samples, 9, 12)
-    candidates = Candidates.of(functions.points, functions.utility, pairs)
+    candidates = _candidates(0, 13, samples, 9, 12)
     log_probs, chosen = training._trajectories(model, candidates, samples, 0, s)
     assert log_probs.shape == (5, 3, 12, 12)
     # all candidates are asked, each once; those asked before have no probability left
@@ -128,9 +130,7 @@ def test_one_pass_over_all_steps_has_the_trajectories_and_the_gradient_of_one_pe
     found = []
     for trajectories in (training._trajectories, training._trajectories_at_once):
         model = _model(TINY.model).to(kind)
-        functions = sample_functions(7, samples, 9, settings.functions, dtype=kind)
-        pairs = draw_pairs(7, 0, samples, 9, 12)
-        candidates = Candidates.of(functions.points, functions.utility, pairs)
+        candidates = _candidates(7, 0, samples, 9, 12, kind)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             log_probs, chosen = trajectories(model, candidates, samples, 7, settings)
         log_probs.gather(3, chosen[..., None]).sum().backward()
