@@ -24,8 +24,7 @@ from experiments.pabbo_lda.samplers.ray_tune import PabboSearch
 class Nearest:
     """Expects at a point the value of the nearest known one, and more the farther that is."""
 
-    def __init__(self):
-        self.known = self.values = None
+    known = values = None
 
     def expected_improvement(self, known, values, candidates):
         assert known.shape == (len(values), candidates.shape[1])
