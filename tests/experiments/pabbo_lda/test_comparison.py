@@ -80,12 +80,8 @@ def test_the_best_known_is_that_of_the_same_corpus_and_seed():
 
 def test_censored_runs_rank_behind_all_others_and_tie_among_each_other():
     run = [30.0, 20.0, 19.0, 18.0, 17.0, 16.0]
-    values: Values = {
-        "first": [[*run[:2], 10.0]] * 3,
-        "later": [[*run[:5], 10.0]] * 3,
-        "never": [run] * 3,
-        "neither": [run[:4]] * 3,
-    }
+    values: Values = {"first": [[*run[:2], 10.0]] * 3, "later": [[*run[:5], 10.0]] * 3}
+    values |= {"never": [run] * 3, "neither": [run[:4]] * 3}
     ranks = table(aggregate(history(values))["rankings"], "measure", "optimizer")
     found = ranks.loc["evaluations_to_1_percent"]["average_rank"]
     assert found.to_dict() == {"first": 1, "later": 2, "never": 3.5, "neither": 3.5}
@@ -205,8 +201,7 @@ def test_studies_within_the_noise_are_measured_where_it_is_known():
     assert {row["evaluations_to_noise"] for row in unknown["convergence"].values()} == {None}
     assert not any("noise" in key for key in unknown["rankings"])
     tables = aggregate(rows, fits({5: [9.7, 10.3] * 4}))
-    interval = tables["landscape"]["corpus"]["interval"]
-    assert 1 < interval < 2
+    assert 1 < tables["landscape"]["corpus"]["interval"] < 2
     reached = table(tables["convergence"], "optimizer")
     assert reached["evaluations_to_noise"].to_dict() == {"quick": 3, "slow": 4}
     assert reached["evaluations_beyond_start_to_noise"].to_dict() == {"quick": 1, "slow": 2}

@@ -50,8 +50,7 @@ def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(surrogat
 
 @given(factor=st.floats(1e-20, 1e20), shift=st.floats(-10, 10), n=st.integers(2, 12))
 @settings(deadline=None, max_examples=20)
-def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor, shift, n):
-    surrogate = posterior.load()
+def test_the_unit_and_the_origin_of_the_values_do_not_matter(surrogate, factor, shift, n):
     known, values, candidates = drawn(n, 2, seed=n)
     mean, deviation = surrogate.predict(known, values, candidates)
     other = surrogate.predict(known, factor * (values + shift), candidates)

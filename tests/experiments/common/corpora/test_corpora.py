@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
-from sklearn.feature_extraction.text import CountVectorizer
 
 from experiments.common.corpora import docstrings
 from experiments.common.corpora.corpus import CorpusError, make_corpus, validate_counts
 from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
 from experiments.common.corpora.load import load_corpus, sample
-from experiments.common.corpora.text import WORD_PATTERN, Tokenization, vectorize
+from experiments.common.corpora.text import Tokenization, vectorize
 from tests.experiments.rows import write_rows
 
 DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
@@ -165,15 +164,6 @@ TEXTS = [
 ]
 ALL = Tokenization(min_df=1, max_df=1.0)
 KEEP = {"min_df": 1, "max_df": 1.0}
-
-
-def test_counts_equal_those_of_scikit_learn():
-    corpus = vectorize("c", TEXTS, "test", ALL)
-    reference = CountVectorizer(stop_words="english", token_pattern=WORD_PATTERN)
-    counts = reference.fit_transform(TEXTS).toarray()
-    np.testing.assert_array_equal(corpus.counts.toarray(), counts[[0, 2, 4]])
-    assert corpus.vocabulary == tuple(reference.get_feature_names_out())
-    assert (corpus.dropped_documents, corpus.empty_documents) == (2, 0)
 
 
 @given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=12), st.integers(1, 6))
