@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from experiments.common.blocks import Block, evenly_spread, map_blocks
+from experiments.common.blocks import evenly_spread, map_blocks
 from experiments.common.pretrained import model_fingerprint
 from experiments.common.tables import columns
 from experiments.common.tokenizer import read_tokenizer, token_lists, tokenizer_path, train_bpe
@@ -28,27 +28,25 @@ def test_a_spread_sample_reaches_both_ends(number, most):
     assert not number or (rows[0] == 0 and number - 1 - rows[-1] < max(gaps, default=number))
 
 
-def context_of(gpus: int = 0) -> MagicMock:
-    """A stage on two nodes, whose calls are answered at once."""
+def mapped(rows: dict[str, int], size: int, gpus: int = 0, **options: bool):
+    """The stage on two nodes, and its blocks with their rows, which are mapped at once."""
     card = Mock()
     card.name = "card"
     context = MagicMock(device="cpu")
     context.stage.name = "a_stage"
     context.session.nodes = [Mock(gpus=[]), Mock(gpus=[card] * gpus)]
     context.map = lambda pool, calls: ((key, call(*given)) for key, call, *given in calls)
-    return context
+    blocks = map_blocks(context, rows, size, lambda b: (range, b.start, b.end), **options)
+    return context, [(block, [*found]) for block, found in blocks]
 
 
 def test_blocks_cover_every_row_once_in_order():
-    context = context_of()
-    blocks = map_blocks(
-        context, {"train": 5, "empty": 0, "held_out": 2}, 2, lambda b: (range, b.start, b.end)
-    )
-    found = [(block.split, [*rows]) for block, rows in blocks]
+    context, blocks = mapped({"train": 5, "empty": 0, "held_out": 2}, 2)
+    found = [(block.split, rows) for block, rows in blocks]
     assert found == [("train", [0, 1]), ("train", [2, 3]), ("train", [4]), ("held_out", [0, 1])]
     context.begin.assert_called_once_with(7)
     assert [call.args for call in context.advance.call_args_list] == [(2,), (4,), (5,), (7,)]
-    assert str(Block("a_stage", "train", 4, 5)) == "a_stage/train/4"
+    assert str(blocks[2][0]) == "a_stage/train/4"
 
 
 @pytest.mark.parametrize(
@@ -62,11 +60,8 @@ def test_blocks_cover_every_row_once_in_order():
     ],
 )
 def test_all_gpus_share_the_rows(gpus, on_gpus, sizes, device):
-    context = context_of(gpus)
-    call = map_blocks(
-        context, {"held_out": 11}, 4, lambda b: (range, b.start, b.end), on_gpus=on_gpus
-    )
-    assert [len(rows) for _, rows in call] == sizes
+    context, blocks = mapped({"held_out": 11}, 4, gpus, on_gpus=on_gpus)
+    assert [len(rows) for _, rows in blocks] == sizes
     (options,) = context.pool.call_args.args
     assert (options.gpus, context.device) == (float(device == "card"), device)
 

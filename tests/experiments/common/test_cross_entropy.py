@@ -107,9 +107,7 @@ def test_half_precision_rounds_no_more_than_the_plain_loss():
 class _Largest(TorchDispatchMode):
     """The number of entries of the largest tensor that is computed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.entries = 0
+    entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

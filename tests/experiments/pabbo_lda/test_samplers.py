@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 import optuna
@@ -139,6 +138,7 @@ def test_a_discrete_space_is_exhausted_before_a_point_is_repeated():
     assert set(drawn[10:]) <= set(drawn[:10])
 
 
+@pytest.mark.filterwarnings("error")
 def test_what_the_surrogate_does_not_take_is_drawn_otherwise_with_one_warning():
     def mixed(trial):
         trial.suggest_categorical("kind", ["a", "b"])
@@ -162,10 +162,8 @@ def test_what_the_surrogate_does_not_take_is_drawn_otherwise_with_one_warning():
             study.optimize(objective, n_trials=8)
         assert len(caught) == 1
         assert (own._surrogate.known is None) == (objective is wide)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            quiet = study_of(sampler(n_startup_trials=2, warn_independent_sampling=False))
-            quiet.optimize(objective, n_trials=8)
+        quiet = study_of(sampler(n_startup_trials=2, warn_independent_sampling=False))
+        quiet.optimize(objective, n_trials=8)
 
 
 def test_several_objectives_are_refused():
