@@ -67,7 +67,7 @@ def test_it_is_the_plain_loss_in_any_chunks(dtype, tolerance, rows, options):
     assert_close(found, exact, tolerance)
 
 
-def test_the_value_without_smoothing_comes_along():
+def test_the_value_without_smoothing_has_no_gradients_and_in_an_evaluation_none_has():
     hidden, weight, targets = drawn(torch.float64)
     smoothed, value = linear_cross_entropies(
         hidden, weight.requires_grad_(), targets, ignore_index=3, label_smoothing=0.2, chunk=200
@@ -75,6 +75,10 @@ def test_the_value_without_smoothing_comes_along():
     torch.testing.assert_close(value, plain(targets, ignore_index=3)(hidden, weight).detach())
     assert smoothed.requires_grad
     assert not value.requires_grad
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden, weight, targets)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, plain(targets)(hidden, weight).detach())
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -124,14 +128,6 @@ def test_the_logits_are_never_all_in_memory():
     with _Largest() as largest:
         with_gradients(plain(targets), hidden, weight)
     assert largest.entries == ROWS * CLASSES
-
-
-def test_an_evaluation_computes_no_gradients():
-    hidden, weight, targets = drawn(torch.float32)
-    with torch.no_grad():
-        found = linear_cross_entropy(hidden.requires_grad_(), weight, targets)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, plain(targets)(hidden, weight).detach())
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -33,10 +33,9 @@ def test_kernels_are_scikit_learn_s():
         np.testing.assert_allclose(ours.numpy(), kernel(x[:, None]), atol=1e-12)
 
 
-@pytest.mark.parametrize("points", [50, 200])
-def test_no_point_is_above_the_known_optimum(points):
+def test_no_point_is_above_the_known_optimum():
     with torch.autocast("cpu", dtype=torch.bfloat16):  # does not reach the factorization
-        drawn = sample_functions(0, torch.arange(64), points, FUNCTIONS)
+        drawn = sample_functions(0, torch.arange(64), 200, FUNCTIONS)
     assert (drawn.utility <= drawn.best_utility[:, None] + 1e-5).all()
     assert drawn.points.abs().max() <= 1
     assert drawn.best_utility.abs().max() <= 5

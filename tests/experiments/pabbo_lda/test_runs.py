@@ -62,8 +62,7 @@ def test_shipped_models_beat_random_search_on_held_out_functions():
     models = {name: shipped_weights(name) for name in ("train_small", "train_large")}
     found = search(models, settings, SyntheticFunctionSettings()).regret
     mean = {name: float(regret.mean()) for name, regret in found.items()}
-    assert mean["train_small"] < mean["random"]
-    assert mean["train_large"] < mean["random"]
+    assert max(mean["train_small"], mean["train_large"]) < mean["random"]
 
 
 @pytest.mark.slow

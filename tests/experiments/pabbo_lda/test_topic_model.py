@@ -37,11 +37,9 @@ def corpus(documents: int = 60, words: int = 40, seed: int = 3) -> csr_matrix:
 
 def fitted(counts: csr_matrix, **options: Any) -> list[LatentDirichletAllocation]:
     """The compiled model and the one of scikit-learn."""
-    given: dict[str, Any] = {
-        "learning_method": "online", "max_iter": 4, "batch_size": 16, "random_state": 9, **options
-    }  # fmt: skip
+    usual = {"learning_method": "online", "max_iter": 4, "batch_size": 16, "random_state": 9}
     kinds = (CompiledLatentDirichletAllocation, LatentDirichletAllocation)
-    return [kind(**given).fit(counts) for kind in kinds]
+    return [kind(**usual | options).fit(counts) for kind in kinds]
 
 
 @given(st.lists(st.floats(1e-3, 1e8), min_size=1, max_size=40))

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
@@ -41,13 +41,12 @@ matrices = hnp.arrays(
 
 def test_canonical_form_adds_duplicates_drops_zeros_and_leaves_the_input_alone():
     raw = sparse.csr_matrix(([1, 0, 2, 4], [3, 2, 3, 0], [0, 3, 4]), shape=(2, 4))
-    before = raw.data.copy(), raw.indices.copy()
     counts = validate_counts(raw, "test")
     assert counts.has_canonical_format
     assert counts.data.tolist() == [3, 4]
     assert counts.indices.tolist() == [3, 0]
-    np.testing.assert_array_equal(raw.data, before[0])
-    np.testing.assert_array_equal(raw.indices, before[1])
+    assert raw.data.tolist() == [1, 0, 2, 4]
+    assert raw.indices.tolist() == [3, 2, 3, 0]
 
 
 @given(matrices, st.sampled_from(CONVERSIONS), st.sampled_from(DTYPES))
@@ -169,13 +168,10 @@ KEEP = {"min_df": 1, "max_df": 1.0}
 @given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=12), st.integers(1, 6))
 def test_the_vocabulary_holds_the_most_frequent_words(texts, limit):
     words = Counter(w for text in texts for w in text.split() if len(w) >= 3)
+    assume(words)
     expected = sorted(sorted(words), key=lambda w: -words[w])[:limit]
     tokenization = Tokenization(max_features=limit, min_df=1, max_df=1.0, stop_words=None)
-    try:
-        corpus = vectorize("c", texts, "test", tokenization)
-    except CorpusError:
-        assert not words
-        return
+    corpus = vectorize("c", texts, "test", tokenization)
     assert corpus.vocabulary == tuple(sorted(expected))
     assert corpus.tokens == sum(words[w] for w in expected)
     kept = sum(any(w in expected for w in text.split()) for text in texts)
