@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -165,7 +166,7 @@ class Streaming(Regression):
         return Stream()
 
 
-Heads = partial(TwoHeads, by_token=True)
+Heads, HELD_OUT = partial(TwoHeads, by_token=True), partial(HeldOut, by_token=True)
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,9 @@ UNEVEN = [((5, 4, 17, 1), "ddp"), *(((3, 3, 17, 2), strategy) for strategy in ST
 DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
 SINGLES = partial(Regression, dtype=torch.float32)
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
+MONITORED: dict[str, Any] = {
+    "eval_batch": 5, "eval_every": 2, "monitor": MonitorSettings(metric="loss", patience=3),
+}  # fmt: skip
 #: by name, settings of the optimizer. The scale of fp16 is exact, and float64 is not cast
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": GIVEN,
@@ -255,6 +259,14 @@ CASES: dict[str, Case] = {
         for strategy in STRATEGIES
         for name, given in OPTIMIZERS.items()
     },
+    **{
+        # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not
+        # counted. The best evaluation is the last: its weights are the result
+        f"{strategy} with held-out data": Case(
+            HELD_OUT, (4, 2, 16, 2), {"strategy": strategy, **MONITORED}, others=[(8, 2, 16, 1)]
+        )
+        for strategy in STRATEGIES
+    },
     **{name: Case(*case) for name, case in MORE.items()},
 }
 
@@ -280,6 +292,9 @@ def test_any_split_precision_and_restart_equals_the_loop_by_hand(
             other = job(case.build(), copy, plan, **given)
             trained(group, other)
             assert_as_by_hand(other, case.rel)
+            rows = (results.read_table(each.run_dir, "steps") for each in (whole, other))
+            measures = (each.filter(like="eval_") for each in rows)
+            pd.testing.assert_frame_equal(*measures, rtol=1e-10, atol=0)
         again = job(case.build(), folder, case.plan, **given)
         trained(group, again)
         assert_equal(weights(again), weights(whole))
@@ -311,6 +326,13 @@ def assert_as_by_hand(
         assert_close(stored, whole, rel)
     for ours, theirs in list(zip(found or (), expected, strict=found is not None))[:exact]:
         assert np.linalg.norm(ours - theirs) <= rel * np.linalg.norm(theirs)
+    if isinstance(asked.task, HeldOut):
+        model, dataset = asked.task.build_model(), asked.task.build_eval_dataset()
+        model.load_state_dict(stored)
+        batch = default_collate([dataset[i] for i in range(11)])
+        loss = asked.task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
+        means = [(value / loss.weight).item() for value in (loss.total, loss.metrics["mae"])]
+        assert list(steps.iloc[-1][["eval_loss", "eval_mae"]]) == pytest.approx(means, rel=1e-12)
 
 
 LARGE = 8  # layers of 4 MiB each
@@ -420,38 +442,3 @@ def test_sharded_matrices_take_the_steps_of_whole_ones(group: Group, tmp_path: P
         trained(group, asked)
         stored.append(weights(asked))
     assert_equal(*stored)
-
-
-def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
-    # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not counted
-    monitor = MonitorSettings(metric="loss", patience=3)
-    plan = (8 // workers, 2, 16, workers)
-    return job(HeldOut(by_token=True), folder, plan, strategy=strategy, eval_batch=5,
-               eval_every=2, monitor=monitor)  # fmt: skip
-
-
-def test_the_evaluation_set_is_measured_once_whoever_measures_it(
-    group: Group, tmp_path: Path
-) -> None:
-    alone = held_out(tmp_path / "alone", 1)
-    outcome = train(alone, Worker(0, CPU))
-    task = HeldOut(by_token=True)
-    model = task.build_model()
-    # the best evaluation is the last: its weights are the result
-    model.load_state_dict(weights(alone))
-    dataset = task.build_eval_dataset()
-    batch = default_collate([dataset[i] for i in range(11)])
-    with torch.no_grad():
-        loss = task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
-    rows = results.read_table(alone.run_dir, "steps").dropna(subset=["eval_loss"])
-    best = rows.loc[rows["eval_loss"].idxmin()]
-    assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
-    assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
-    assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
-    for strategy in STRATEGIES:
-        together = held_out(tmp_path / strategy, 2, strategy)
-        trained(group, together)
-        again = results.read_table(together.run_dir, "steps").dropna(subset=["eval_loss"])
-        assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
-        for name in ("eval_loss", "eval_mae", "eval_mse"):
-            torch.testing.assert_close(list(again[name]), list(rows[name]), rtol=1e-10, atol=0)
