@@ -40,7 +40,7 @@ def check(
     model: nn.Module | None = None,
     samples: int = 6,
     *,
-    changed: Callable[[Batch], Any] = lambda batch: batch,
+    more: Any = "a",
     **training: Any,
 ) -> None:
     """Check a loss on a batch of samples with 5 features and one of 3 classes."""
@@ -51,9 +51,11 @@ def check(
         "x": torch.randn(samples, 5, generator=draw),
         "y": torch.arange(samples) % 3,
         "tokens": torch.arange(samples) % 4 + 1,
+        "mask": None,
+        "more": more,
     }
     call = ModelCall(nn.Linear(5, 3) if model is None else model)
-    refuse_means(task, asked.settings.training, CPU, call, changed(batch), samples, CONTEXT)
+    refuse_means(task, asked.settings.training, CPU, call, batch, samples, CONTEXT)
 
 
 MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
@@ -69,10 +71,6 @@ MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
         classes(model, b), len(b["y"]), {"shape": (b["y"] == 0).float().mean()}
     ),
 }
-
-
-def with_text(batch: Batch) -> Batch:
-    return batch | {"from": "a", "mask": None}
 
 
 def model() -> nn.Module:
@@ -133,7 +131,7 @@ def test_a_mean_is_refused_and_other_losses_pass(name: str, precision: str, samp
     for network in (None, model()):
         with pytest.raises(UnitError, match=message) if name in MEANS else nullcontext():
             loss = (MEANS | PASSES)[name]
-            check(loss, network, samples, changed=with_text, precision=precision)
+            check(loss, network, samples, precision=precision)
 
 
 def test_a_random_loss_passes_for_any_draw() -> None:
@@ -143,17 +141,10 @@ def test_a_random_loss_passes_for_any_draw() -> None:
         check(PASSES["random"], samples=2)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda batch: batch | {"all": len(batch["y"])},  # the samples of the whole batch
-        lambda batch: batch | {"all": torch.tensor(len(batch["y"]))},
-        lambda batch: batch | {"pairs": torch.ones(len(batch["y"]) ** 2)},
-        lambda batch: batch | {"all": object()},
-    ],
-)
-def test_a_batch_that_cannot_be_taken_apart_is_not_judged(changed: Any) -> None:
-    check(MEANS["samples"], changed=changed)
+@pytest.mark.parametrize("more", [6, torch.tensor(6), torch.ones(6**2), object()])
+def test_a_batch_that_cannot_be_taken_apart_is_not_judged(more: Any) -> None:
+    """Such as one with the number of all samples, or a value for each pair."""
+    check(MEANS["samples"], more=more)
 
 
 class Mean(Regression):

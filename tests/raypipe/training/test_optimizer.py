@@ -33,12 +33,6 @@ def made(**training: Any) -> tuple[Small, torch.optim.Optimizer]:
     return model, build(model, [model.block], TrainingSettings(**training))
 
 
-def give_gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
 @pytest.mark.parametrize(
     ("given", "allowed"),
     [
@@ -72,8 +66,10 @@ def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     muon = Muon([matrix], adjust_lr_fn="match_rms_adamw", **options)
     adamw = torch.optim.AdamW(others, betas=(0.8, 0.9), fused=True, **options)
     for seed in (1, 2, 3):
-        give_gradients(model, seed)
-        give_gradients(expected, seed)
+        generator = torch.Generator().manual_seed(seed)
+        for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+            one.grad = torch.randn(one.shape, generator=generator)
+            other.grad = one.grad.clone()
         for each in (both, muon, adamw):
             each.step()
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)

@@ -6,19 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.runner import _beside
 from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.training.settings import (
-    ScalingSettings,
-    TrainStageSettings,
-    automatic_workers,
-    obstacle,
-)
+from raypipe.training.settings import TrainStageSettings, automatic_workers, obstacle
 
 
 def node(gpus: int, cpus: int = 16) -> Hardware:
@@ -50,6 +44,7 @@ def settings(**scaling: Any) -> TrainStageSettings:
 def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling, expected):
     gpus = sum(len(each.gpus) for each in nodes)
     resolved = settings(**scaling).with_gpus(gpus)
+    assert (resolved.scaling.workers, resolved.scaling.worker_count) == ("auto", 1)
     assert automatic_workers(resolved, batch, nodes, trainings) == expected
 
 
@@ -63,13 +58,6 @@ def test_a_training_on_mig_slices_has_one_worker() -> None:
     assert found.reason == "NCCL does not connect MIG slices"
     assert obstacle("train", settings(workers=2, gpus_per_worker=0), nodes) is None
     assert obstacle("train", settings(), nodes) is None
-
-
-def test_auto_is_the_default_and_other_texts_are_refused():
-    assert ScalingSettings().workers == "auto"
-    assert ScalingSettings().worker_count == 1
-    with pytest.raises(ValidationError, match="auto"):
-        ScalingSettings(workers="all")
 
 
 def test_only_stages_that_can_run_at_the_same_time_share_the_resources(tmp_path: Path) -> None:
