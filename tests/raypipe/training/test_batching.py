@@ -15,6 +15,7 @@ from raypipe.training.batching import (
     resolve,
     share,
 )  # fmt: skip
+from tests import scenario
 
 size = st.integers(1, 40)
 level = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, size))
@@ -113,22 +114,8 @@ def test_a_plan_obeys_the_highest_level_that_says_something(
 
 
 @pytest.mark.parametrize(
-    ("levels", "workers", "expected"),
-    [
-        ([{}], 1, (32, 1, 32)),
-        ([{}], 3, (11, 1, 32)),
-        ([{}], 40, (1, 1, 40)),
-        ([{"accumulation": 4}], 1, (8, 4, 32)),
-        ([{"accumulation": 40}], 2, (1, 40, 80)),
-        ([{"micro_batch": 16}], 1, (16, 1, 16)),
-        ([{"accumulation": 4}, {"micro_batch": 16}], 2, (16, 4, 128)),
-        ([{"effective_batch": 64}, {"micro_batch": 16}], 2, (16, 2, 64)),
-        ([{"effective_batch": 8}, {"micro_batch": 16}], 1, (8, 1, 8)),
-        ([{"effective_batch": 7, "micro_batch": 3}], 2, (3, 2, 7)),
-        ([{"accumulation": 2}, {"micro_batch": 16, "effective_batch": 64}], 1, (32, 2, 64)),
-        ([{"micro_batch": 5, "effective_batch": 16}], 1, (5, 4, 16)),
-    ],
+    ("levels", "workers", "expected"), scenario.cases(__file__, "tables")["batch_sizes"]
 )
-def test_the_rule(levels: Any, workers: int, expected: tuple[int, int, int]) -> None:
+def test_the_rule(levels: Any, workers: int, expected: list[int]) -> None:
     plan = resolve(levels, workers, len(levels))
-    assert (plan.micro_batch, plan.accumulation, plan.effective_batch) == expected
+    assert [plan.micro_batch, plan.accumulation, plan.effective_batch] == expected

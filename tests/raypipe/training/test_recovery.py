@@ -23,6 +23,8 @@ from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
 from tests import scenario
 
+CASES = scenario.cases(__file__, "tables")
+
 
 class Long(Regression):
     """Samples of 64 that can be of 32 and 16."""
@@ -69,38 +71,12 @@ class Script:
         self.told.append((job.attempt, error.kind, outcome))
 
 
-PLAN, ONE = (8, 2, 32, 2), (1, 1, 1, 1)
-FULL, DIED = "out_of_memory", ["worker_died"] * 3
-
-
-@pytest.mark.parametrize(
-    ("plan", "given", "limit", "kinds", "tried", "end"),
-    [
-        (PLAN, {"max_restarts": 0}, None, [FULL] * 4, ["8 x 2", "4 x 4", "2 x 8", "1 x 16"], FULL),
-        (PLAN, {}, None, ["worker_died", FULL, "node_lost"],
-         ["8 x 2", "8 x 2", "4 x 4", "4 x 4"], None),
-        # deaths are limited apart from out of memory
-        (PLAN, {"max_restarts": 0}, None, [FULL, *DIED], ["8 x 2", "4 x 4"], "worker_died"),
-        (PLAN, {"max_restarts": 2}, None, [FULL, *DIED], ["8 x 2", *["4 x 4"] * 3], "worker_died"),
-        # what would only happen again is not tried again
-        *((PLAN, {}, None, [kind], ["8 x 2"], kind)
-          for kind in ("error", "timeout", "invalid_value")),
-        # a phase that takes 5 samples a step: 16 and 8 would fail just the same
-        ((32, 1, 32, 1), {}, 5, [FULL], ["32 x 1", "4 x 8"], None),
-        ((2, 1, 2, 1), {"on_oom": ("gradient_checkpointing", "bf16")}, 5, [FULL] * 3,
-         ["2 x 1", "1 x 2", "1 x 2 recomputed", "1 x 2 recomputed bf16"], None),
-        (ONE, {"on_oom": ("shorten", "bf16")}, 5, [FULL] * 3,
-         ["1 x 1", "1 x 1 length 32", "1 x 1 length 16", "1 x 1 length 16 bf16"], None),
-        ((1, 1, 2, 2), {"on_oom": ("fsdp",)}, 5, [FULL], ["1 x 1", "1 x 1 fsdp"], None),
-    ],
-)  # fmt: skip
-def test_what_is_tried_again(
-    plan: tuple[int, int, int, int], given: dict[str, Any], limit: int | None,
-    kinds: list[FailureKind], tried: list[str], end: str | None,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize("case", CASES["attempts"])
+def test_what_is_tried_again(case: dict[str, Any]) -> None:
+    plan, kinds, tried, end = (case.get(name) for name in ("plan", "kinds", "tried", "end"))
     asked = job(Long(), Path("nowhere"), plan)
-    asked = replace(asked, settings=asked.settings.model_copy(update=given))
-    script = Script(*kinds, limit=limit)
+    asked = replace(asked, settings=asked.settings.model_copy(update=case.get("given")))
+    script = Script(*kinds, limit=case.get("limit"))
     if end is None:
         done, outcome = train_to_the_end(asked, script.launch, script.on_failure)
         assert (done.attempt, outcome) == (len(tried), {"done": True})
@@ -114,8 +90,7 @@ def test_what_is_tried_again(
     again = list(enumerate(kinds[: len(tried) - 1], start=1))
     assert [(attempt, kind) for attempt, kind, _ in script.told] == again
     assert all(text.startswith("again ") for *_, text in script.told)
-    halved = [text for _, kind, text in script.told[:1] if kind == FULL and plan == PLAN]
-    assert halved in ([], ["again with micro-batch 4 x accumulation 4"])
+    assert "says" not in case or script.told[0][2] == case["says"]
 
 
 def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
@@ -155,7 +130,6 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
     assert outcome["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-12)
 
 
-CASES = scenario.cases(__file__, "failure_kinds")
 ERRORS: list[tuple[FailureKind, Exception]] = [
     ("out_of_memory", torch.OutOfMemoryError("x")),
     ("host_out_of_memory", MemoryError()),

@@ -13,9 +13,10 @@ from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings, automatic_workers, obstacle
+from tests import scenario
 
 
-def node(gpus: int, cpus: int = 16) -> Hardware:
+def node(gpus: int, cpus: int) -> Hardware:
     cards = tuple(Gpu(n, f"GPU-{n}", "card", 2**34, "9.0") for n in range(gpus))
     return Hardware("node", cpus, 2**34, cards)
 
@@ -26,26 +27,13 @@ def settings(**scaling: Any) -> TrainStageSettings:
 
 @pytest.mark.parametrize(
     ("nodes", "batch", "trainings", "scaling", "expected"),
-    [
-        ([node(4)], 64, 1, {}, 4),
-        ([node(0)], 64, 1, {}, 1),
-        ([node(4)], 64, 1, {"gpus_per_worker": 0}, 1),
-        ([node(4)], 3, 1, {}, 3),
-        ([node(8)], 64, 8, {}, 1),
-        ([node(8)], 64, 3, {}, 2),
-        ([node(8)], 64, 72, {}, 1),
-        ([node(8), node(8)], 64, 1, {}, 16),
-        ([node(8)], 64, 1, {"gpus_per_worker": 2}, 4),
-        ([node(2)], 64, 1, {"gpus_per_worker": 0.5}, 4),
-        ([node(8, cpus=4)], 64, 1, {}, 4),
-        ([node(8, cpus=16)], 64, 1, {"cpus_per_worker": 8}, 2),
-    ],
+    scenario.cases(__file__, "tables")["workers"],
 )
 def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling, expected):
-    gpus = sum(len(each.gpus) for each in nodes)
-    resolved = settings(**scaling).with_gpus(gpus)
+    found = [node(*each) for each in nodes]
+    resolved = settings(**scaling).with_gpus(sum(gpus for gpus, _ in nodes))
     assert (resolved.scaling.workers, resolved.scaling.worker_count) == ("auto", 1)
-    assert automatic_workers(resolved, batch, nodes, trainings) == expected
+    assert automatic_workers(resolved, batch, found, trainings) == expected
 
 
 def test_a_training_on_mig_slices_has_one_worker() -> None:
