@@ -1,7 +1,7 @@
 """What can go wrong with a run, done to a real one.
 
-Each disturbance starts a command and does its worst; it tells whether there was anything to
-disturb. All draws come from the round's generator.
+Each disturbance starts a command and does its worst; False says that there was nothing to disturb.
+All draws come from the round's generator.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from random import Random
 
 from tests.chaos import surroundings
 from tests.chaos.scene import LONGEST_S, Scene
 
-Disturbance = Callable[[Scene], bool]
+Disturbance = Callable[[Scene], bool | None]
 
 _HOUR_S = 3600
 
@@ -26,40 +24,36 @@ _HOUR_S = 3600
 # processes
 
 
-def driver_killed(scene: Scene) -> bool:
+def driver_killed(scene: Scene) -> None:
     """SIGKILL to the command."""
     scene.start()
     scene.die()
-    return True
 
 
-def driver_terminated(scene: Scene) -> bool:
+def driver_terminated(scene: Scene) -> None:
     """SIGTERM to the command: a batch system's time limit."""
     scene.start()
     scene.process.terminate()
     scene.end(-signal.SIGTERM)  # before it listens to signals
-    return True
 
 
-def interrupted_twice(scene: Scene) -> bool:
+def interrupted_twice(scene: Scene) -> None:
     """Ctrl-C, and once more."""
     scene.start()
     scene.process.send_signal(signal.SIGINT)
     time.sleep(scene.rng.uniform(0, 1))
     scene.process.send_signal(signal.SIGINT)
-    return True
 
 
-def driver_frozen(scene: Scene) -> bool:
+def driver_frozen(scene: Scene) -> None:
     """The command stands still for some seconds."""
     scene.start()
     scene.process.send_signal(signal.SIGSTOP)
     time.sleep(scene.rng.uniform(1, 5))
     scene.process.send_signal(signal.SIGCONT)
-    return True
 
 
-def second_driver(scene: Scene) -> bool:
+def second_driver(scene: Scene) -> None:
     """Another command on the same run directory: it is refused while the first lives."""
     scene.start()
     second = scene.another()
@@ -67,7 +61,6 @@ def second_driver(scene: Scene) -> bool:
     if scene.process.poll() is None:
         assert second.returncode == 2, output
         assert "is writing it" in output, output
-    return True
 
 
 def process_killed(scene: Scene, title: str, within_s: float = LONGEST_S) -> bool:
@@ -81,7 +74,7 @@ def process_killed(scene: Scene, title: str, within_s: float = LONGEST_S) -> boo
 # nodes
 
 
-def node_lost(scene: Scene, *, is_head: bool) -> bool:
+def node_lost(scene: Scene, *, is_head: bool) -> None:
     """A whole node of the cluster goes without a word; after the head, the next one is new."""
     with surroundings.two_nodes(scene.name) as cluster:
         scene.start(cluster.address)
@@ -89,10 +82,9 @@ def node_lost(scene: Scene, *, is_head: bool) -> bool:
         cluster.remove_node(lost, allow_graceful=False)
         further = [2] if is_head else []  # it may just have looked for the head
         scene.end(*further)
-    return True
 
 
-def spot_node(scene: Scene) -> bool:
+def spot_node(scene: Scene) -> None:
     """A node comes, is used, and goes."""
     with surroundings.two_nodes(scene.name) as cluster:
         scene.start(cluster.address)
@@ -100,10 +92,9 @@ def spot_node(scene: Scene) -> bool:
         scene.wait(scene.rng.uniform(3, 15))
         cluster.remove_node(node, allow_graceful=False)
         scene.end()
-    return True
 
 
-def store_full(scene: Scene) -> bool:
+def store_full(scene: Scene) -> None:
     """The object stores are full of somebody else's objects."""
     with (
         surroundings.two_nodes(scene.name) as cluster,
@@ -111,7 +102,6 @@ def store_full(scene: Scene) -> bool:
     ):
         scene.start(cluster.address)
         scene.end()
-    return True
 
 
 # files
@@ -143,20 +133,24 @@ def directory_read_only(scene: Scene) -> bool:
     return True
 
 
-def checkpoint_cut(scene: Scene) -> bool:
-    """A file of the newest checkpoint of a dead command is cut."""
+def file_cut(scene: Scene, pattern: str, *, is_dead: bool = True) -> bool:
+    """A file is cut, of a dead command or while it runs; of checkpoints, one of the newest."""
     scene.start()
-    steps = _awaited(scene, lambda: scene.folder.glob("checkpoints/*/step_*"))
-    scene.die()
-    return bool(steps) and _cut(scene.rng, max(steps, key=lambda path: path.name).iterdir())
-
-
-def table_cut(scene: Scene) -> bool:
-    """A results table of a dead command is cut: it is derived from the ledger."""
-    scene.start()
-    tables = _awaited(scene, lambda: scene.folder.glob("results/*/data.parquet"))
-    scene.die()
-    return _cut(scene.rng, tables)
+    while not any(scene.home.glob(pattern)) and scene.process.poll() is None:
+        scene.wait(0.1)
+    if is_dead:
+        scene.die()
+    found = sorted(scene.home.glob(pattern))
+    if found and "step_" in pattern:
+        newest = max(path.parent.name for path in found)
+        found = [path for path in found if path.parent.name == newest]
+    if not found:
+        return False
+    chosen = scene.rng.choice(found)
+    with suppress(FileNotFoundError):
+        content = chosen.read_bytes()
+        chosen.write_bytes(content[: scene.rng.randrange(len(content))] if content else b"")
+    return True
 
 
 def ledger_torn(scene: Scene) -> bool:
@@ -171,30 +165,6 @@ def ledger_torn(scene: Scene) -> bool:
     return True
 
 
-def cache_cut(scene: Scene) -> bool:
-    """A file of the cache is cut while the command runs."""
-    scene.start()
-    return _cut(scene.rng, _awaited(scene, lambda: scene.cache.rglob("*.*")))
-
-
-def _awaited(scene: Scene, files: Callable[[], Iterable[Path]]) -> list[Path]:
-    """Those files, once there is one; none where the command ends without."""
-    while not (found := list(files())) and scene.process.poll() is None:
-        scene.wait(0.1)
-    return found
-
-
-def _cut(rng: Random, files: Iterable[Path]) -> bool:
-    found = sorted(files)
-    if not found:
-        return False
-    chosen = rng.choice(found)
-    with suppress(FileNotFoundError):
-        content = chosen.read_bytes()
-        chosen.write_bytes(content[: rng.randrange(len(content))] if content else b"")
-    return True
-
-
 # the clock
 
 
@@ -203,11 +173,11 @@ def clock_set_back(scene: Scene) -> bool:
     compiler = shutil.which("cc")
     if compiler is None:
         return False
-    clock = surroundings.Clock(scene.home, compiler)
-    scene.start(**clock.environment)
-    clock.set_back(_HOUR_S)
+    set_back, environment = surroundings.clock(scene.home, compiler)
+    scene.start(**environment)
+    set_back(_HOUR_S)
     scene.wait(scene.rng.uniform(3, 15))
-    clock.set_back(0)
+    set_back(0)
     return True
 
 
@@ -228,9 +198,9 @@ ALL: dict[str, Disturbance] = {
     "store_full": store_full,
     "disk_full": disk_full,
     "directory_read_only": directory_read_only,
-    "checkpoint_cut": checkpoint_cut,
-    "table_cut": table_cut,
+    "checkpoint_cut": partial(file_cut, pattern="run/checkpoints/*/step_*/*"),
+    "table_cut": partial(file_cut, pattern="run/results/*/data.parquet"),
     "ledger_torn": ledger_torn,
-    "cache_cut": cache_cut,
+    "cache_cut": partial(file_cut, pattern="cache/**/*.*", is_dead=False),
     "clock_set_back": clock_set_back,
 }

@@ -6,7 +6,6 @@ how often tasks and trainings failed and were tried again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -15,12 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pandas as pd
 import psutil
+import typer
 
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory
@@ -43,41 +42,42 @@ sweep:
 """
 _MATRIX = "matrix: {lda.max_iter: [2, 3], runs: 2}\n"
 _GONE_S = 150  # agents of a node whose raylet was killed look for its head for a minute
-_STAGES = ("train_small", "lda")
 
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that came to its end.
-
-    Attributes:
-        disturbances: the names of those that had something to disturb.
-        failures: in the run, by their kind.
-        tables: what a disturbed run must share with an undisturbed one.
-
-    """
-
-    disturbances: Sequence[str]
-    failures: Counter[str]
-    tables: Mapping[str, pd.DataFrame]
+# the names of the disturbances that had something to disturb, how often the run had each kind of
+# failure, and what it must share with an undisturbed one
+Ended = tuple[list[str], Counter[str], Mapping[str, pd.DataFrame]]
 
 
 def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str]) -> Ended:
-    """A run is disturbed a few times, then ended; nothing of it may be left behind."""
-    done = []
+    """A run with a sweep, in odd rounds a matrix, is disturbed, then ended; nothing is left of it.
+
+    It ends undisturbed: alone, or on nodes whose stores are empty after it.
+    """
     with surroundings.disk(folder / f"{number:03d}") as home:
-        config = home / "chaos.yaml"
-        text, stages = configuration(number)
-        config.write_text(text)
+        config, stages = home / "chaos.yaml", ["train_small", "lda"]
+        if number % 2:
+            config.write_text(_BASE.replace("runs: 2", "runs: 1") + _MATRIX)
+        else:
+            config.write_text(_BASE + _SWEEP)
+            stages = ["sweep", *stages]
         name, rng = f"{seed}-{number}-{os.getpid()}", Random(f"{seed}-{number}")
         scene = Scene(home, name, [str(config), "--only", *stages], rng)
+        done = []
         try:
             for disturbance in disturbances:
-                if ALL[disturbance](scene):
+                if ALL[disturbance](scene) is not False:
                     done.append(disturbance)
                 scene.end()
                 assert_gone(scene.name)
-            _finish(scene)
+            if rng.random() < 0.5:
+                scene.launch()
+                output = scene.end()
+            else:
+                with surroundings.two_nodes(scene.name) as cluster:
+                    scene.launch(cluster.address)
+                    output = scene.end()
+                    surroundings.assert_stores_empty(cluster)
+            assert scene.process.returncode == 0, output
             assert_gone(scene.name)
         finally:
             for process in living(scene.name):  # of a round that failed
@@ -87,27 +87,7 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str])
             pass
         assert not list(scene.folder.rglob("*.tmp"))
         failures = Counter(read_table(run, "failures")["kind"])
-        return Ended(done, failures, main_job.outcome(scene.folder, "variant"))
-
-
-def configuration(number: int) -> tuple[str, tuple[str, ...]]:
-    """The configuration of a round and its stages: a sweep, in odd rounds a matrix."""
-    if number % 2:
-        return _BASE.replace("runs: 2", "runs: 1") + _MATRIX, _STAGES
-    return _BASE + _SWEEP, ("sweep", *_STAGES)
-
-
-def _finish(scene: Scene) -> None:
-    """The command undisturbed, to its end: alone, or on nodes whose stores are empty after it."""
-    if scene.rng.random() < 0.5:
-        scene.launch()
-        output = scene.end()
-    else:
-        with surroundings.two_nodes(scene.name) as cluster:
-            scene.launch(cluster.address)
-            output = scene.end()
-            surroundings.assert_stores_empty(cluster)
-    assert scene.process.returncode == 0, output
+        return done, failures, main_job.outcome(scene.folder, "variant")
 
 
 def draw(number: int, seed: int, chosen: Sequence[str], most: int) -> list[str]:
@@ -122,12 +102,7 @@ def draw(number: int, seed: int, chosen: Sequence[str], most: int) -> list[str]:
 
 
 def run_rounds(
-    numbers: Sequence[int],
-    seed: int,
-    folder: Path,
-    chosen: Sequence[str] = tuple(ALL),
-    most: int = 2,
-    jobs: int = 4,
+    numbers: Sequence[int], seed: int, folder: Path, chosen: Sequence[str], most: int, jobs: int
 ) -> tuple[Counter[str], Counter[str]]:
     """Rounds, ``jobs`` at a time: how often each disturbance, and each kind of failure, came.
 
@@ -148,22 +123,23 @@ def run_rounds(
             pool.submit(run_round, number, seed, folder, draw(number, seed, chosen, most)): number
             for number in numbers
         }
-        expected = {number: future.result().tables for number, future in undisturbed.items()}
+        expected = {number: future.result()[2] for number, future in undisturbed.items()}
         for future in as_completed(rounds):
             try:
-                ended = future.result()
-                main_job.assert_same(ended.tables, expected[rounds[future] % 2 - 2])
+                done, kinds, tables = future.result()
+                main_job.assert_same(tables, expected[rounds[future] % 2 - 2])
             except Exception as error:  # the other rounds go on
                 error.add_note(f"in round {rounds[future]} of seed {seed}")
                 broken.append(error)
                 print(f"round {rounds[future]}: FAILED: {str(error)[-2000:]}", flush=True)
                 continue
-            print(f"round {rounds[future]}: {', '.join(ended.disturbances) or '-'}", flush=True)
-            counts.update(ended.disturbances)
-            failures.update(ended.failures)
+            print(f"round {rounds[future]}: {', '.join(done) or '-'}", flush=True)
+            counts.update(done)
+            failures.update(kinds)
     if broken:
         raise ExceptionGroup(f"{len(broken)} of {len(rounds)} rounds failed", broken)
-    _assert_gone(_traces() - before)
+    left = _traces() - before  # others may use Ray here too
+    until(lambda: not left & _traces(), "no trace is left", _GONE_S)
     return counts, failures
 
 
@@ -178,29 +154,21 @@ def _traces() -> set[Path | psutil.Process]:
     return {*Path("/dev/shm").iterdir()} - semaphores | orphans
 
 
-def _assert_gone(traces: set[Path | psutil.Process]) -> None:
-    """Wait until none of them is there: others may use Ray here too."""
-    until(lambda: not traces & _traces(), "no trace is left", _GONE_S)
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=4, help="rounds at the same time")
-    parser.add_argument("--only", nargs="+", default=[*ALL], choices=ALL, metavar="NAME")
-    parser.add_argument("--most", type=int, default=2, help="disturbances a round")
-    given = parser.parse_args()
-    numbers = range(given.first, given.first + given.rounds)
+def main(
+    rounds: int = 50,
+    first: int = 0,
+    seed: int = 0,
+    jobs: int = 4,
+    most: int = 2,
+    only: list[str] | None = None,
+) -> None:
+    """Run rounds, ``jobs`` of them at the same time, with ``most`` disturbances each."""
+    numbers, chosen = range(first, first + rounds), only or tuple(ALL)
     with tempfile.TemporaryDirectory(prefix="raypipe-chaos-") as folder:
-        counts, failures = run_rounds(
-            numbers, given.seed, Path(folder), given.only, given.most, given.jobs
-        )
-    told = {"rounds": given.rounds, "seed": given.seed}
+        counts, failures = run_rounds(numbers, seed, Path(folder), chosen, most, jobs)
+    told = {"rounds": rounds, "seed": seed}
     print(json.dumps({**told, "survived": dict(counts), "failures": dict(failures)}))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

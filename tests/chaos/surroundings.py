@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,22 +104,19 @@ def _mount(*words: str | Path) -> None:
     subprocess.run(["mount", *map(str, words)], check=True)
 
 
-class Clock:
-    """A time of day that can be set, for the processes that are started with ``environment``."""
+def clock(folder: Path, compiler: str) -> tuple[Callable[[int], None], dict[str, str]]:
+    """What sets a time of day back, for the processes that are started with this environment."""
+    library, offset = folder / "clock.so", folder / "clock"
+    source = Path(__file__).with_name("clock.c")
+    words = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]
+    subprocess.run(words, check=True)
+    offset.write_bytes(bytes(8))
 
-    def __init__(self, folder: Path, compiler: str) -> None:
-        library, self._offset = folder / "clock.so", folder / "clock"
-        source = Path(__file__).with_name("clock.c")
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True
-        )
-        self._offset.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._offset)}
-
-    def set_back(self, seconds: int) -> None:
-        """Set it for all of them at once."""
-        with self._offset.open("r+b") as stream:  # in place: they have it mapped
+    def set_back(seconds: int) -> None:
+        with offset.open("r+b") as stream:  # in place: they have it mapped
             stream.write((-seconds).to_bytes(8, sys.byteorder, signed=True))
+
+    return set_back, {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(offset)}
 
 
 _FILL = """
