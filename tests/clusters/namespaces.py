@@ -13,22 +13,20 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.command import finish, spawn, until
 
-_BITS = 24
-_SHM_MB = 200
 # the first process of a host: it collects the children that others leave behind
 _INIT = """
 set -e
 hostname {name}
 mkdir -p {folder}/ray {folder}/home /tmp/ray
 mount --bind {folder}/ray /tmp/ray
-mount -t tmpfs -o size={shm}m tmpfs /dev/shm
+mount -t tmpfs -o size=200m tmpfs /dev/shm
 mount --bind {folder}/passwd /etc/passwd
 mount --bind {folder}/hosts /etc/hosts
 touch {folder}/ready
@@ -36,15 +34,6 @@ trap : TERM
 sleep infinity &
 while :; do wait || :; done
 """
-
-
-def require() -> None:
-    """Skip where there is no root, or not the tools, to make namespaces."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    for tool in ("ip", "unshare", "nsenter"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"network namespaces need {tool} (Debian: iproute2, util-linux)")
 
 
 @dataclass
@@ -55,7 +44,7 @@ class Host:
     address: str
     folder: Path
     first: subprocess.Popen[bytes]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
 
     @property
     def home(self) -> Path:
@@ -84,22 +73,37 @@ class Host:
 
 
 class Network:
-    """A bridge, and the hosts on it."""
+    """A bridge, and the namespaces and hosts on it."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
-        self._bridge = f"rp{os.getpid()}"
-        self._subnet = _free_subnet()
+        self._bridge, self._subnet = f"rp{os.getpid()}", _free_subnet()
         _ip("link", "add", self._bridge, "type", "bridge")
         stack.callback(_ip, "link", "del", self._bridge)
-        _ip("addr", "add", f"{self._subnet}.1/{_BITS}", "dev", self._bridge)
+        _ip("addr", "add", f"{self._subnet}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         self._made = 0
 
-    def host(self, environment: Mapping[str, str] | None = None) -> Host:
-        """One more host."""
+    def namespace(self) -> tuple[str, str]:
+        """The name and the address of one more network namespace."""
         self._made += 1
         name, address = f"{self._bridge}n{self._made}", f"{self._subnet}.{10 + self._made}"
+        _ip("netns", "add", name)
+        self._stack.callback(_ip, "netns", "del", name)
+        cable = _cable(name)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        # the kernel takes its time over what a namespace without a name held
+        self._stack.callback(_ip, "link", "del", cable)
+        _ip("link", "set", cable, "master", self._bridge, "up")
+        _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        return name, address
+
+    def host(self, environment: Mapping[str, str]) -> Host:
+        """One more host."""
+        name, address = self.namespace()
+        _ip("-n", name, "route", "add", "default", "via", f"{self._subnet}.1")
         folder = self._folder / name
         folder.mkdir()
         passwd = Path("/etc/passwd").read_text().splitlines()
@@ -108,47 +112,38 @@ class Network:
         others = [line for line in passwd if not line.startswith("root:")]
         (folder / "passwd").write_text("\n".join([":".join(fields), *others, ""]))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {name}\n")
-        _ip("netns", "add", name)
-        self._stack.callback(_ip, "netns", "del", name)
-        cable = _cable(name)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
-        # the kernel takes its time over what a namespace without a name held
-        self._stack.callback(_ip, "link", "del", cable)
-        _ip("link", "set", cable, "master", self._bridge, "up")
-        for words in (
-            ("addr", "add", f"{address}/{_BITS}", "dev", "eth0"),
-            ("link", "set", "eth0", "up"),
-            ("link", "set", "lo", "up"),
-            ("route", "add", "default", "via", f"{self._subnet}.1"),
-        ):
-            _ip("-n", name, *words)
-        script = _INIT.format(name=name, folder=folder, shm=_SHM_MB)
+        script = _INIT.format(name=name, folder=folder)
         isolate = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        with (folder / "first.log").open("wb") as log:
-            words = ["ip", "netns", "exec", name, *isolate, "bash", "-c", script]
-            first = subprocess.Popen(words, stdout=log, stderr=log)
-        host = Host(name, address, folder, first, dict(environment or {}))
-        self._stack.callback(_end, first)
-        self._stack.callback(host.power_off)
         log = folder / "first.log"
+        with log.open("wb") as stream:
+            words = ["ip", "netns", "exec", name, *isolate, "bash", "-c", script]
+            first = subprocess.Popen(words, stdout=stream, stderr=stream)
+        host = Host(name, address, folder, first, environment)
+        self._stack.callback(first.wait)
+        self._stack.callback(first.kill)
+        self._stack.callback(host.power_off)
         until((folder / "ready").exists, f"{name} starts", 30, detail=log.read_text)
         return host
 
 
 @contextmanager
-def network(folder: Path) -> Iterator[Network]:
-    """A network whose hosts are gone in the end, whatever happened."""
+def network(folder: Path, *tools: str) -> Iterator[Network]:
+    """A network whose hosts are gone in the end, whatever happened.
+
+    The test is skipped where there is no root, or not the programs, to make namespaces; or not
+    those that are named.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    for tool in ("ip", "unshare", "nsenter", *tools):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing (Debian: iproute2, util-linux, slurmctld, rsync, ...)")
     with ExitStack() as stack:
         yield Network(folder, stack)
 
 
 def _cable(name: str) -> str:
     return f"{name}v"
-
-
-def _end(first: subprocess.Popen[bytes]) -> None:
-    first.kill()
-    first.wait()
 
 
 def _free_subnet() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,8 @@ class Machines(NodeProvider):
 
     def offer(self, address: str, kind: str) -> None:
         """One more machine that runs already."""
-        with self._lock:
-            machines = self._read() | {address: {"type": kind, "running": False, "tags": {}}}
-            self._file.write_text(json.dumps(machines))
+        with self._changed() as machines:
+            machines[address] = {"type": kind, "running": False, "tags": {}}
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         return [
@@ -61,15 +62,12 @@ class Machines(NodeProvider):
         return node_id
 
     def set_node_tags(self, node_id: str, tags: dict[str, str]) -> None:
-        with self._lock:
-            machines = self._read()
+        with self._changed() as machines:
             machines[node_id]["tags"] |= tags
-            self._file.write_text(json.dumps(machines))
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
         """Raises RuntimeError where there are fewer machines, as a cloud does."""
-        with self._lock:
-            machines = self._read()
+        with self._changed() as machines:
             free = [
                 machine
                 for machine in machines.values()
@@ -79,12 +77,17 @@ class Machines(NodeProvider):
                 raise RuntimeError(f"no capacity for {count} nodes of type {node_config['type']}")
             for machine in free[:count]:
                 machine.update(running=True, tags=dict(tags))
-            self._file.write_text(json.dumps(machines))
 
     def terminate_node(self, node_id: str) -> None:
+        with self._changed() as machines:
+            machines[node_id]["running"] = False
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        """All machines, which are written afterwards."""
         with self._lock:
             machines = self._read()
-            machines[node_id]["running"] = False
+            yield machines
             self._file.write_text(json.dumps(machines))
 
     def _read(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,11 +147,8 @@ def _keygen(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    namespaces.require()
-    for tool in ("/usr/sbin/sshd", "ssh", "ssh-keygen", "rsync"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"the cluster launcher's machines need {tool} (openssh-server, rsync)")
-    with namespaces.network(tmp_path_factory.mktemp("hosts")) as net:
+    tools = ("/usr/sbin/sshd", "ssh", "ssh-keygen", "rsync")
+    with namespaces.network(tmp_path_factory.mktemp("hosts"), *tools) as net:
         yield Launcher(net, tmp_path_factory.mktemp("launcher"))
 
 

@@ -60,7 +60,7 @@ class Cluster:
         variables = json.dumps({"env_vars": {"RAYPIPE_FAULTS": faults}})
         submit = ("ray", "job", "submit", "--address", self.dashboard, "--working-dir", ".")
         command = ("raypipe", "run", "tiny.yaml", "--run-dir", str(folder))
-        return self._start(*submit, "--runtime-env-json", variables, "--", *command)
+        return self.start(*submit, "--runtime-env-json", variables, "--", *command)
 
     def raypipe_submit(
         self, folder: Path, faults: str, *more: str, token: str = TOKEN
@@ -68,21 +68,16 @@ class Cluster:
         """As ours has it."""
         submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
         given = (*submit, "--run-dir", str(folder), *more)
-        return self._start(sys.executable, *given, faults=faults, token=token)
+        return self.start(sys.executable, *given, faults=faults, token=token)
 
-    def stop(self, job: str) -> None:
-        """``ray job stop``, which waits for the end."""
-        process = self._start("ray", "job", "stop", "--address", self.dashboard, job)
-        finish(process, within_s=WAIT_S)
-
-    def _start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
+    def start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
+        """A command of the user."""
         own = {**ENVIRONMENT, "RAY_AUTH_TOKEN": token, "RAYPIPE_FAULTS": faults}
         return spawn(self._work, *words, environment=own)
 
 
 @pytest.fixture(scope="module")
 def cluster(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    namespaces.require()
     with namespaces.network(tmp_path_factory.mktemp("hosts")) as net:
         yield Cluster(net, work)
 
@@ -137,7 +132,8 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     lines = iter(process.stdout.readline, "")
     job = next(filter(None, (re.search(r"^job (\S+) on ", line) for line in lines)))
     until(lambda: stored_evaluations(folder) >= 2, "values are stored", WAIT_S, process)
-    cluster.stop(job[1])
+    stop = cluster.start("ray", "job", "stop", "--address", cluster.dashboard, job[1])
+    finish(stop, within_s=WAIT_S)  # it waits for the end
     output = finish(process, 130, WAIT_S)
     assert "interrupted; finished units are kept" in output
     assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"

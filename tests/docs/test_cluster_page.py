@@ -17,7 +17,6 @@ PAGE = DOCS / "tutorial" / "cluster.md"
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path, tmp_path_factory):
-    namespaces.require()
     reader = Reader(tmp_path)
     for block in files_before(PAGE):
         reader.follow(block)

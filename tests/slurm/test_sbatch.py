@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,21 +13,19 @@ import psutil
 import pytest
 
 from tests.command import table, until
-from tests.slurm.daemons import Slurm, missing
+from tests.slurm.daemons import Slurm, started
 
 PROJECT = Path(__file__).parents[2]
 SCRIPT = PROJECT / "slurm" / "raypipe.sbatch"
-# small machines rehearse this: the defaults of the script are 128 CPUs and 256 GB
-ONE_CPU = ("--cpus-per-task=1", "--mem=2000")
+BIN = Path(sys.executable).parent
+PATH = f"{BIN}:{os.environ['PATH']}"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    if reason := missing():
-        pytest.skip(f"no SLURM: {reason}")
-    with Slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+    with started(tmp_path_factory.mktemp("slurm")) as slurm:
         yield slurm
 
 
@@ -37,12 +35,8 @@ def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
     (tmp_path / "nodes.yaml").write_text("experiment: example_nodes\n")
     yield tmp_path
     slurm.clear()
-    until(
-        lambda: not processes(tmp_path),
-        "every process ended",
-        20,
-        detail=lambda: processes(tmp_path),
-    )
+    left = lambda: processes(tmp_path)  # noqa: E731
+    until(lambda: not left(), "every process ended", 20, detail=left)
     assert not list(Path("/tmp").glob("rp-*-*/*.log")), "a node's directory is left"
 
 
@@ -58,20 +52,16 @@ def processes(folder: Path) -> str:
     return "\n".join(found)
 
 
-def environment(folder: Path) -> Mapping[str, str]:
-    """A shell with raypipe's environment activated."""
-    return {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+def submit(slurm: Slurm, folder: Path, *words: str | Path, path: str = PATH) -> str:
+    """The id of a job with one CPU per node, from a shell with raypipe's environment activated."""
+    environment = {
+        "PATH": path,
         "PYTHONPATH": f"{PROJECT}:{PROJECT / 'tests/slurm/examples'}",
         "RAYPIPE_CACHE": str(folder / "cache"),
     }
-
-
-def submit(slurm: Slurm, folder: Path, *words: str) -> str:
-    split = words.index("nodes.yaml")
-    options, arguments = words[:split], words[split:]
-    return slurm.submit(*ONE_CPU, *options, SCRIPT, *arguments, cwd=folder,
-                        environment=environment(folder))  # fmt: skip
+    # small machines rehearse this: the defaults of the script are 128 CPUs and 256 GB
+    options = ("--parsable", "--cpus-per-task=1", "--mem=2000")
+    return slurm.ask("sbatch", *options, *map(str, words), cwd=folder, extra=environment)
 
 
 def done_by(folder: Path, job: str) -> dict[int, str]:
@@ -85,14 +75,11 @@ def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slur
     slow = folder / "bin" / "ray"
     slow.parent.mkdir()
     slow.write_text(
-        '#!/bin/bash\nmkdir "$0-$SLURMD_NODENAME" 2> /dev/null && exit 1\n'
-        f'exec {Path(sys.executable).parent}/ray "$@"\n'
+        f'#!/bin/bash\nmkdir "$0-$SLURMD_NODENAME" 2> /dev/null && exit 1\nexec {BIN}/ray "$@"\n'
     )
     slow.chmod(0o755)
-    start = environment(folder)
-    start = {**start, "PATH": f"{slow.parent}:{start['PATH']}"}
-    words = ["--nodes=2", SCRIPT, "nodes.yaml", "tasks.units=12"]
-    job = slurm.ended(slurm.submit(*ONE_CPU, *words, cwd=folder, environment=start))
+    words = ("--nodes=2", SCRIPT, "nodes.yaml", "tasks.units=12")
+    job = slurm.ended(submit(slurm, folder, *words, path=f"{slow.parent}:{PATH}"))
     assert sorted(path.name for path in slow.parent.iterdir()) == ["ray", "ray-n1", "ray-n2"]
     assert (job.state, job.status) == ("COMPLETED", 0), job.log
     workers = done_by(folder, job.id)
@@ -105,17 +92,17 @@ def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slur
 
 
 def test_gpus_of_the_whole_job_are_those_of_its_nodes(slurm, folder):
-    job = submit(slurm, folder, "--nodes=2", "--gpus=2", "nodes.yaml", "tasks.gpus=1")
+    job = submit(slurm, folder, "--nodes=2", "--gpus=2", SCRIPT, "nodes.yaml", "tasks.gpus=1")
     ended = slurm.ended(job)
     assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
     assert set(done_by(folder, job).values()) == {"n1 0 eth0", "n2 0 eth0"}
 
 
 def test_the_exit_status_is_the_commands_also_of_two_jobs_on_a_node(slurm, folder):
-    failing = submit(slurm, folder, "--partition=gpu", "--gpus-per-node=1", "nodes.yaml",
-                     "tasks.gpus=1", "tasks.broken=3")  # fmt: skip
-    mistaken = submit(slurm, folder, "--partition=gpu", "nodes.yaml", "tasks.unit=3",
-                      "--run-dir", "elsewhere")  # fmt: skip
+    failing = submit(slurm, folder, "--partition=gpu", "--gpus-per-node=1", SCRIPT,
+                     "nodes.yaml", "tasks.gpus=1", "tasks.broken=3")  # fmt: skip
+    mistaken = submit(slurm, folder, "--partition=gpu", SCRIPT, "nodes.yaml",
+                      "tasks.unit=3", "--run-dir", "elsewhere")  # fmt: skip
     until(lambda: slurm.job(mistaken).state != "PENDING", "the second job starts")
     assert slurm.job(failing).state == "RUNNING", "two jobs on a node"
     ended = [slurm.ended(job) for job in (failing, mistaken)]
@@ -128,26 +115,24 @@ def test_the_exit_status_is_the_commands_also_of_two_jobs_on_a_node(slurm, folde
 
 @pytest.mark.parametrize(
     ("words", "path", "message"),
-    [((), None, "which configuration?"), (("nodes.yaml",), "/usr/bin:/bin", "is not on PATH")],
+    [((), PATH, "which configuration?"), (("nodes.yaml",), "/usr/bin:/bin", "is not on PATH")],
 )
 def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, message):
-    changed = {**environment(folder), **({"PATH": path} if path else {})}
-    job = slurm.ended(slurm.submit(*ONE_CPU, SCRIPT, *words, cwd=folder, environment=changed))
+    job = slurm.ended(submit(slurm, folder, SCRIPT, *words, path=path))
     assert (job.state, job.status) == ("FAILED", 2)
     assert message in job.log
 
 
 def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
-    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@60", "nodes.yaml",
-                 "tasks.units=10", "tasks.held=6")  # fmt: skip
+    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@60", SCRIPT,
+                 "nodes.yaml", "tasks.units=10", "tasks.held=6")  # fmt: skip
     log = lambda: slurm.job(job).log  # noqa: E731
     until(lambda: log().count("is done") == 6, "six tasks are done", 300, detail=log)
     # the controller looks twice a minute whose end is near, and sends the signal early
     soon = datetime.now() + timedelta(seconds=120)
     slurm.ask("scontrol", "update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
-    until(
-        lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, detail=log
-    )
+    again = lambda: slurm.job(job).restarts == 1  # noqa: E731
+    until(again, "the job is queued again", 200, detail=log)
     # it would wait for two minutes; in the second in which it ended nodes refuse it (its credential
     # is revoked by the second)
     time.sleep(2)
@@ -160,11 +145,11 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
 
 
 def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
-    job = submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.held=4")
+    job = submit(slurm, folder, "--nodes=2", SCRIPT, "nodes.yaml", "tasks.held=4")
     log = lambda: slurm.job(job).log  # noqa: E731
     until(lambda: log().count("is done") == 4, "four tasks are done", 300, detail=log)
     slurm.ask("scancel", job)
     ended = slurm.ended(job)
-    assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
+    assert (ended.state, ended.restarts) == ("CANCELLED", 0)
     assert "interrupted; finished units are kept" in ended.log
     assert sorted(done_by(folder, job)) == list(range(4))
