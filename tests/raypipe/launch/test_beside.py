@@ -20,10 +20,11 @@ from raypipe.graph import launcher as launcher_module
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.launcher import Control, PoolOptions
+from raypipe.graph.runner import run_stages
 from raypipe.launch.cluster import RayLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
-from tests.raypipe.composed import run_stages, session_in
+from tests.raypipe.composed import composed, session_in
 from tests.raypipe.examples.example_tasks import Regression
 from tests.raypipe.launch.test_pool import cpus as cpus
 from tests.raypipe.launch.test_pool import wait_until
@@ -119,34 +120,28 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["training", "sweep"])
+@pytest.mark.parametrize("stage", [0, 1], ids=["sweep", "training"])
 def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
-    launcher, control, beside, cpus, tmp_path, monkeypatch, kind
+    launcher, control, beside, cpus, tmp_path, monkeypatch, stage
 ):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
-    signs.mkdir()
-    session = session_in(run.path(), launcher)
-
-    class Beside(Regression):
-        """Trains for long, once a task has begun after it did."""
-
-        def loss(self, model, batch, context):
-            (signs / "training").touch()
-            wait_until((signs / "task").exists)
-            time.sleep(0.1)
-            return super().loss(model, batch, context)
-
-    long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside())
+    run, trains, runs = RunDirectory.at(tmp_path / "run"), tmp_path / "trains", tmp_path / "runs"
+    text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
+    text += f"notes: {trains}\npause_s: 0.1\n"
+    long = ("sweep.steps=10000", "train.training.steps=10000", "train.scaling.cpus_per_worker=1")
+    first = stages_of(*long, "train.scaling.gpus_per_worker=0", text=text)[stage]
+    first = replace(first, on_gpu=True, alone=False)  # as on a GPU
+    # its trials have the node to themselves, where there is no GPU
+    begun = [trains] if first.name == "sweep" else [trains, runs]
 
     def note() -> None:
         """A task: a short one before a training, beside it one that has to be ended.
 
         The process that cancels a task at the moment of its end may abort (ray-project/ray#54527).
         """
-        if beside := any((signs / name).exists() for name in ("training", "trial")):
-            (signs / "task").touch()
-        time.sleep(WAIT_S if beside else 0.05)
+        if is_beside := trains.exists():
+            runs.touch()
+        time.sleep(WAIT_S if is_beside else 0.05)
 
     def fill(context: StageContext) -> None:
         with context.pool(PoolOptions(1)) as pool:
@@ -156,18 +151,6 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
                 for result in ended:
                     pool.submit(result.key, note)
 
-    def train(context: StageContext) -> None:
-        launcher.train(long, lambda told: (signs / "steps").touch())
-
-    first = Stage("first", train, [Unit("first", {})], on_gpu=True)
-    begun = [signs / "steps", signs / "task"]
-    if kind == "sweep":  # its trials have the node to themselves, where there is no GPU
-        begun = [signs / "trial"]
-        text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
-        text += f"notes: {begun[0]}\npause_s: 0.1\n"
-        [first, _] = stages_of("train.scaling.gpus_per_worker=0", "sweep.steps=10000", text=text)
-        first = replace(first, name="first", on_gpu=True, alone=False)  # as on a GPU
-
     def interrupt() -> None:
         try:
             wait_until(lambda: all(sign.exists() for sign in begun))
@@ -176,11 +159,12 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     pressed = beside.submit(interrupt)
+    stages = [first, *composed([Stage("tasks", fill, [Unit("tasks", {})])])]
     with pytest.raises(KeyboardInterrupt):
-        run_stages([first, Stage("second", fill, [Unit("second", {})])], session)
+        run_stages(stages, session_in(run.path(), launcher))
     pressed.result()
     found = read_table(run, "stages").set_index("stage")["status"]
-    assert dict(found) == {"first": "interrupted", "second": "interrupted"}
+    assert dict(found) == {first.name: "interrupted", "tasks": "interrupted"}
     assert not list(Path(run.location).glob(".ray*"))
     gc.collect()  # of Tune's actors nothing is left but a cycle of references
     wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)
