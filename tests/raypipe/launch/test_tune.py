@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.command import is_alive, until
 from tests.raypipe.composed import session_in
-from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.study.test_sweep import NONE, ONLY, YAML, row_of, stages_of, table, trials
 from tests.raypipe.study.test_sweep import cache as cache
@@ -82,14 +80,6 @@ def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
     return run_stages([stage], session_in(folder, launcher))
 
 
-def both(folder: Path, launcher: Launcher, *overrides: str) -> tuple[Path, Path]:
-    """The run directories of the sweep in this process, and of the same one on Ray."""
-    inline, tuned = folder / "inline", folder / "tuned"
-    assert sweep(inline, InlineLauncher(), *overrides) is None
-    assert sweep(tuned, launcher, *overrides) is None
-    return inline, tuned
-
-
 def processes(notes: Path) -> list[int]:
     """Those that built a model, once for each model."""
     return [int(line) for line in notes.read_text().splitlines()]
@@ -97,10 +87,8 @@ def processes(notes: Path) -> list[int]:
 
 def by_point(folder: Path, *axes: str) -> pd.DataFrame:
     """The trials by their values of these axes."""
-    rows = sweeping.with_points(RunDirectory.at(folder))
-    points = [json.loads(point) for point in rows["point"]]
-    rows.index = pd.MultiIndex.from_tuples([tuple(p[axis] for axis in axes) for p in points])
-    return rows.sort_index()
+    points = table(folder, "sweep_points")[["trial_id", *axes]]
+    return table(folder, "trials").merge(points, on="trial_id").set_index([*axes]).sort_index()
 
 
 def curves(folder: Path) -> pd.DataFrame:
@@ -110,7 +98,9 @@ def curves(folder: Path) -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
-    inline, tuned = both(tmp_path, launcher)
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    assert sweep(inline, InlineLauncher()) is None
+    assert sweep(tuned, launcher) is None
     same = [
         *("trial_id", "status", "steps", "loss_final", "parity", "device"),
         *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "seed"),
@@ -126,18 +116,27 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkeypatch):
+def test_out_of_memory_rules_out_more_and_a_killed_trial_is_tried_again(
+    launcher, tmp_path, monkeypatch
+):
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    points = ("sweep.axes.training.micro_batch=[4, 8, 16]", ONLY[0], "sweep.repeats=1")
+    points += ("sweep.axes.training.accumulation=[1]",)
     monkeypatch.setenv(VARIABLE, "oom:micro_batch>4")
-    larger = ("sweep.axes.training.micro_batch=[4,8,16]", *ONLY[:1], "sweep.repeats=1")
-    inline, tuned = both(tmp_path, launcher, *larger)
-    expected, found = trials(inline)["status"], trials(tuned)["status"]
-    assert set(expected.loc[16]) == {"skipped"}
+    assert sweep(inline, InlineLauncher(), *points) is None
+    monkeypatch.setenv(VARIABLE, "oom:micro_batch>4,kill_worker:step=3")
+    assert sweep(tuned, launcher, *points) is None
+    assert list(trials(inline)["status"]) == ["succeeded", "out_of_memory", "skipped"]
+    status, attempts = trials(tuned)["status"], trials(tuned)["attempts"]
     # the next trial is chosen while one runs: what that one rules out is too late for it
-    other = found[found != expected]
-    assert len(other) <= 1
-    assert set(other) <= {"out_of_memory"}
-    assert set(expected[other.index]) <= {"skipped"}
+    assert list(status)[:2] == ["succeeded", "out_of_memory"]
+    assert status.iloc[2] in ("out_of_memory", "skipped")
     assert row_of(tuned, "recommendations")["settings"]["train.training.micro_batch"] == 4
+    assert attempts.iloc[0] == 2
+    pd.testing.assert_frame_equal(curves(tuned), curves(inline))
+    died = table(tuned, "failures").query("kind == 'worker_died'")
+    assert list(died["unit"]) == [trials(tuned)["trial_id"].iloc[0]]
+    assert set(died["outcome"]) == {"again"}
 
 
 def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
@@ -156,22 +155,6 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     assert len(set(processes(tmp_path / "notes"))) == 1
     kinds = table(tmp_path, "failures")["kind"].value_counts()
     assert kinds.to_dict() == {"error": 5, "out_of_memory": 2}
-
-
-@pytest.mark.slow
-def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
-    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
-    points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.repeats=1")
-    assert sweep(inline, InlineLauncher(), *points) is None
-    monkeypatch.setenv(VARIABLE, "kill_worker:step=3")
-    assert sweep(tuned, launcher, *points) is None
-    assert set(trials(tuned)["status"]) == {"succeeded"}
-    assert set(trials(tuned)["attempts"]) == {2}
-    pd.testing.assert_frame_equal(curves(tuned), curves(inline))
-    failures = table(tuned, "failures")
-    assert sorted(failures["unit"]) == sorted(trials(tuned)["trial_id"])
-    assert set(failures["kind"]) == {"worker_died"}
-    assert set(failures["outcome"]) == {"again"}
 
 
 @pytest.mark.slow
