@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.scaling.runs import run_command
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from tests.command import EXAMPLES, finish, in_process, start
+from tests.command import finish, in_process, start
+
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -116,39 +117,27 @@ def test_more_than_one_ctrl_c_adds_nothing_to_the_message(
     assert (process.stdout.read(), process.returncode) == ("", 130)
 
 
-def run_watched(folder: Path, *arguments: str | Path) -> int:
-    """The most resident memory, in bytes, of the command's own process."""
-    command = start(folder, "run", "many.yaml", *arguments, environment={})
-    peak, status = 0, Path(f"/proc/{command.pid}/status")
-    try:
-        while command.poll() is None:
-            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-            peak = max(peak, int(found[1]) * 1024 if found else 0)
-            time.sleep(0.05)
-        assert command.returncode == 0, command.stdout.read()
-    finally:
-        command.kill()
-        command.communicate()
-    return peak
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+def files(folder: str) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
 def test_a_hundred_thousand_units_fit_in_a_gigabyte_and_in_as_many_files_as_a_hundred(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
-    shutil.copy(EXAMPLES / "example_many.py", tmp_path / "many.py")
-    (tmp_path / "many.yaml").write_text("experiment: many\n")
-    run_watched(tmp_path, "work.count=100", "--run-dir", "few")
+    Path("many.yaml").write_text("experiment: benchmarks.scaling.experiment\n")
+
+    def peak(count: int, run: str) -> int:
+        words = ("run", "many.yaml", f"work.count={count}", "--run-dir", run)
+        return run_command(words, folder / "log", {"PYTHONPATH": str(PROJECT)}).peak_bytes
+
+    peak(100, "few")
     found = []
     for count in (100_000, 100_001):  # continuing reads what is stored
-        assert run_watched(tmp_path, f"work.count={count}", "--run-dir", "many") < 10**9
-        ledger = Ledger(RunDirectory.at(tmp_path / "many"), writable=False)
+        assert peak(count, "many") < 10**9
+        ledger = Ledger(RunDirectory.at("many"), writable=False)
         assert len(ledger.rows("evaluations")) == count
-        found.append(files(tmp_path / "many"))
-    assert found[0] == files(tmp_path / "few")
+        found.append(files("many"))
+    assert found[0] == files("few")
