@@ -7,23 +7,15 @@ from typing import Any
 
 from example_tasks import HeldOut, TwoPhases
 
-from raypipe.config.settings import Operational, Settings
-from raypipe.graph.context import StageContext
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.training_stage import train_stage
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.schedule import Phase
-from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, StepContext, TrainTask
-from raypipe.training.weights import read_weights
+import raypipe as rp
 
 
 class Halves(TwoPhases):
     """Its first phase is half of the training."""
 
-    def phases(self, training: Any, effective_batch: int) -> list[Phase]:
+    def phases(self, training: Any, effective_batch: int) -> list[rp.Phase]:
         steps = training.steps // 2
-        return [Phase(name, steps, effective_batch, 1e-2) for name in ("first", "second")]
+        return [rp.Phase(name, steps, effective_batch, 1e-2) for name in ("first", "second")]
 
 
 class Slow(HeldOut):
@@ -33,31 +25,28 @@ class Slow(HeldOut):
         super().__init__(dropout=0.3)
         self.pause_s = pause_s
 
-    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+    def loss(self, model: Any, batch: Any, context: rp.StepContext) -> rp.Loss:
         time.sleep(self.pause_s)
         return super().loss(model, batch, context)
 
 
-class ContinuingSettings(Settings):
-    pause_s: Operational[float] = 0.0
+class ContinuingSettings(rp.Settings):
+    pause_s: rp.Operational[float] = 0.0
     """Pause in a forward pass."""
     halves: bool = False
     """Whether the training has two phases."""
     probes: int = 1
     """Probes of the model, each a unit."""
-    train: TrainStageSettings = TrainStageSettings()
+    train: rp.TrainStageSettings = rp.TrainStageSettings()
 
 
-def build_task(settings: Any, run_dir: RunDirectory | None) -> TrainTask:
-    del run_dir
-    if settings.halves:
-        return Halves()
-    return Slow(settings.pause_s) if settings.pause_s else HeldOut(dropout=0.3)
+def build_task(settings: Any, run_dir: rp.RunDirectory | None) -> rp.TrainTask:
+    return Halves() if settings.halves else Slow(settings.pause_s)
 
 
-def probe(context: StageContext) -> None:
+def probe(context: rp.StageContext) -> None:
     """Write a row per unit: the sum of the weights, and how often the unit was computed."""
-    weights, _ = read_weights(context.run_dir, context.run_dir.model("train"))
+    weights, _ = rp.weights.read_weights(context.run_dir, context.run_dir.model("train"))
     total = sum(float(each.sum()) for each in weights.values())
     for unit in context.todo():
         seen = context.ledger.get("probes", unit.key) or {"times": 0}
@@ -65,20 +54,20 @@ def probe(context: StageContext) -> None:
         context.finish(unit, {"probes": {unit.key: row}})
 
 
-def double(context: StageContext) -> None:
+def double(context: rp.StageContext) -> None:
     """Write a row that depends on the training through the probes alone."""
     (unit,) = context.todo()
     total = sum(row["weights"] for row in context.ledger.rows("probes"))
     context.finish(unit, {"doubles": {"sum": {"weights": 2 * total}}})
 
 
-def stages(settings: ContinuingSettings) -> list[Stage]:
-    units = [Unit(f"probe/{number}") for number in range(settings.probes)]
+def stages(settings: ContinuingSettings) -> list[rp.Stage]:
+    units = [rp.Unit(f"probe/{number}") for number in range(settings.probes)]
     return [
-        train_stage("train", settings.train, build_task, reads=("halves", "pause_s", "train")),
-        Stage("probe", probe, units, ("train",), reads=()),
-        Stage("double", double, needs=("probe",), reads=()),
+        rp.train_stage("train", settings.train, build_task, reads=("halves", "pause_s", "train")),
+        rp.Stage("probe", probe, units, ("train",), reads=()),
+        rp.Stage("double", double, needs=("probe",), reads=()),
     ]
 
 
-EXPERIMENT = Experiment("continuing", 1, ContinuingSettings, stages)
+EXPERIMENT = rp.Experiment("continuing", 1, ContinuingSettings, stages)

@@ -7,9 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from raypipe.config.settings import Settings
-from raypipe.graph.experiment import Experiment, Stage
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe import Experiment, Settings, Stage, TrainingSettings, TrainStageSettings
 
 
 class StudySettings(Settings):

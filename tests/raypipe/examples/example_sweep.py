@@ -11,18 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from raypipe.config.settings import Settings
-from raypipe.graph.experiment import Experiment, Stage
-from raypipe.graph.training_stage import train_stage
-from raypipe.store.tables import Column
-from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import Loss, StepContext, TrainTask
+import raypipe as rp
 
 #: an environment variable: the micro-batch whose trials last until a test has ended them
 HELD = "EXAMPLE_SWEEP_HELD"
 
 
-class Line(TrainTask):
+class Line(rp.TrainTask):
     """A line through noisy points."""
 
     def __init__(self, width: int, fail: bool) -> None:
@@ -40,22 +35,22 @@ class Line(TrainTask):
     def build_eval_dataset(self) -> Dataset[Any]:
         return self.build_dataset()
 
-    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+    def loss(self, model: Any, batch: Any, context: rp.StepContext) -> rp.Loss:
         x, y = batch
         if os.environ.get(HELD) == str(len(x)):
             time.sleep(0.5)
-        return Loss((model(x).float().squeeze(1) - y).square().sum(), len(x))
+        return rp.Loss((model(x).float().squeeze(1) - y).square().sum(), len(x))
 
 
-class SweptSettings(Settings):
+class SweptSettings(rp.Settings):
     width: int = 4
     fail: bool = False
-    train: TrainStageSettings = TrainStageSettings()
+    train: rp.TrainStageSettings = rp.TrainStageSettings()
 
 
-def stages(settings: SweptSettings) -> Sequence[Stage]:
-    return [train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
+def stages(settings: SweptSettings) -> Sequence[rp.Stage]:
+    return [rp.train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
 
 
-METRICS = (Column("eval_loss", "real", "Mean loss on the held-out points."),)
-EXPERIMENT = Experiment("swept", 1, SweptSettings, stages, step_metrics=METRICS)
+METRICS = (rp.Column("eval_loss", "real", "Mean loss on the held-out points."),)
+EXPERIMENT = rp.Experiment("swept", 1, SweptSettings, stages, step_metrics=METRICS)
