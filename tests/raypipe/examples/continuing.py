@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from example_tasks import HeldOut, TwoPhases
@@ -18,18 +17,6 @@ class Halves(TwoPhases):
         return [rp.Phase(name, steps, effective_batch, 1e-2) for name in ("first", "second")]
 
 
-class Slow(HeldOut):
-    """The same training, with a pause in every forward pass."""
-
-    def __init__(self, pause_s: float) -> None:
-        super().__init__(dropout=0.3)
-        self.pause_s = pause_s
-
-    def loss(self, model: Any, batch: Any, context: rp.StepContext) -> rp.Loss:
-        time.sleep(self.pause_s)
-        return super().loss(model, batch, context)
-
-
 class ContinuingSettings(rp.Settings):
     pause_s: rp.Operational[float] = 0.0
     """Pause in a forward pass."""
@@ -41,7 +28,7 @@ class ContinuingSettings(rp.Settings):
 
 
 def build_task(settings: Any, run_dir: rp.RunDirectory | None) -> rp.TrainTask:
-    return Halves() if settings.halves else Slow(settings.pause_s)
+    return Halves() if settings.halves else HeldOut(dropout=0.3, pause_s=settings.pause_s)
 
 
 def probe(context: rp.StageContext) -> None:

@@ -15,26 +15,17 @@ from pathlib import Path
 from typing import Any
 
 
-def _note(pid: int, folder: str) -> None:
-    Path(folder, str(pid)).touch()
-
-
-def _sleep() -> None:
-    time.sleep(4000)
-
-
 def _start(kind: str, folder: str) -> multiprocessing.Process | None:
     """Start a process that ends by itself after an hour."""
     if kind == "fork":  # has the connections of its parent
-        helper = multiprocessing.get_context("fork").Process(target=_sleep)
+        helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(4000,))
         helper.start()
-        _note(helper.pid, folder)
+        Path(folder, str(helper.pid)).touch()
         return helper
     if kind == "session":
-        _note(subprocess.Popen(["setsid", "sleep", "4000"]).pid, folder)
+        subprocess.Popen(["sh", "-c", f"touch {folder}/$$; exec setsid sleep 4000"])
     elif kind == "orphan":
-        script = f"setsid sleep 4000 & touch {folder}/$!"
-        subprocess.run(["sh", "-c", script], check=True)
+        subprocess.run(["sh", "-c", f"setsid sleep 4000 & touch {folder}/$!"], check=True)
     return None
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import math
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -22,18 +24,11 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, default_collate
 
-from raypipe.store.run_directory import RunDirectory
+import raypipe as rp
 from raypipe.store.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.schedule import Phase
-from raypipe.training.settings import (
-    LoaderSettings,
-    ScalingSettings,
-    TrainingSettings,
-    TrainStageSettings,
-)  # fmt: skip
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.settings import LoaderSettings, ScalingSettings
 
 SAMPLES, WIDTH = 50, 5
 
@@ -54,24 +49,19 @@ class Points(Dataset[dict[str, Tensor]]):
         return {"x": self.x[i], "y": self.y[i], "tokens": self.tokens[i], "id": torch.tensor(i)}
 
 
-class Regression(TrainTask):
-    """A small network; ``by_token`` weighs each sample by its tokens."""
+@dataclass(kw_only=True, eq=False)
+class Regression(rp.TrainTask):
+    """A small network; ``by_token`` weighs each sample by its tokens, each pass has a pause."""
 
-    def __init__(
-        self,
-        *,
-        by_token: bool = False,
-        dropout: float = 0.0,
-        tied: bool = False,
-        dtype: torch.dtype = torch.float64,
-        samples: int = SAMPLES,
-        fail_at: int | None = None,
-        nan_at: int | None = None,
-        shuffle: bool = True,
-    ) -> None:
-        self.by_token, self.dropout, self.tied, self.dtype = by_token, dropout, tied, dtype
-        self.samples, self.fail_at, self.nan_at = samples, fail_at, nan_at
-        self.shuffle = shuffle
+    by_token: bool = False
+    dropout: float = 0.0
+    tied: bool = False
+    dtype: torch.dtype = torch.float64
+    samples: int = SAMPLES
+    fail_at: int | None = None
+    nan_at: int | None = None
+    pause_s: float = 0.0
+    shuffle: bool = True
 
     def build_model(self) -> nn.Module:
         hidden = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(self.dropout)]
@@ -84,20 +74,20 @@ class Regression(TrainTask):
     def build_dataset(self) -> Dataset[Any]:
         return Points(self.samples)
 
-    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+    def loss(self, model: nn.Module, batch: Any, context: rp.StepContext) -> rp.Loss:
         if context.step == self.fail_at:
             raise ConnectionError("the machine went away")
+        if self.pause_s:
+            time.sleep(self.pause_s)
         error = model(batch["x"].to(self.dtype)).squeeze(1).double()
         each = F.mse_loss(error, batch["y"], reduction="none")
         if context.step == self.nan_at:
             each = each * torch.nan
         weights = batch["tokens"].double() if self.by_token else torch.ones_like(each)
         metrics = {"mae": ((error - batch["y"]).abs() * weights).sum()}
-        return Loss((each * weights).sum(), weights.sum(), metrics)
+        return rp.Loss((each * weights).sum(), weights.sum(), metrics)
 
-    def evaluate(
-        self, model: nn.Module, device: torch.device, batch_size: int
-    ) -> Mapping[str, float]:
+    def evaluate(self, model: nn.Module, device: Any, batch_size: int) -> Mapping[str, float]:
         torch.rand(3)  # an evaluation may draw; training must not notice
         points = Points(8)
         out = model(points.x.to(self.dtype)).squeeze(1)
@@ -118,8 +108,8 @@ class HeldOut(Regression):
 class TwoPhases(Regression):
     """Another batch size and learning rate from step 4 on, as PABBO has."""
 
-    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        return [Phase("first", 4, effective_batch, 1e-2), Phase("second", 3, 5, 1e-3)]
+    def phases(self, training: rp.TrainingSettings, effective_batch: int) -> Sequence[rp.Phase]:
+        return [rp.Phase("first", 4, effective_batch, 1e-2), rp.Phase("second", 3, 5, 1e-3)]
 
 
 class TwoHeads(TwoPhases):
@@ -132,7 +122,7 @@ class TwoHeads(TwoPhases):
         heads = {"first": nn.Linear(1, 1), "second": nn.Linear(1, 1)}
         return nn.ModuleDict({"body": body, **heads}).to(self.dtype)
 
-    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+    def loss(self, model: nn.Module, batch: Any, context: rp.StepContext) -> rp.Loss:
         assert isinstance(model, nn.ModuleDict)
         both = nn.Sequential(model["body"], model[context.phase.name])
         return super().loss(both, batch, context)
@@ -140,14 +130,12 @@ class TwoHeads(TwoPhases):
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         return ()
 
-    def evaluate(
-        self, model: nn.Module, device: torch.device, batch_size: int
-    ) -> Mapping[str, float]:
+    def evaluate(self, model: nn.Module, device: Any, batch_size: int) -> Mapping[str, float]:
         return {}
 
 
 def job(
-    task: TrainTask,
+    task: rp.TrainTask,
     folder: Path,
     plan: tuple[int, int, int, int] = (16, 1, 16, 1),
     *,
@@ -157,12 +145,12 @@ def job(
 ) -> TrainingJob:
     """A job of ``(micro_batch, accumulation, effective_batch, workers)``."""
     given = {"steps": 7, "log_every": 1, "learning_rate": 1e-2, **training}
-    settings = TrainStageSettings(
-        training=TrainingSettings(**given),
+    settings = rp.TrainStageSettings(
+        training=rp.TrainingSettings(**given),
         scaling=ScalingSettings(workers=plan[3], strategy=strategy),
         loader=loader or LoaderSettings(),
     )
-    run = RunDirectory.at(folder)
+    run = rp.RunDirectory.at(folder)
     return TrainingJob("fit", "run-1", task, settings, BatchPlan(*plan), run)
 
 
@@ -179,8 +167,7 @@ def weights(job: TrainingJob) -> dict[str, Tensor]:
 
 def assert_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Weights are the same to the last bit."""
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], rel: float) -> None:
@@ -201,12 +188,10 @@ def by_hand(job: TrainingJob) -> tuple[list[tuple[float, float, float, str]], di
     model = task.build_model()
     points = task.build_dataset()
     given: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(), betas=training.betas, **given
-    )
+    optimizer: Any = torch.optim.AdamW(model.parameters(), betas=training.betas, **given)
     if training.optimizer == "adafactor":
         optimizer = torch.optim.Adafactor(model.parameters(), **given)
-    if type(task).optimizer is not TrainTask.optimizer:
+    if type(task).optimizer is not rp.TrainTask.optimizer:
         optimizer = task.optimizer(model, training)
     factors = [group["lr"] / training.learning_rate for group in optimizer.param_groups]
     rows, position = [], 0
@@ -216,7 +201,7 @@ def by_hand(job: TrainingJob) -> tuple[list[tuple[float, float, float, str]], di
             position += phase.samples
             drawn = [points[sample_at(p, task, training.seed)] for p in positions]
             batch = default_collate(drawn)
-            loss = task.loss(model, batch, StepContext(len(rows), phase, training.seed))
+            loss = task.loss(model, batch, rp.StepContext(len(rows), phase, training.seed))
             value = loss.total / loss.weight
             optimizer.zero_grad()
             value.backward()
@@ -229,7 +214,7 @@ def by_hand(job: TrainingJob) -> tuple[list[tuple[float, float, float, str]], di
     return rows, model.state_dict()
 
 
-def sample_at(position: int, task: TrainTask, seed: int) -> int:
+def sample_at(position: int, task: rp.TrainTask, seed: int) -> int:
     samples = len(task.build_dataset())  # type: ignore[arg-type]
     epoch, offset = divmod(position, samples)
     if not task.shuffle:

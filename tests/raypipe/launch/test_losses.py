@@ -74,22 +74,10 @@ STEPS = 400
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
-class Slow(Regression):
-    """Takes its time."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    def loss(self, model, batch, context):
-        time.sleep(self.seconds)
-        return super().loss(model, batch, context)
-
-
 def slow_job(folder: Path, workers: int, seconds: float) -> TrainingJob:
     asked = job(folder, 4, 2, 2, steps=STEPS)  # one worker has the plan of two
     settings = asked.settings.changed("scaling", workers=workers)
-    return replace(asked, task=Slow(seconds), settings=settings)
+    return replace(asked, task=Regression(pause_s=seconds), settings=settings)
 
 
 def lose_a_node(folder: Path) -> tuple[list[str], list[str]]:

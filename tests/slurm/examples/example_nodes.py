@@ -7,23 +7,20 @@ import signal
 import time
 from collections.abc import Sequence
 
-from raypipe.config.settings import Operational, Settings
-from raypipe.graph.context import StageContext
-from raypipe.graph.experiment import Experiment, Stage, Unit
-from raypipe.graph.launcher import PoolOptions
+import raypipe as rp
 
 
-class TaskSettings(Settings):
-    units: Operational[int] = 8
-    seconds: Operational[float] = 0.5
-    gpus: Operational[float] = 0
+class TaskSettings(rp.Settings):
+    units: rp.Operational[int] = 8
+    seconds: rp.Operational[float] = 0.5
+    gpus: rp.Operational[float] = 0
     #: this one raises
-    broken: Operational[int | None] = None
+    broken: rp.Operational[int | None] = None
     #: from this one on they last for ever, unless the job was queued again
-    held: Operational[int | None] = None
+    held: rp.Operational[int | None] = None
 
 
-class NodesSettings(Settings):
+class NodesSettings(rp.Settings):
     tasks: TaskSettings = TaskSettings()
 
 
@@ -40,21 +37,21 @@ def task(number: int, settings: TaskSettings) -> str:
     return " ".join(str(os.environ.get(name)) for name in names)
 
 
-def stages(settings: NodesSettings) -> Sequence[Stage]:
-    def run(context: StageContext) -> None:
+def stages(settings: NodesSettings) -> Sequence[rp.Stage]:
+    def run(context: rp.StageContext) -> None:
         units = {unit.key: unit for unit in context.todo()}
-        with context.pool(PoolOptions(gpus=settings.tasks.gpus)) as pool:
-            calls = [
+        with context.pool(rp.PoolOptions(gpus=settings.tasks.gpus)) as pool:
+            calls = (
                 (key, task, unit.literals["task"], settings.tasks) for key, unit in units.items()
-            ]
+            )
             for key, worker in context.map(pool, calls):
                 row = {"dataset": key, "T": units[key].literals["task"], "worker": worker}
                 context.ledger.put("evaluations", {f"{key}/{os.getpid()}": row})
                 context.finish(units[key])
                 context.say(f"{key} is done")
 
-    units = [Unit(f"tasks/{i}", {"task": i}) for i in range(settings.tasks.units)]
-    return [Stage("tasks", run, units)]
+    units = [rp.Unit(f"tasks/{i}", {"task": i}) for i in range(settings.tasks.units)]
+    return [rp.Stage("tasks", run, units)]
 
 
-EXPERIMENT = Experiment("nodes", 1, NodesSettings, stages)
+EXPERIMENT = rp.Experiment("nodes", 1, NodesSettings, stages)
