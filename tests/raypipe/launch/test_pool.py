@@ -155,25 +155,17 @@ def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monke
     assert found == ["", "words of two\n", "words of one\n", ""]
 
 
-def test_in_this_process_a_task_has_no_time_limit(capsys):
-    with InlineLauncher().pool(PoolOptions(time_limit_s=0.01)) as pool:
-        pool.submit("slow", time.sleep, 0.05)
-        pool.submit("fails", divmod, 1, 0)
-        done = collect(pool)
-    (slow,), (fails,) = done["slow"], done["fails"]
-    assert slow.error is None
-    assert (fails.kind, fails.error.partition(":")[0]) == ("error", "ZeroDivisionError")
-    assert "local: not followed: the time limit of 0.01 s" in capsys.readouterr().out
-
-
-def test_the_end_of_the_debugger_is_no_failure_of_the_task():
+def test_in_this_process_a_task_has_no_time_limit_and_a_debugger_ends_it(capsys):
     def quit_debugger() -> None:
         raise bdb.BdbQuit
 
-    with InlineLauncher().pool(PoolOptions()) as pool:
-        pool.submit("task", quit_debugger)
+    with InlineLauncher().pool(PoolOptions(time_limit_s=0.01)) as pool:
+        pool.submit("slow", time.sleep, 0.05)
+        assert collect(pool)["slow"][0].error is None
+        pool.submit("debugged", quit_debugger)
         with pytest.raises(bdb.BdbQuit):
             pool.finished()
+    assert "local: not followed: the time limit of 0.01 s" in capsys.readouterr().out
 
 
 def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):

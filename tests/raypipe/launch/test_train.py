@@ -134,19 +134,6 @@ def test_the_failure_of_another_rank_is_that_of_the_group(launcher, tmp_path, ki
     assert caught.value.limit == limit
 
 
-@pytest.mark.slow
-def test_a_warning_arrives_whatever_its_text_says(launcher, tmp_path):
-    """A row with the key "started" says that the training has its resources; a text is no row."""
-    asked = job(tmp_path / "started", 16, 1, 1)
-    InlineLauncher().train(asked, ignore)
-    newest = max((tmp_path / "started").rglob("state.pt"))
-    newest.write_bytes(b"")
-    told = []
-    launcher.train(asked, told.append)
-    (warning,) = (text for text in told if isinstance(text, str) and text.startswith("WARNING"))
-    assert f"{newest.parent} is incomplete or corrupt" in warning
-
-
 @pytest.mark.parametrize("place", ["inline", pytest.param("launcher", marks=pytest.mark.slow)])
 def test_an_error_in_the_task_comes_with_its_text_and_place(place, request, tmp_path):
     class Broken(Regression):
