@@ -50,11 +50,6 @@ class Scene:
         """The run directory."""
         return self.home / "run"
 
-    @property
-    def cache(self) -> Path:
-        """What it shares with other runs."""
-        return self.home / "cache"
-
     def start(self, address: str = "", *, within_s: float = LONGEST_S, **environment: str) -> None:
         """Start a command and let it go on for a while; tasks of it die and hang by themselves."""
         kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
@@ -69,7 +64,7 @@ class Scene:
 
     def another(self, address: str = "", **environment: str) -> Popen[str]:
         """A command beside the one of this scene."""
-        own = {"RAYPIPE_CACHE": str(self.cache), MARK: self.name}
+        own = {"RAYPIPE_CACHE": str(self.home / "cache"), MARK: self.name}
         given = ("run", *self.arguments, "--run-dir", self.folder)
         if address:
             given = (*given, "--address", address)

@@ -16,13 +16,11 @@ import pytest
 import ray
 import torch
 
+import raypipe as rp
 from raypipe.graph import launcher as launcher_module
-from raypipe.graph.context import StageContext
-from raypipe.graph.experiment import Stage, Unit
-from raypipe.graph.launcher import Control, PoolOptions
+from raypipe.graph.launcher import Control
 from raypipe.graph.runner import run_stages
 from raypipe.launch.cluster import RayLauncher
-from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table
 from tests.raypipe.composed import composed, session_in
 from tests.raypipe.examples.example_tasks import Regression
@@ -53,7 +51,7 @@ def test_a_training_that_waits_for_cpus_ends_when_it_is_interrupted(
     launcher, control, beside, cpus, tmp_path
 ):
     one = job(tmp_path / "run", 16, 1, 1, cpus_per_worker=cpus)
-    with launcher.pool(PoolOptions(1, keep_processes=True)) as pool:
+    with launcher.pool(rp.PoolOptions(1, keep_processes=True)) as pool:
         pool.submit("x", (tmp_path / "ran").touch)
         assert [result.error for result in pool.finished()] == [None]  # it holds its CPU
         waiting = beside.submit(launcher.train, one, ignore)
@@ -95,7 +93,7 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
 
     def fill() -> int:
         ended = 0
-        with launcher.pool(PoolOptions(1)) as pool:
+        with launcher.pool(rp.PoolOptions(1)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), time.sleep, 0.05)
             while results := pool.finished():
@@ -125,7 +123,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     launcher, control, beside, cpus, tmp_path, monkeypatch, stage
 ):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    run, trains, runs = RunDirectory.at(tmp_path / "run"), tmp_path / "trains", tmp_path / "runs"
+    run, trains, runs = rp.RunDirectory.at(tmp_path / "run"), tmp_path / "trains", tmp_path / "runs"
     text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
     text += f"notes: {trains}\npause_s: 0.1\n"
     long = ("sweep.steps=10000", "train.training.steps=10000", "train.scaling.cpus_per_worker=1")
@@ -143,8 +141,8 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
             runs.touch()
         time.sleep(WAIT_S if is_beside else 0.05)
 
-    def fill(context: StageContext) -> None:
-        with context.pool(PoolOptions(1)) as pool:
+    def fill(context: rp.StageContext) -> None:
+        with context.pool(rp.PoolOptions(1)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), note)
             while ended := context.finished(pool):
@@ -159,7 +157,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     pressed = beside.submit(interrupt)
-    stages = [first, *composed([Stage("tasks", fill, [Unit("tasks", {})])])]
+    stages = [first, *composed([rp.Stage("tasks", fill, [rp.Unit("tasks", {})])])]
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, session_in(run.path(), launcher))
     pressed.result()

@@ -13,19 +13,16 @@ import ray
 import torch
 from torch import nn
 
-from raypipe.config.settings import Operational
+import raypipe as rp
 from raypipe.faults import VARIABLE
-from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.runner import run_stages
-from raypipe.graph.training_stage import train_stage
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.settings import ScalingSettings, TrainStageSettings
+from raypipe.training.settings import ScalingSettings
 from tests.command import is_alive, until
 from tests.raypipe.composed import session_in
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
@@ -59,17 +56,17 @@ class Noted(Line):
 
 
 class NotedSettings(SweptSettings):
-    notes: Operational[Path]
-    together: Operational[int] = 1
+    notes: rp.Operational[Path]
+    together: rp.Operational[int] = 1
     exhaust: bool = False
-    pause_s: Operational[float] = 0.0
+    pause_s: rp.Operational[float] = 0.0
 
 
-def stages(settings: NotedSettings) -> Sequence[Stage]:
-    return [train_stage("train", settings.train, lambda _, run_dir: Noted(settings))]
+def stages(settings: NotedSettings) -> Sequence[rp.Stage]:
+    return [rp.train_stage("train", settings.train, lambda _, run_dir: Noted(settings))]
 
 
-EXPERIMENT = Experiment("noted", 1, NotedSettings, stages)
+EXPERIMENT = rp.Experiment("noted", 1, NotedSettings, stages)
 
 
 def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
@@ -241,8 +238,8 @@ def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
     found = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
     for module in (launched, nodes):
         monkeypatch.setattr(module, "living_nodes", lambda: found)
-    settings = TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
-    plan, run = BatchPlan(1, 1, workers, workers), RunDirectory.at(tmp_path)
+    settings = rp.TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
+    plan, run = BatchPlan(1, 1, workers, workers), rp.RunDirectory.at(tmp_path)
     job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
     sized = launched._sized(job)
     assert launched._slots(sized) == slots
