@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,19 +91,16 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
                 file.write(f"{torch.get_num_threads()}\n")
             return super().loss(model, batch, context)
 
-    def fill() -> int:
-        ended = 0
+    def fill() -> None:
         with launcher.pool(rp.PoolOptions(1)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), time.sleep, 0.05)
             while results := pool.finished():
-                ended += len(results)
                 full.set()
-                for number in range(0 if over.is_set() else len(results)):
-                    pool.submit(f"{ended}-{number}", time.sleep, 0.05)
-        return ended
+                for result in [] if over.is_set() else results:
+                    pool.submit(result.key, time.sleep, 0.05)
 
-    filling: Future[int] = beside.submit(fill)
+    filling = beside.submit(fill)
     try:
         assert full.wait(WAIT_S)
         share = cpus // workers
@@ -111,7 +108,7 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
         outcome = launcher.train(replace(one, task=Threaded()), ignore)
     finally:
         over.set()
-    assert filling.result(WAIT_S) >= 4 * cpus
+    filling.result(WAIT_S)
     assert outcome["steps"] == 12
     assert outcome["leased"][1] > 0
     assert set(notes.read_text().split()) == {str(share)}  # it computes with the CPUs that it holds

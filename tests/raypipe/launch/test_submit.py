@@ -55,11 +55,17 @@ def sent(
     return module.submit("http://head:8265", ["raypipe"], {}, said.append), said
 
 
-def test_a_job_is_followed_to_its_end(module, monkeypatch):
-    ends = JobStatus.RUNNING, JobStatus.SUCCEEDED
-    status, said = sent(module, monkeypatch, Dashboard("one\n", "two\nthree\n", ends=ends))
-    assert status == 0
-    assert said[1:] == ["one", "two\nthree"]
+@pytest.mark.parametrize(
+    ("end", "expected", "more"),
+    [(JobStatus.SUCCEEDED, 0, []), (JobStatus.STOPPED, 130, ["the job has stopped: "])],
+)
+def test_a_job_is_followed_to_its_end(module, monkeypatch, end, expected, more):
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
+    dashboard = Dashboard("one\n", "two\nthree\n", ends=(JobStatus.RUNNING, end))
+    status, said = sent(module, monkeypatch, dashboard)
+    assert status == expected
+    assert said[1:] == ["one", "two\nthree", *more]
+    assert "RAY_ADDRESS" not in module.os.environ  # the address that is given is the one
 
 
 @pytest.mark.parametrize(
@@ -78,13 +84,6 @@ def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(module, mo
     assert "the job may go on; follow it: ray job logs --follow" in said[-1]
     assert "ray job stop --address http://head:8265 job_1" in said[-1]
     assert not any("secret" in text for text in said)
-
-
-def test_the_address_that_is_given_is_the_one(module, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
-    status, _ = sent(module, monkeypatch, Dashboard(ends=(JobStatus.STOPPED,)))
-    assert status == 130
-    assert "RAY_ADDRESS" not in module.os.environ
 
 
 def test_an_address_without_a_scheme_is_refused_at_once(module):
