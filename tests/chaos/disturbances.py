@@ -18,8 +18,6 @@ from tests.chaos.scene import LONGEST_S, Scene
 
 Disturbance = Callable[[Scene], bool | None]
 
-_HOUR_S = 3600
-
 
 # processes
 
@@ -175,7 +173,7 @@ def clock_set_back(scene: Scene) -> bool:
         return False
     set_back, environment = surroundings.clock(scene.home, compiler)
     scene.start(**environment)
-    set_back(_HOUR_S)
+    set_back(3600)
     scene.wait(scene.rng.uniform(3, 15))
     set_back(0)
     return True

@@ -41,7 +41,6 @@ sweep:
   constraints: {effective_batch: 4}
 """
 _MATRIX = "matrix: {lda.max_iter: [2, 3], runs: 2}\n"
-_GONE_S = 150  # agents of a node whose raylet was killed look for its head for a minute
 
 # the names of the disturbances that had something to disturb, how often the run had each kind of
 # failure, and what it must share with an undisturbed one
@@ -139,7 +138,8 @@ def run_rounds(
     if broken:
         raise ExceptionGroup(f"{len(broken)} of {len(rounds)} rounds failed", broken)
     left = _traces() - before  # others may use Ray here too
-    until(lambda: not left & _traces(), "no trace is left", _GONE_S)
+    # agents of a node whose raylet was killed look for its head for a minute
+    until(lambda: not left & _traces(), "no trace is left", 150)
     return counts, failures
 
 

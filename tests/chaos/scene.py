@@ -21,7 +21,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 #: what every process of a round has in its environment
 MARK = "RAYPIPE_CHAOS"
 WAIT_S = 600
-_GONE_S = 90
 # a little longer than a run takes to its last stage
 LONGEST_S = 35.0
 
@@ -118,4 +117,4 @@ def living(name: str) -> list[psutil.Process]:
 
 def assert_gone(name: str) -> None:
     """Wait until no process of a round lives."""
-    until(lambda: not living(name), "no process lives", _GONE_S, detail=lambda: living(name))
+    until(lambda: not living(name), "no process lives", 90, detail=lambda: living(name))

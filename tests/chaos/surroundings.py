@@ -16,17 +16,13 @@ from ray.cluster_utils import Cluster
 from tests.chaos.scene import MARK
 from tests.command import until
 
-_STORE_BYTES = 80_000_000
-_EMPTY_S = 60
-_DISK = "64m"
-_BLOCK = 1 << 20
 # a node that does not answer is given up after some ten seconds
 _SETTINGS = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 4000,
     "health_check_failure_threshold": 3,
 }
-_NODE = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+_NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
 
 
 @contextmanager
@@ -56,7 +52,7 @@ def assert_stores_empty(cluster: Cluster) -> None:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
     empty = "Plasma memory usage 0 MiB, 0 objects"
-    until(lambda: empty in used(), "the object stores are empty", _EMPTY_S, detail=used)
+    until(lambda: empty in used(), "the object stores are empty", 60, detail=used)
 
 
 @contextmanager
@@ -66,7 +62,7 @@ def disk(folder: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
         yield folder
         return
-    _mount("-t", "tmpfs", "-o", f"size={_DISK}", "raypipe-chaos", folder)
+    _mount("-t", "tmpfs", "-o", "size=64m", "raypipe-chaos", folder)
     try:
         yield folder
     finally:
@@ -79,7 +75,7 @@ def full(folder: Path) -> Iterator[None]:
     ballast = folder / "ballast"
     try:
         with ballast.open("wb", buffering=0) as stream:
-            for size in (_BLOCK, 1):
+            for size in (1 << 20, 1):
                 try:
                     while stream.write(bytes(size)):
                         pass

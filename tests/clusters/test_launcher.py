@@ -25,7 +25,6 @@ from tests.command import spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-MODULE = "tests.clusters.provider.Machines"
 TOKEN = "0123456789abcdef" * 4
 REQUEST = """
 import time, ray
@@ -56,7 +55,8 @@ class Launcher:
         _keygen(self._key)
         self._state = folder / "machines.json"
         self._state.write_text("{}")
-        self.provider = {"type": "external", "module": MODULE, "state": str(self._state)}
+        module = "tests.clusters.provider.Machines"
+        self.provider = {"type": "external", "module": module, "state": str(self._state)}
         self._cloud = Machines(self.provider, "raypipe")
         self.machines: dict[str, Host] = {}
         for name in ("head", "cpu-1", "cpu-2"):

@@ -20,14 +20,13 @@ from tests.command import finish, listens, spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-BIN = Path(sys.executable).parent
 SLOWLY = "delay_task:s=1"
 TOKEN = "0123456789abcdef" * 4
 # a node that does not answer is given up after some ten seconds
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": TOKEN,
-    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",

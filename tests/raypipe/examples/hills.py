@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -52,10 +51,4 @@ def table(name: str, folder: str = "run") -> pd.DataFrame:
 
 def killed(act: Callable[[], object]) -> bool:
     """Run a function in a forked process; return whether SIGKILL ended it."""
-    if (child := os.fork()) == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return command.in_child(act) == -signal.SIGKILL

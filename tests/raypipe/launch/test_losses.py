@@ -70,12 +70,11 @@ def run_out_of_memory(folder: Path, how: str) -> list[str | None]:
     return kinds
 
 
-STEPS = 400
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
 def slow_job(folder: Path, workers: int, seconds: float) -> TrainingJob:
-    asked = job(folder, 4, 2, 2, steps=STEPS)  # one worker has the plan of two
+    asked = job(folder, 4, 2, 2, steps=400)  # one worker has the plan of two
     settings = asked.settings.changed("scaling", workers=workers)
     return replace(asked, task=Regression(pause_s=seconds), settings=settings)
 
