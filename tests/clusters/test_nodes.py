@@ -91,19 +91,9 @@ def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("nodes", "remove"),
-    [
-        pytest.param(2, Host.power_off, id="two"),
-        pytest.param(4, Host.unplug, id="four"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "remove"), [(2, Host.power_off), (4, Host.unplug)])
 def test_a_node_goes_away(
-    cluster: Cluster,
-    alone: Path,
-    tmp_path: Path,
-    nodes: int,
-    remove: Callable[[Host], None],
+    cluster: Cluster, alone: Path, tmp_path: Path, nodes: int, remove: Callable[[Host], None]
 ) -> None:
     others = [cluster.add() for _ in range(nodes - 1)]
     folder = tmp_path / "run"
