@@ -104,12 +104,12 @@ class Scene:
         return True
 
 
-def living(name: str) -> list[psutil.Process]:
-    """The processes of a round, without the one that looks."""
+def living(name: str, mark: str = MARK) -> list[psutil.Process]:
+    """The processes of a round, or with another mark, without the one that looks."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            marked = process.environ().get(MARK) == name
+        with suppress(psutil.Error, OSError):
+            marked = process.environ().get(mark) == name
             if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found

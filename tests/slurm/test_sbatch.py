@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.chaos.scene import living
 from tests.command import table, until
 from tests.slurm.daemons import Slurm, started
 
@@ -35,21 +35,9 @@ def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
     (tmp_path / "nodes.yaml").write_text("experiment: example_nodes\n")
     yield tmp_path
     slurm.clear()
-    left = lambda: processes(tmp_path)  # noqa: E731
+    left = lambda: living(str(tmp_path), "SLURM_SUBMIT_DIR")  # noqa: E731
     until(lambda: not left(), "every process ended", 20, detail=left)
     assert not list(Path("/tmp").glob("rp-*-*/*.log")), "a node's directory is left"
-
-
-def processes(folder: Path) -> str:
-    """The command lines of what runs as a part of the jobs of a folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("SLURM_SUBMIT_DIR") == str(folder):
-                found.append(" ".join(process.cmdline())[:100])
-        except (psutil.Error, OSError):
-            continue
-    return "\n".join(found)
 
 
 def submit(slurm: Slurm, folder: Path, *words: str | Path, path: str = PATH) -> str:
