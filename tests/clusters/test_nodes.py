@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -21,11 +21,10 @@ from tests.command import finish, listens, spawn, table, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SLOWLY = "delay_task:s=1"
-TOKEN = "0123456789abcdef" * 4
 # a node that does not answer is given up after some ten seconds
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": TOKEN,
+    "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "4000",
@@ -54,25 +53,22 @@ class Cluster:
         host.run("ray", "start", f"--address={self.head.address}:6379", *NODE)
         return host
 
-    def ray_job_submit(self, folder: Path, faults: str) -> subprocess.Popen[str]:
+    def ray_job_submit(self, folder: Path, faults: str) -> Popen[str]:
         """As the documentation of Ray has it."""
         variables = json.dumps({"env_vars": {"RAYPIPE_FAULTS": faults}})
         submit = ("ray", "job", "submit", "--address", self.dashboard, "--working-dir", ".")
         command = ("raypipe", "run", "tiny.yaml", "--run-dir", str(folder))
         return self.start(*submit, "--runtime-env-json", variables, "--", *command)
 
-    def raypipe_submit(
-        self, folder: Path, faults: str, *more: str, token: str = TOKEN
-    ) -> subprocess.Popen[str]:
+    def raypipe_submit(self, folder: Path, *more: str, **environment: str) -> Popen[str]:
         """As ours has it."""
-        submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
-        given = (*submit, "--run-dir", str(folder), *more)
-        return self.start(sys.executable, *given, faults=faults, token=token)
+        words = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
+        given = (*words, "--run-dir", str(folder), *more)
+        return self.start(sys.executable, *given, **environment)
 
-    def start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environment: str) -> Popen[str]:
         """A command of the user."""
-        own = {**ENVIRONMENT, "RAY_AUTH_TOKEN": token, "RAYPIPE_FAULTS": faults}
-        return spawn(self._work, *words, environment=own)
+        return spawn(self._work, *words, environment={**ENVIRONMENT, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +81,7 @@ def cluster(work: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of an undisturbed run on the head alone."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    process = cluster.raypipe_submit(folder, "")
+    process = cluster.raypipe_submit(folder)
     finish(process, within_s=WAIT_S)
     assert len(table(folder, "environment")) == 1
     return folder
@@ -116,7 +112,7 @@ def test_a_node_goes_away(
 def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     quick = ("lda.optimizers=[ga,tpe]", "--only", "lda")
-    process = cluster.raypipe_submit(folder, SLOWLY, *quick)
+    process = cluster.raypipe_submit(folder, *quick, RAYPIPE_FAULTS=SLOWLY)
     assert process.stdout is not None
     lines = iter(process.stdout.readline, "")
     job = next(filter(None, (re.search(r"^job (\S+) on ", line) for line in lines)))
@@ -126,13 +122,13 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     output = finish(process, 130, WAIT_S)
     assert "interrupted; finished units are kept" in output
     assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"
-    finish(cluster.raypipe_submit(folder, "", *quick), within_s=WAIT_S)
+    finish(cluster.raypipe_submit(folder, *quick), within_s=WAIT_S)
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
     assert set(table(folder, "studies")["unique_evaluations"]) == {8}
 
 
 def test_without_the_token_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
-    process = cluster.raypipe_submit(tmp_path / "run", "", token="f" * 64)
+    process = cluster.raypipe_submit(tmp_path / "run", RAY_AUTH_TOKEN="f" * 64)
     output = finish(process, 2, WAIT_S)
     assert "asks for a token" in output
     assert "Traceback" not in output
