@@ -14,6 +14,13 @@ import pandas as pd
 ROWS = 120
 
 
+def write_text(path: Path, content: str) -> Path:
+    """Write a text, compressed if the suffix says so."""
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
 def write_rows(path: Path, rows: pd.DataFrame | Sequence[dict[str, Any]]) -> Path:
     """Write the table that the suffix names: JSON lines, CSV or Parquet."""
     if path.suffix == ".parquet":
@@ -21,8 +28,7 @@ def write_rows(path: Path, rows: pd.DataFrame | Sequence[dict[str, Any]]) -> Pat
     elif ".csv" in path.suffixes:
         pd.DataFrame(rows).to_csv(path, index=False)
     else:
-        content = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+        write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
 

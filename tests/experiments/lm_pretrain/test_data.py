@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import pickle
 from hashlib import sha256
@@ -29,6 +28,7 @@ from experiments.lm_pretrain.tokenizer import (
 )
 from experiments.lm_pretrain.training import PackedTokens
 from raypipe.store.run_directory import RunDirectory
+from tests.experiments.rows import write_text
 
 KINDS: tuple[Kind, ...] = ("bpe", "characters", "bytes")
 TEXT = "The cat sat.\nIt's the cat's mat, isn't it?\n\n  A dog; 12 cats.\t\n" * 3
@@ -83,10 +83,7 @@ def test_the_last_share_is_held_out():
 
 def of_files(folder: Path, contents: dict[str, str], held_out=0, **given) -> LmDataSettings:
     """Settings that read these files, the last ones as held-out ones."""
-    for name, content in contents.items():
-        data = content.encode()
-        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    files = [folder / name for name in contents]
+    files = [write_text(folder / name, content) for name, content in contents.items()]
     train = len(files) - held_out
     parts = {"files": files[:train], "held_out_files": files[train:]}
     return LmDataSettings(source="text", **parts, **given)

@@ -169,8 +169,7 @@ def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(settings, beam
         expected = model.generate(
             input_ids=inputs, attention_mask=mask.long(), num_beams=beams, max_new_tokens=12,
             length_penalty=penalty, no_repeat_ngram_size=ngram, early_stopping=False,
-            do_sample=False, use_cache=False, decoder_start_token_id=PAD, pad_token_id=PAD,
-            eos_token_id=END,
+            do_sample=False, use_cache=False, **t5.SPECIAL_TOKENS,
         )  # fmt: skip
         texts = generate(model, inputs, mask, how)
         assert texts == [[t for t in text if t not in (PAD, END)] for text in expected.tolist()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import pickle
@@ -19,8 +18,9 @@ from scipy import sparse
 from experiments.teleclass.corpus import builtin_documents, read_annotations
 from experiments.teleclass.documents import Documents, read_documents
 from experiments.teleclass.taxonomy import Taxonomy, read_taxonomy
-from tests.experiments.rows import write_rows
+from tests.experiments.rows import write_rows, write_text
 from tests.experiments.teleclass.conftest import taxonomy_of
+from tests.scenario import cases
 
 CLASSES = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
 EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"
@@ -43,16 +43,10 @@ def paths_up(taxonomy: Taxonomy, c: int) -> list[list[int]]:
     return [[c, *path] for a in above for path in paths_up(taxonomy, a)] or [[c]]
 
 
-def write(path: Path, content: str) -> Path:
-    data = content.encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 def stored(folder: Path, labels: str = CLASSES, edges: str = EDGES, terms: str = "") -> Taxonomy:
     """The taxonomy of files with these contents."""
     contents = zip(NAMES, (labels, edges, terms), strict=True)
-    return read_taxonomy(*(write(folder / name, content) for name, content in contents))
+    return read_taxonomy(*(write_text(folder / name, content) for name, content in contents))
 
 
 @given(graphs(), st.lists(st.sets(st.integers(0, 8)), max_size=5))
@@ -95,11 +89,9 @@ def test_files_of_the_layout(tmp_path):
 def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
     plain = stored(tmp_path, terms="science:lab")
     paths = [tmp_path / name for name in NAMES]
-    packed = [path.with_name(f"{path.name}.gz") for path in paths]
-    for path, gz in zip(paths, packed, strict=True):
-        content = path.read_bytes()
-        gz.write_bytes(gzip.compress(content))
-        path.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    packed = [write_text(tmp_path / f"{path.name}.gz", path.read_text()) for path in paths]
+    for path in paths:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     for other in (paths, packed):
         again = read_taxonomy(*other)
         assert again == plain
@@ -147,7 +139,7 @@ def test_amazon_531_has_the_published_taxonomy_and_labels(data_dir, tmp_path):
     )
     assert (len(sample), sample.ids[0].as_py()) == (10, "0")
     assert sample.dropped == {"gold of other documents": 19_648}
-    corpus = write(tmp_path / "train.txt", "".join(f"{i}\tx\n" for i in range(29_487)))
+    corpus = write_text(tmp_path / "train.txt", "".join(f"{i}\tx\n" for i in range(29_487)))
     labels = read_documents(corpus, read[0], labels=folder / "train_doc2labels.txt.gz")
     assert labels.dropped == {}
     assert labels.gold.sum() / 29_487 >= 2.93
@@ -156,20 +148,10 @@ def test_amazon_531_has_the_published_taxonomy_and_labels(data_dir, tmp_path):
 
 
 TAXONOMY = taxonomy_of(("0", "10", "11", "12"), [("0", "10"), ("10", "11")])
-#: Texts that readers like to damage.
-TEXTS = [
-    "NA",
-    "1.0",
-    ' "quoted", with comma',
-    "two\nlines",
-    "naïve \u2028 text 🎈",
-    "x\\ny",
-    "null",
-]
-IDS = [f"doc/{i}" for i in range(len(TEXTS))]
-LABELS = [["11"], [], ["10", "12"], ["0"], ["12"], ["12", "12"], []]
-GOLD = [[0, 1, 2], [], [0, 1, 3], [0], [3], [3], []]
-ROWS = [{"id": i, "text": t, "labels": c} for i, t, c in zip(IDS, TEXTS, LABELS, strict=True)]
+#: texts that readers like to damage, with labels and gold labels
+DOCUMENTS = cases(__file__, "documents")
+ROWS = [{key: row[key] for key in ("id", "text", "labels")} for row in DOCUMENTS]
+TEXTS = [row["text"] for row in ROWS]
 
 
 def save(path: Path, rows: list[dict] = ROWS) -> Path:
@@ -191,16 +173,17 @@ def gold_of(read: Documents) -> list[list[int]]:
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet"])
 def test_tables_of_every_layout(tmp_path, suffix):
     read = read_documents(save(tmp_path / f"train.v1{suffix}"), TAXONOMY)
-    assert (read.ids.to_pylist(), read.texts.to_pylist()) == (IDS, TEXTS)
+    assert read.ids.to_pylist() == [row["id"] for row in ROWS]
+    assert read.texts.to_pylist() == TEXTS
     assert read.ids.type == read.texts.type == pa.large_string()
-    assert gold_of(read) == GOLD
+    assert gold_of(read) == [row["gold"] for row in DOCUMENTS]
     assert read.dropped == {}
     assert read.text_list(2, 4) == TEXTS[2:4]
     assert read.text_list(5, 99) == TEXTS[5:]
 
 
 def test_lines(tmp_path):
-    path = write(tmp_path / "corpus.txt.gz", "7\tone\ttwo \n\n x y \t three\n8\t \n")
+    path = write_text(tmp_path / "corpus.txt.gz", "7\tone\ttwo \n\n x y \t three\n8\t \n")
     read = read_documents(path, TAXONOMY)
     assert read.ids.to_pylist() == ["7", "x y"]
     assert read.texts.to_pylist() == ["one\ttwo ", " three"]
@@ -258,7 +241,7 @@ def test_gold_labels_of_their_own_file(tmp_path):
     rows = [{"id": 1, "text": "a", "labels": ["unknown"]}, {"id": 2, "text": "b"}]
     rows += [{"id": 3, "text": ""}, {"id": 4, "text": "d"}, {"id": 5, "text": "e"}]
     path = save(tmp_path / "a.jsonl", rows)
-    gold = write(tmp_path / "gold.txt.gz", "9\t0\n5\t12,10\n\n3\t0\n1\t11\n4\t\n8\t0\n")
+    gold = write_text(tmp_path / "gold.txt.gz", "9\t0\n5\t12,10\n\n3\t0\n1\t11\n4\t\n8\t0\n")
     read = read_documents(path, TAXONOMY, labels=gold)
     assert gold_of(read) == [[0, 1, 2], [], [], [0, 1, 3]]
     dropped = {"empty documents": 1, "gold of other documents": 3, "documents without gold": 1}
@@ -286,7 +269,7 @@ def test_annotations_of_every_form(tmp_path, key):
     given = {"x": ["b", "a"], "y": "7", "z": 7, "none": [], "twice": ["a", "b", "a"]}
     if key is not None:
         given = {name: {key: classes, "other": 1} for name, classes in given.items()}
-    path = write(tmp_path / "labels.json.gz", json.dumps(given))
+    path = write_text(tmp_path / "labels.json.gz", json.dumps(given))
     expected = {"x": [1, 0], "y": [2], "z": [2], "none": [], "twice": [0, 1]}
     assert read_annotations(path, taxonomy_of("ab7")) == expected
 
