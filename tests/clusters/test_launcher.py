@@ -21,7 +21,7 @@ from tests.clusters.main_job import PROJECT, WAIT_S
 from tests.clusters.main_job import work as work
 from tests.clusters.namespaces import Host
 from tests.clusters.provider import Machines, completed
-from tests.command import spawn, table, until
+from tests.command import finish, spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -112,18 +112,9 @@ class Launcher:
         """A command of the user."""
         return spawn(PROJECT, *words, environment=self._environment)
 
-    def end(self, process: subprocess.Popen[str]) -> str:
-        """What it printed; it has to succeed."""
-        output, _ = process.communicate(timeout=WAIT_S)
-        print(output)
-        logs = sorted(self.head.folder.glob("ray/session_2*/logs/monitor*"))
-        tails = [f"{path.name}:\n{path.read_text()[-4000:]}" for path in logs]
-        assert process.returncode == 0, "\n".join([f"{process.args}: {output}", *tails])
-        return output
-
     def run(self, *words: str | Path) -> str:
         """What a command of the user prints."""
-        return self.end(self.start(*words))
+        return finish(self.start(*words), within_s=WAIT_S)
 
     def running(self) -> int:
         """How many machines are paid for."""
@@ -202,7 +193,7 @@ def test_what_is_taken_away_comes_again(
     until(lambda: any(folder.glob("checkpoints/train_small/step_*")), "it trains", WAIT_S, process)
     launcher.take_away("cpu-2")
     launcher.offer("cpu-3")
-    launcher.end(process)
+    finish(process, within_s=WAIT_S)
     assert set(table(folder, "failures")["kind"]) == {"node_lost"}
     assert sorted(table(folder, "steps")["step"]) == list(range(1, 201))
     assert launcher.running() == 3

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 import yaml
 from packaging.requirements import Requirement
 
@@ -20,29 +19,13 @@ from tests.clusters.provider import AUTOSCALER, completed
 
 PROJECT = Path(__file__).resolve().parents[2]
 METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+CLUSTER: dict[str, Any] = yaml.safe_load((PROJECT / "cluster.yaml").read_text())
+CLAIM, JOB = yaml.safe_load_all((PROJECT / "kubernetes/rayjob.yaml").read_text())
+PODS = JOB["spec"]["rayClusterSpec"]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((PROJECT / "cluster.yaml").read_text())
-    return found
-
-
-@pytest.fixture(scope="module")
-def manifest() -> dict[str, dict[str, Any]]:
-    text = (PROJECT / "kubernetes/rayjob.yaml").read_text()
-    return {document["kind"]: document for document in yaml.safe_load_all(text)}
-
-
-@pytest.fixture(scope="module")
-def pins() -> dict[str, str]:
-    lines = (PROJECT / "requirements.txt").read_text().splitlines()
-    pinned = [line.partition(";")[0].strip() for line in lines if not line.startswith("#")]
-    return dict(line.split("==") for line in pinned)
-
-
-def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds(cluster):
-    prepared = completed(cluster)
+def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds():
+    prepared = completed(CLUSTER)
     jsonschema.validate(prepared, json.loads(AUTOSCALER.joinpath("ray-schema.json").read_text()))
     kinds = prepared["available_node_types"]
     assert set(kinds) == {"head", "gpu", "cpu"}
@@ -65,37 +48,39 @@ def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds(cluster):
     )
 
 
-def test_nobody_reaches_the_dashboard_without_a_tunnel_and_a_token(cluster):
-    start = cluster["head_start_ray_commands"][-1]
+def test_nobody_reaches_the_dashboard_without_a_tunnel_and_a_token():
+    start = CLUSTER["head_start_ray_commands"][-1]
     assert "--dashboard-host=127.0.0.1" in start
-    assert any("RAY_AUTH_MODE=token" in command for command in cluster["setup_commands"])
-    assert "~/.ray/auth_token" in cluster["file_mounts"]
+    assert any("RAY_AUTH_MODE=token" in command for command in CLUSTER["setup_commands"])
+    assert "~/.ray/auth_token" in CLUSTER["file_mounts"]
 
 
-def test_what_the_nodes_install_is_pinned_and_what_raypipe_asks_for(cluster, manifest, pins):
+def test_what_the_nodes_install_is_pinned_and_what_raypipe_asks_for():
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    pinned = [line.partition(";")[0].strip() for line in lines if not line.startswith("#")]
+    pins = dict(line.split("==") for line in pinned)
     extras = METADATA["optional-dependencies"]
     used = [text for name in ("workloads", "cluster", "nlp", "tracking") for text in extras[name]]
     for wanted in map(Requirement, [*METADATA["dependencies"], *used]):
         if wanted.name != METADATA["name"]:  # else an extra that includes another
             assert wanted.specifier.contains(pins[wanted.name.lower()]), wanted
-    assert "-r ~/raypipe/requirements.txt" in "\n".join(cluster["setup_commands"])
+    assert "-r ~/raypipe/requirements.txt" in "\n".join(CLUSTER["setup_commands"])
     recipe = (PROJECT / "kubernetes/Dockerfile").read_text()
     [base] = re.findall(r"^FROM rayproject/ray:(\S+)-py311$", recipe, re.MULTILINE)
     # the tested one, too
-    rays = {version("ray"), base, manifest["RayJob"]["spec"]["rayClusterSpec"]["rayVersion"]}
+    rays = {version("ray"), base, PODS["rayVersion"]}
     assert rays == {pins["ray"]}
 
 
-def test_the_rayjob_has_what_the_definition_of_version_1_asks_for(manifest):
-    job, claim = manifest["RayJob"], manifest["PersistentVolumeClaim"]
-    assert job["apiVersion"] == "ray.io/v1"
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert job["spec"]["shutdownAfterJobFinishes"] is True
-    cluster = job["spec"]["rayClusterSpec"]
-    assert cluster["enableInTreeAutoscaling"] is True
-    workers = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+def test_the_rayjob_has_what_the_definition_of_version_1_asks_for():
+    assert (JOB["kind"], CLAIM["kind"]) == ("RayJob", "PersistentVolumeClaim")
+    assert JOB["apiVersion"] == "ray.io/v1"
+    assert CLAIM["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert JOB["spec"]["shutdownAfterJobFinishes"] is True
+    assert PODS["enableInTreeAutoscaling"] is True
+    workers = {group["groupName"]: group for group in PODS["workerGroupSpecs"]}
     assert set(workers) == {"gpu", "cpu"}
-    groups = [cluster["headGroupSpec"], *workers.values()]
+    groups = [PODS["headGroupSpec"], *workers.values()]
     assert not [group for group in workers.values() if group["minReplicas"] > group["maxReplicas"]]
     for group in groups:
         pod = group["template"]["spec"]
@@ -105,7 +90,7 @@ def test_the_rayjob_has_what_the_definition_of_version_1_asks_for(manifest):
         (mount,) = container["volumeMounts"]
         (volume,) = pod["volumes"]
         assert mount["name"] == volume["name"]
-        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert volume["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
         # Ray reads these as words of a command
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     tasks = yaml.safe_load(yaml.safe_load(workers["cpu"]["rayStartParams"]["resources"]))
@@ -113,10 +98,9 @@ def test_the_rayjob_has_what_the_definition_of_version_1_asks_for(manifest):
     assert tasks == {TASKS: int(cpus)}
 
 
-def test_the_entrypoint_runs_a_configuration_of_the_image_on_the_shared_volume(manifest):
-    spec = manifest["RayJob"]["spec"]
-    *command, config, option, run_dir = shlex.split(spec["entrypoint"])
+def test_the_entrypoint_runs_a_configuration_of_the_image_on_the_shared_volume():
+    *command, config, option, run_dir = shlex.split(JOB["spec"]["entrypoint"])
     assert (command, option) == (["raypipe", "run"], "--run-dir")
     assert (PROJECT / Path(config).relative_to("/opt/raypipe")).is_file()
-    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head = PODS["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert Path(run_dir).is_relative_to(head["volumeMounts"][0]["mountPath"])

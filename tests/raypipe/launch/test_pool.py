@@ -56,10 +56,6 @@ def collect(pool) -> dict[str, list[TaskResult]]:
     return done
 
 
-def fail(x: int) -> int:
-    raise ValueError(f"no {x}")
-
-
 def threads() -> set[int]:
     """Those of the libraries, which do not spin for long while they wait."""
     assert os.environ["GOMP_SPINCOUNT"] == "3000"
@@ -105,7 +101,6 @@ def hang(marker: Path) -> str:
 #: output of each of its attempts; ``marker`` is a path where nothing is yet
 TASKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, Any, str]]]] = {
     "square": (pow, (3, 2), [(None, 9, "")]),
-    "raises": (fail, (7,), [("error", "ValueError: no 7", "")]),
     "threads": (threads, (), [(None, {1}, "")]),
     "shared": (look, ("shared",), [(None, (False, 1e6), "")]),
     "loud": (speak, (), [(None, "spoken", "from a child\n")]),
