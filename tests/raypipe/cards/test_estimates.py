@@ -15,6 +15,7 @@ from raypipe.hardware import Precision, supported_precisions
 from raypipe.training.data_sheets import Card, cards, of_device, peak_flops, resolve
 from tests import scenario
 
+KNOWN, CASES = cards(), scenario.cases(__file__, "tables")
 PEAKS: dict[Precision, float] = {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13}
 CARD = Card("Card", "card", 2**34, 1e12, PEAKS, 1e11, 200.0, 8.0)
 WHOLE = Factors(1.0, 0.5, 1.0, 1.0, 1e-6)
@@ -85,47 +86,20 @@ def test_a_busy_card_takes_its_whole_power() -> None:
     assert watts(CARD, StepTime(1.0, 0.0)) == 60.0
 
 
-MIB = 2**20
+def in_bytes(mebibytes: int, more: int = 0) -> int:
+    return mebibytes * 2**20 + more
 
 
-def in_bytes(events: list[tuple[int, float]]) -> list[tuple[int, int]]:
-    return [(number, int(size * MIB)) for number, size in events]
-
-
-@pytest.mark.parametrize(
-    ("events", "allocated", "reserved"),
-    [
-        # sizes are rounded to 512 bytes, and blocks up to 1 MiB have a segment of their own
-        ([(1, 1 / MIB), (2, 513 / MIB), (3, 1)], 1 + 1536 / MIB, 2),
-        ([(1, 1 + 1 / MIB)], 1 + 512 / MIB, 20),
-        ([(1, 1 / MIB), (2, 1 + 1 / MIB)], 1 + 1024 / MIB, 22),
-        ([(1, 20 + 1 / MIB)], 20 + 512 / MIB, 40),
-        # a freed block is used again
-        ([(1, 40), (1, 0), (2, 40), (2, 0), (3, 20), (4, 20)], 40, 40),
-        # the smallest block that holds a request is taken
-        ([(1, 40), (2, 20), (3, 20), (4, 20), (1, 0), (3, 0), (5, 20), (6, 40)], 100, 100),
-        # freed neighbors merge
-        ([(1, 12), (2, 18), (3, 10), (1, 0), (2, 0), (4, 30)], 40, 40),
-        # fragments are reserved but not allocated: no freed block holds the request
-        ([(1, 20), (2, 20), (3, 20), (4, 20), (1, 0), (3, 0), (5, 40)], 80, 120),
-        # a segment grows at its end
-        ([(1, 30), (2, 30), (1, 0), (2, 0), (3, 60)], 60, 60),
-        ([(1, 30), (2, 20), (2, 0), (3, 45)], 75, 80),
-    ],
-)
+@pytest.mark.parametrize(("events", "allocated", "reserved"), CASES["allocations"])
 def test_the_most_that_is_allocated_and_reserved(
-    events: list[tuple[int, float]], allocated: float, reserved: float
+    events: list[list[int]], allocated: list[int], reserved: int
 ) -> None:
-    peak = replay(in_bytes(events))
-    assert (peak.allocated, peak.reserved) == (allocated * MIB, reserved * MIB)
+    peak = replay((number, in_bytes(*size)) for number, *size in events)
+    assert (peak.allocated, peak.reserved) == (in_bytes(*allocated), in_bytes(reserved))
 
 
 def test_the_event_of_a_peak_is_its_first() -> None:
-    assert replay(in_bytes([(1, 40), (1, 0), (2, 40)])).event == 0
-
-
-KNOWN = cards()
-CASES = scenario.cases(__file__, "data_sheets")
+    assert replay([(1, 40), (1, 0), (2, 40)]).event == 0
 
 
 @pytest.mark.parametrize(("given", "meant"), CASES["names"].items())

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -35,7 +36,6 @@ class Card:
         self.util = self.watts = self.memory = 0
         self.counter = 5_000
         self.open = 0
-        self.missing: set[str] = set()
 
     def pass_time(self, seconds: float, util: int = 0) -> None:
         self.at += seconds
@@ -60,16 +60,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         "nvmlDeviceGetTotalEnergyConsumption": lambda _: card.counter,
     }
 
-    def supported(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            if name in card.missing:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            return replaced[name](*arguments)
-
-        return call
-
-    for name in replaced:
-        monkeypatch.setattr(pynvml, name, supported(name))
+    for name, function in replaced.items():
+        monkeypatch.setattr(pynvml, name, function)
     properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID.removeprefix("GPU-"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 77)
@@ -95,6 +87,10 @@ def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
     assert stored.loc[0, "rss_bytes"] == row["rss_bytes"] > 0
 
 
+def unsupported(*_: object) -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 @pytest.mark.parametrize(
     ("lost", "memory"),
     [
@@ -105,9 +101,10 @@ def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
     ],
 )  # fmt: skip
 def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(
-    card: Card, lost: list[str], memory: int | None
+    card: Card, monkeypatch: pytest.MonkeyPatch, lost: list[str], memory: int | None
 ) -> None:
-    card.missing = {f"nvml{name}" for name in lost}
+    for name in lost:
+        monkeypatch.setattr(pynvml, f"nvml{name}", unsupported)
     card.memory = 12
     with Telemetry("small", CUDA) as telemetry:
         card.pass_time(1.0)
@@ -189,12 +186,9 @@ def test_a_long_run_is_thinned_and_its_peaks_are_not(
 def test_a_sample_that_fails_costs_neither_the_training_nor_the_next(
     card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: object) -> None:
-        raise OSError("too many open files")
-
     with Telemetry("small", CUDA) as telemetry:
         with monkeypatch.context() as broken:
-            broken.setattr(pynvml, "nvmlDeviceGetMemoryInfo", fail)
+            broken.setattr(pynvml, "nvmlDeviceGetMemoryInfo", Mock(side_effect=OSError))
             for _ in range(3):
                 card.pass_time(1.0)
                 telemetry.summary()
@@ -219,13 +213,9 @@ def test_a_busy_cpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         telemetry.steady()
     rows, summary = telemetry.rows(), telemetry.summary()
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
-    assert all(row["rss_bytes"] > 0 and row["util"] is row["gpu_uuid"] is None for row in rows)
-    assert summary["host_peak_bytes"] >= rows[0]["rss_bytes"]
+    assert summary["host_peak_bytes"] >= rows[0]["rss_bytes"] > 0
     assert summary["cpu_util_mean"] > 0
-    assert summary["device"] == "cpu"
-    assert {name for name, value in summary.items() if value is None} == {
-        "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
-    }  # fmt: skip
+    assert (summary["device"], summary["gpu_uuid"]) == ("cpu", None)
 
 
 def test_the_time_of_a_child_that_ended_is_counted(
