@@ -98,16 +98,13 @@ def test_every_text_has_tokens_that_are_the_text_again(text):
     assert max(tokens) < 300
 
 
-def test_what_is_frequent_is_merged_and_what_is_long_is_cut():
+def test_what_is_frequent_is_merged_what_is_long_is_cut_and_the_fewest_tokens_are_bytes():
     frequent, long = token_lists(TRAINED, ["the cat sat", "x" * 50]).to_pylist()
     assert len(frequent) < 6
     assert len(long) == 12
     assert train_bpe(TEXTS, 300, 12) == TRAINED
-
-
-def test_the_fewest_tokens_are_bytes():
-    (tokens,) = token_lists(train_bpe(TEXTS, 257, 99), ["the café"]).to_pylist()
-    assert len(tokens) == len("the café".encode())
+    (fewest,) = token_lists(train_bpe(TEXTS, 257), ["the café"]).to_pylist()
+    assert len(fewest) == len("the café".encode())
 
 
 def test_a_column_is_a_line():

@@ -119,10 +119,8 @@ def test_random_search_is_the_control_where_it_took_part():
 
 def test_pairs_are_exploratory_where_friedman_finds_nothing():
     same = [[9.0, 8.0, float(7 + r % 3)] for r in range(12)]
-    for names, note in (
-        ("abc", " (exploratory; Friedman's test: no difference found)"),
-        ("ab", ""),
-    ):
+    exploratory = " (exploratory; Friedman's test: no difference found)"
+    for names, note in (("abc", exploratory), ("ab", "")):
         pairs = aggregate(history(dict.fromkeys(names, same)))["comparisons"].values()
         assert {pair["conclusion"] for pair in pairs} == {f"no difference found{note}"}
 

@@ -143,9 +143,8 @@ SEARCHES = evaluation.Searches(
 
 def test_the_rows_have_means_shares_and_tests_of_each_kind_of_start():
     """A function is the mean of its starts of a kind; duels are counted after the first one."""
-    rows = {
-        (row["start"], row["method"]): row for row in evaluation.measure_rows(SEARCHES, "pabbo")
-    }
+    found = evaluation.measure_rows(SEARCHES, "pabbo")
+    rows = {(row["start"], row["method"]): row for row in found}
     assert len(rows) == 3 * 2
     ours = rows["all", "pabbo"]
     assert (ours["functions"], ours["searches"]) == (3, 6)
