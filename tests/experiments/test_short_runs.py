@@ -14,9 +14,7 @@ from tests.scenario import named_cases, play
 def test_a_short_run(case, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {
-        name: shlex.join(
-            ["run", f"{CONFIGS / name}.yaml", "--run-dir", "r", "--profile", "cpu", *words]
-        )
+        name: shlex.join([f"{CONFIGS / name}.yaml", "--profile", "cpu", *words])
         for name, words in SMALL.items()
     }
     play(case["commands"], **names, files=str(files))

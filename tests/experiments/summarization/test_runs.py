@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import raypipe as rp
 from experiments.summarization.baselines import score
 from experiments.summarization.evaluation import load_model, summarize
 from experiments.summarization.model import END, PAD
@@ -21,7 +19,7 @@ from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import CONFIGS, SMALL, assert_declared
+from tests.experiments.runs import SMALL, assert_declared
 
 
 def small(files: Path, *more: str) -> list[str]:
@@ -131,13 +129,3 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     assert tokenizer_of(after).encode(texts) == own_ids
     unchanged = load_file(after.model("train"))
     torch.testing.assert_close(unchanged, {**ours.state_dict()}, rtol=1e-3, atol=1e-3)
-
-
-def test_fit_says_why_fp16_does_not_fit(files):
-    given = small(files, "train.training.micro_batch=4", "train.training.effective_batch=4")
-    with runs.inline():
-        fitted = rp.fit(CONFIGS / "summarization.yaml", given, profile="cpu")
-    rows = {row["precision"]: row for row in fitted.to_dict("records") if "precision" in row}
-    assert rows["fp32"]["micro_batch"] == 4
-    assert pd.isna(rows["fp16"]["micro_batch"])
-    assert "overflow" in rows["fp16"]["note"]
