@@ -18,35 +18,14 @@ from experiments.pabbo_lda.experiment import EXPERIMENT
 from raypipe.commands.configuration import declared
 from raypipe.errors import ConfigError
 from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
-from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import (
-    Column,
-    Table,
-    conform,
-    read_table,
-    read_tables,
-    write_table,
-    write_tables,
-)  # fmt: skip
+from raypipe.store.tables import Column, conform, read_table, read_tables, write_table
 from tests.raypipe.examples.sweeping import sweep
+from tests.scenario import cases
 
 TABLES = declared(EXPERIMENT)
 
-#: the contract, word for word
-CONTRACT = {
-    "stages": "stage, status, started_at, duration_s, device, gpu_peak_bytes",
-    "trials": "trial_id, stage, status, micro_batch, accumulation, effective_batch, workers, "
-    "precision, device, steps, samples_per_s, step_time_s, gpu_util_mean, gpu_peak_bytes, "
-    "energy_j, loss_final, attempts",
-    "steps": "trial_id, step, loss, lr, samples_per_s",
-    "gpu_samples": "trial_id, gpu_uuid, at, util, memory_bytes, power_w",
-    "evaluations": "dataset, seed, T, value, duration_s, worker",
-    "studies": "dataset, optimizer, run, best_T, best_perplexity, evaluations, "
-    "unique_evaluations, duration_s",
-    "failures": "stage, unit, attempt, kind, message",
-    "environment": "hostname, cpus, memory_bytes, gpus, python, torch, ray, raypipe, git_commit",
-}
+CONTRACT = cases(__file__, "contract")
 
 
 def frames(run: RunDirectory, table: str) -> list[pd.DataFrame]:
@@ -89,29 +68,14 @@ def test_a_value_of_another_type_than_declared_is_an_error(run, column, value):
     assert read_tables(run) == {}
 
 
-def test_keys_for_the_ledger_alone_are_no_columns(anywhere):
-    write_table(anywhere, TABLES["trials"], [{"trial_id": "t", "point": {"a": 1}}], "run-1")
-    assert "point" not in read_table(anywhere, "trials").columns
-
-
-def test_files_with_columns_that_nobody_declared_get_the_same_ones(run):
-    table = Table("steps", "a step", (Column("step", "integer", "The step."),), partitioned=True)
-    write_table(run, table, [{"step": 1}], "r", "plain")
-    write_table(run, table, [{"step": 1, "eval_x": 0.5}], "r", "measured")
-    write_table(run, table, [{"step": 2, "eval_y": "text"}], "r", "other")
-    conform(run, table)
-    for frame in frames(run, "steps"):
-        assert {"run_id", "variant", "step", "eval_x", "eval_y"} == set(frame.columns)
-        assert (len(frame), frame["eval_x"].sum()) == (3, 0.5)
-
-
 def test_values_arrive_as_they_are_in_every_reader(run):
     rows: list[dict[str, Any]] = [
         {"dataset": "bücher", "seed": 2**62, "T": 5, "value": 1e44, "own": 1,
-         "spec": {"b": 1, "a": [1]}},
-        {"dataset": None, "seed": 0, "value": -math.inf, "own": 2.5, "spec": None, "nothing": None},
+         "mixed": 3, "spec": {"b": 1, "a": [1]}},
+        {"dataset": None, "seed": 0, "value": -math.inf, "own": 2.5, "mixed": "auto",
+         "spec": None, "nothing": None},
         {"dataset": 'a "b"\n', "seed": None, "T": None, "value": math.nan, "flag": True,
-         "spec": (1, 2)},
+         "mixed": [1], "spec": (1, 2)},
         {"value": 0.1, "duration_s": 3, "spec": {"x": math.inf}},
     ]  # fmt: skip
     write_table(run, TABLES["evaluations"], rows, "run-1")
@@ -125,6 +89,7 @@ def test_values_arrive_as_they_are_in_every_reader(run):
             "bücher", None, 'a "b"\n', None,
         ]  # fmt: skip
         assert list(frame["own"])[:2] == [1.0, 2.5]
+        assert list(frame["mixed"].fillna("-")) == ["3", "auto", "[1]", "-"]
         assert frame["nothing"].isna().all()
         assert frame["duration_s"][3] == 3.0
     exact = pq.read_table(run.partition("evaluations"))
@@ -144,41 +109,24 @@ def test_times_with_and_without_a_fraction_of_a_second(run):
     assert found == [second.replace(microsecond=6), second, None, second]
 
 
-def test_a_column_of_an_experiment_may_mix_kinds(run):
-    rows: list[dict[str, Any]] = [
-        {"setting": 3},
-        {"setting": "auto"},
-        {"setting": None},
-        {"setting": [1]},
-    ]
-    write_table(run, Table("mine", ""), rows, "run-1")
-    assert list(read_table(run, "mine")["setting"].fillna("-")) == ["3", "auto", "-", "[1]"]
-
-
 def test_the_files_of_a_table_are_read_as_one(run):
-    steps = TABLES["steps"].extended([Column("accuracy", "real", "Fraction of right answers.")])
-    first = [{"trial_id": "a/b", "step": 1, "loss": 0.5}]
-    write_table(run, steps, first, "r", "a/b")
-    second = [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}]
-    write_table(run, steps, second, "r", "c")
-    assert [len(frame) for frame in frames(run, "steps")] == [2] * 4
+    """Also with columns that nobody declared, which are in each of them."""
+    accuracy = Column("accuracy", "real", "Fraction of right answers.")
+    steps = TABLES["steps"].extended([accuracy])
+    write_table(run, steps, [{"trial_id": "a/b", "step": 1, "loss": 0.5}], "r", "a/b")
+    write_table(run, steps, [{"step": 1, "accuracy": 0.9, "eval_x": 0.5}], "r", "c")
+    write_table(run, steps, [{"step": 2, "eval_y": "text"}], "r", "d")
     write_table(run, steps, [], "r", "empty")
-    assert run.list(run.table("steps")) == ["a-b.parquet", "c.parquet", "empty.parquet"]
-    frame = read_table(run, "steps")
-    assert list(frame["trial_id"]) == ["a/b", "c"]
-    assert list(frame["accuracy"].fillna(0)) == [0, 0.9]
-
-
-def test_a_table_is_replaced_as_a_whole(run):
-    ledger = Ledger(run)
-    ledger.put("studies", {"a": {"run": 1}, "b": {"run": 2}})
-    tables = {name: TABLES[name] for name in ("studies", "failures")}
-    write_tables(run, ledger, tables, "run-1")
-    ledger.put("studies", {"a": {"run": 3}})
-    write_tables(run, ledger, tables, "run-1")
-    assert list(read_table(run, "studies")["run"]) == [3, 2]
-    assert set(read_tables(run)) == {"studies", "failures"}
-    assert run.list(run.table("studies")) == ["data.parquet"]
+    names = ["a-b.parquet", "c.parquet", "d.parquet", "empty.parquet"]
+    assert run.list(run.table("steps")) == names
+    conform(run, steps)
+    own = {column.name for column in steps.columns}
+    for frame in frames(run, "steps"):
+        assert {"run_id", "variant", "eval_x", "eval_y"} | own == set(frame.columns)
+        assert list(frame["step"]) == [1, 1, 2]
+        assert (frame["accuracy"].sum(), frame["eval_x"].sum()) == (0.9, 0.5)
+    schemas = {pq.read_schema(file) for file in Path(run.table("steps")).iterdir()}
+    assert len(schemas) == 1
 
 
 def test_a_damaged_file_is_named_with_what_to_do(run):
