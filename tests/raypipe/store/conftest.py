@@ -1,12 +1,15 @@
-"""A real S3 server of this machine."""
+"""A real S3 server of this machine: moto's, with atomic conditional writes as stores have them.
+
+It ignores conditions in the bucket ``unconditional``.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+import logging
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from threading import Lock, Thread
+from typing import Any
 
 import pytest
 from pyarrow import fs as arrow_fs
@@ -17,6 +20,8 @@ from raypipe.store.run_directory import RunDirectory
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2)
 
+_CONDITIONS = ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH")
+
 
 def uri_of(server: str, name: str, user: str = "key:any@", bucket: str = "runs") -> str:
     """A run directory in a bucket of the server."""
@@ -26,27 +31,31 @@ def uri_of(server: str, name: str, user: str = "key:any@", bucket: str = "runs")
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The ``host:port`` of a server with the buckets ``runs`` and ``unconditional``."""
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("the package moto[server] is not installed")
-    words = [sys.executable, Path(__file__).with_name("s3_server.py")]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    process = subprocess.Popen(words, **options)
-    try:
-        address = f"127.0.0.1:{int(process.stdout.readline())}"
-        store = arrow_fs.S3FileSystem(
-            access_key="key",
-            secret_key="any",
-            endpoint_override=address,
-            scheme="http",
-            region="us-east-1",
-            allow_bucket_creation=True,
-        )
-        store.create_dir("runs")
-        store.create_dir("unconditional")
-        yield address
-    finally:
-        process.kill()
-        process.wait()
+    moto = pytest.importorskip("moto.server", reason="the package moto[server] is not installed")
+    from werkzeug.serving import make_server
+
+    store, one = moto.DomainDispatcherApplication(moto.create_backend_app), Lock()
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """moto checks a condition and writes in two steps, between which another request fits."""
+        if length := environ.get("CONTENT_LENGTH"):  # of a client that may stand still meanwhile
+            environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(length)))
+        if environ["PATH_INFO"].startswith("/unconditional/"):
+            for name in _CONDITIONS:
+                environ.pop(name, None)
+        with one:
+            return list(store(environ, start_response))
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    threads = make_server("127.0.0.1", 0, answer, threaded=True)
+    Thread(target=threads.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{threads.server_port}"
+    options = {"access_key": "key", "secret_key": "any", "scheme": "http", "region": "us-east-1"}
+    files = arrow_fs.S3FileSystem(endpoint_override=address, allow_bucket_creation=True, **options)
+    for bucket in ("runs", "unconditional"):
+        files.create_dir(bucket)
+    yield address
+    threads.shutdown()
 
 
 @pytest.fixture(params=["run", "remote"])
