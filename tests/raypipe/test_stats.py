@@ -18,7 +18,9 @@ from raypipe.stats import (
     ranked,
     runs_needed,
 )
+from tests.scenario import cases
 
+CASES = cases(__file__, "stats")
 quick = settings(max_examples=60, deadline=None)
 WHOLE = st.integers(-20, 20).map(float)
 
@@ -46,15 +48,12 @@ def test_holm_by_hand():
     assert holm([]).size == 0
 
 
-def test_pair_equals_scipy_on_its_own_example():
-    # Darwin's maize: heights of crossed minus self-fertilised plants (scipy.stats.wilcoxon)
-    d = [6, 8, 14, 16, 23, 24, 28, 29, 41, -48, 49, 56, 60, -67, 75]
-    pair = pair_of(pd.DataFrame({"cross": d, "self": np.zeros(15)}))
-    assert (pair["statistic"], pair["p_value"]) == (24, pytest.approx(0.041259765625))
-    assert pair["p_holm"] == pair["p_value"]
-    assert pair["effect"] == pytest.approx((96 - 24) / 120)
-    assert (pair["n"], pair["dropped"], pair["equal"]) == (15, 0, 0)
-    assert pair["conclusion"] == "self is lower"
+@pytest.mark.parametrize("case", CASES["pairs"], ids=lambda case: ", ".join(case["values"]))
+def test_what_the_comparison_of_a_pair_says(case):
+    table = paired_comparisons(pd.DataFrame(case["values"])).set_index(["first", "second"])
+    for names, said in case["says"].items():
+        pair = table.loc[tuple(names.split())]
+        assert pair[list(said)].to_dict() == pytest.approx(said)
 
 
 @quick
@@ -92,14 +91,6 @@ def test_any_values_give_finite_statistics(values):
         assert -1e-9 <= result["kendalls_w"] <= 1 + 1e-9
 
 
-def test_infinite_values_rank_last_and_missing_ones_are_counted():
-    inf, nan = math.inf, math.nan
-    values = pd.DataFrame({"a": [1, 2, 3, inf, nan, 1], "b": [2, 4, inf, inf, 1, nan]})
-    pair = pair_of(values)
-    assert (pair["n"], pair["dropped"], pair["equal"]) == (4, 2, 1)
-    assert (pair["effect"], pair["p_value"]) == (-1, 0.25)
-
-
 @pytest.mark.parametrize(
     ("algorithms", "needed"), [(2, 6), (3, 7), (4, 8), (6, 10), (8, 11)]
 )  # 2 / 2^n times the number of pairs is at most 0.05
@@ -112,17 +103,6 @@ def test_too_few_runs_cannot_tell_and_the_number_named_suffices(algorithms, need
     assert set(few["conclusion"]) == {f"cannot tell: needs at least {needed} runs"}
     enough = paired_comparisons(frame(clearly))
     assert (enough["conclusion"] == enough["first"] + " is lower").all()
-
-
-def test_conclusions_without_a_significant_difference():
-    same = np.arange(8.0)
-    other = same + np.array([1, -1, 2, -2, 3, -3, 4, -4])
-    mostly = same + np.repeat([0, 1], 4)
-    table = paired_comparisons(pd.DataFrame({"a": same, "b": same, "c": other, "d": mostly}))
-    conclusions = dict(zip(table["first"] + table["second"], table["conclusion"], strict=True))
-    assert conclusions["ab"] == conclusions["ac"] == "no difference found"
-    assert conclusions["ad"] == "cannot tell: only 4 runs differ, needs at least 8"
-    assert table.iloc[0][["p_value", "effect", "equal"]].tolist() == [1, 0, 8]
 
 
 def test_a_control_makes_a_family_of_fewer_tests_which_fewer_runs_decide():
@@ -148,39 +128,11 @@ def test_fewer_than_two_algorithms_have_no_pairs(columns):
     assert table.columns.tolist() == paired_comparisons(frame(np.ones((3, 2)))).columns.tolist()
 
 
-def test_friedman_equals_scipy_and_a_worked_example():
-    # Conover (1999), section 5.8: twelve homeowners rank four grasses
-    ranks = [
-        [4, 3, 2, 1], [4, 2, 3, 1], [3, 1.5, 1.5, 4], [3, 1, 2, 4], [4, 2, 1, 3], [2, 2, 2, 4],
-        [1, 3, 2, 4], [2, 4, 1, 3], [3.5, 1, 2, 3.5], [4, 1, 3, 2], [4, 2, 3, 1], [3.5, 1, 2, 3.5],
-    ]  # fmt: skip
-    result = friedman(frame(ranks))
-    assert result["chi2"] == pytest.approx(8.0973, abs=1e-4)
-    reference = stats.friedmanchisquare(*np.transpose(ranks))
-    assert result["p_value"] == pytest.approx(reference.pvalue)
-    assert result["kendalls_w"] == pytest.approx(result["chi2"] / 36)
-    assert list(result["average_ranks"].values()) == pytest.approx(np.mean(ranks, axis=0))
-    assert (result["n"], result["dropped"], result["conclusion"]) == (
-        12,
-        0,
-        "the algorithms differ",
-    )
-
-
-def test_friedman_says_when_it_cannot_tell():
-    same = friedman(frame(np.ones((5, 3))))
-    assert (same["chi2"], same["p_value"], same["conclusion"]) == (0, 1, "no difference found")
-    two = friedman(frame(np.arange(10).reshape(5, 2)))
-    assert two["conclusion"] == "cannot tell: needs at least 3 algorithms"
-    assert math.isnan(two["p_value"])
-    ranking = np.arange(3) + np.zeros((5, 1))
-    few = friedman(frame(ranking[:2]))
-    assert few["conclusion"] == "cannot tell: needs at least 3 runs"
-    enough = friedman(frame(ranking[:3]))
-    assert (enough["kendalls_w"], enough["conclusion"]) == (1, "the algorithms differ")
-    missing = friedman(frame(np.where(np.eye(5, 3), np.nan, ranking)))
-    assert (missing["n"], missing["dropped"]) == (2, 3)
-    assert friedman(frame(np.full((2, 3), np.nan)))["conclusion"].startswith("cannot tell")
+@pytest.mark.parametrize("case", CASES["friedman"])
+def test_what_friedman_s_test_says(case):
+    result = friedman(frame(case["runs"]))
+    found = {**result, **result["average_ranks"]}
+    assert {name: found[name] for name in case["says"]} == pytest.approx(case["says"], nan_ok=True)
 
 
 @pytest.mark.parametrize("function", [paired_comparisons, friedman])
@@ -196,7 +148,7 @@ def test_nullable_columns_count_as_missing():
     assert pair_of(values)["dropped"] == 1
 
 
-def best_of(values: pd.DataFrame, better: str = "lower") -> list[int]:
+def best_of(values: pd.DataFrame, better: str) -> list[int]:
     table = values.to_numpy()
     runs, points = np.indices(table.shape)
     order, ties = ranked(table.ravel(), points.ravel(), runs.ravel(), better)
@@ -204,17 +156,9 @@ def best_of(values: pd.DataFrame, better: str = "lower") -> list[int]:
     return order[:ties]
 
 
-def test_the_best_is_not_the_one_whose_difficult_runs_are_missing():
-    easy, hard = 1.0, 9.0
-    values = pd.DataFrame({"a": [easy, hard], "b": [easy + 0.5, hard + 0.5], "c": [easy + 1, None]})
-    assert values.mean().idxmin() == "c"
-    assert best_of(values) == [0]
-    assert best_of(values.assign(c=[easy - 0.1, None])) == [2]  # better where it can be compared
-    assert best_of(values.assign(c=np.nan)) == [0]
-    assert best_of(values.assign(b=[easy, hard])) == [0, 1]
-    assert best_of(pd.DataFrame({"a": [2.0, None], "b": [None, 1.0]})) == [1]  # no common run
-    assert best_of(pd.DataFrame({"a": [2.0], "b": [np.inf], "c": [np.nan]}), "higher") == [0]
-    assert best_of(pd.DataFrame({"a": [np.nan, np.inf]})) == []
+@pytest.mark.parametrize(("values", "better", "best"), CASES["best"])
+def test_the_best_is_not_the_one_whose_difficult_runs_are_missing(values, better, best):
+    assert best_of(pd.DataFrame(values), better) == best
 
 
 @given(
