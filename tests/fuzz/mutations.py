@@ -32,41 +32,28 @@ def mutated(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 _place = st.floats(0, 1)
 _pieces = st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join)
 _piece = st.sampled_from(PIECES) | st.binary(max_size=8)
-_kinds = ("cut", "flip", "insert", "overwrite", "remove", "drop", "twice", "swap", "head", "crlf")
-_steps = st.tuples(st.sampled_from(_kinds), _place, _place, _piece)
+_kinds = st.sampled_from(("cut", "flip", "head", "replace", "crlf", "drop", "copy", "move"))
+_steps = st.tuples(_kinds, _place, _place, _piece)
 
 
 def _damaged(content: bytes, steps: Sequence[tuple[str, float, float, bytes]]) -> bytes:
     for kind, first, second, piece in steps:
-        content = _step(content, kind, first, second, piece)
+        at = int(first * len(content))
+        lines = content.split(b"\n")
+        row, other = (int(place * (len(lines) - 1)) for place in (first, second))
+        if kind == "cut":
+            content = content[:at]
+        elif kind == "flip":
+            flipped = bytes(byte ^ 1 << int(second * 7) for byte in content[at : at + 1])
+            content = content[:at] + flipped + content[at + 1 :]
+        elif kind == "head":
+            content = piece + content
+        elif kind == "replace":  # as many bytes, more or none
+            content = content[:at] + piece + content[at + int(second * 20) :]
+        elif kind == "crlf":
+            content = content.replace(b"\n", b"\r\n")
+        else:
+            line = lines[row] if kind == "copy" else lines.pop(row)
+            lines[other:other] = [line] * (kind != "drop")
+            content = b"\n".join(lines)
     return content
-
-
-def _step(content: bytes, kind: str, first: float, second: float, piece: bytes) -> bytes:
-    at = int(first * len(content))
-    lines = content.split(b"\n")
-    row, other = (min(int(place * len(lines)), len(lines) - 1) for place in (first, second))
-    if kind == "cut":
-        return content[:at]
-    if kind == "flip":
-        changed = bytearray(content)
-        if at < len(changed):
-            changed[at] ^= 1 << int(second * 7)
-        return bytes(changed)
-    if kind == "insert":
-        return content[:at] + piece + content[at:]
-    if kind == "overwrite":
-        return content[:at] + piece + content[at + len(piece) :]
-    if kind == "remove":
-        return content[:at] + content[at + int(second * 20) :]
-    if kind == "head":
-        return piece + content
-    if kind == "crlf":
-        return content.replace(b"\n", b"\r\n")
-    if kind == "drop":
-        lines = lines[:row] + lines[row + 1 :]
-    elif kind == "twice":
-        lines = lines[:row] + lines[row : row + 1] + lines[row:]
-    else:
-        lines[row], lines[other] = lines[other], lines[row]
-    return b"\n".join(lines)

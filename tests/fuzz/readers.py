@@ -8,6 +8,7 @@ where the format has checksums, as it was written.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -15,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 import yaml
 from scipy import sparse
 
@@ -40,11 +42,12 @@ from raypipe.errors import ConfigError
 from raypipe.store import artifacts
 from raypipe.store import cache as caches
 from raypipe.store import tables as results
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Ledger, encode
 from raypipe.store.run_directory import RunDirectory
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+from raypipe.training.weights import read_weights, write_weights
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "raypipe" / "examples"))
-PROJECT = Path(__file__).parents[2]
 
 COUNTS = sparse.csr_matrix(np.array([[3, 0, 1, 0], [0, 0, 0, 0], [0, 2, 0, 70]]))
 LABELS = b"0\tfood\n1\tfruit\n2\tapple\n3\ttools\n"
@@ -67,7 +70,23 @@ def named(path: Path | str, read: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader of one file.
+    """A reader of files: valid files, and what stores one and reads it.
+
+    ``check(content, folder)`` returns whether a result came of the bytes.
+    """
+
+    seeds: tuple[bytes, ...]
+    check: Callable[[bytes, Path], bool]
+
+
+def of_file(
+    seeds: tuple[bytes, ...],
+    name: str,
+    read: Callable[[Path], Any],
+    verify: Callable[[Any, bytes], object],
+    beside: Mapping[str, bytes] | None = None,
+) -> Reader:
+    """A reader of one file of a folder.
 
     Args:
         seeds: valid files.
@@ -78,25 +97,13 @@ class Reader:
 
     """
 
-    seeds: tuple[bytes, ...]
-    name: str
-    read: Callable[[Path], Any]
-    verify: Callable[[Any, bytes], object]
-    beside: Mapping[str, bytes] = field(default_factory=dict)
-
-    def check(self, content: bytes, folder: Path) -> bool:
-        for name, other in {**self.beside, self.name: content}.items():
-            (folder / name).write_bytes(other)
-        self.verify(named(folder, lambda: self.read(folder)), content)
+    def check(content: bytes, folder: Path) -> bool:
+        for file, other in {**(beside or {}), name: content}.items():
+            (folder / file).write_bytes(other)
+        verify(named(folder, lambda: read(folder)), content)
         return True
 
-
-@dataclass(frozen=True)
-class Own:
-    """A reader with a check of its own, which returns whether a result came of the bytes."""
-
-    seeds: tuple[bytes, ...]
-    check: Callable[[bytes, Path], bool]
+    return Reader(seeds, check)
 
 
 # configuration
@@ -201,10 +208,6 @@ def _run(folder: Path) -> RunDirectory:
 
 @cache
 def _checkpoint() -> tuple[object, Mapping[str, bytes]]:
-    import torch
-
-    from raypipe.training.checkpoint import Checkpoint, CheckpointStore
-
     state = {"state": {0: {"step": 5, "mean": torch.arange(4.0)}}, "groups": [{"lr": 0.1}]}
     model = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
     checkpoint = Checkpoint(5, model, state, {"scale": 2.0})
@@ -225,12 +228,6 @@ def _lists(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = False) -> bool:
     """``forged``: the manifest vouches for the file."""
-    import hashlib
-
-    import torch
-
-    from raypipe.training.checkpoint import CheckpointStore
-
     checkpoint, files = _checkpoint()
     run = _run(folder)
     files = {**files, name: content}
@@ -253,8 +250,6 @@ def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = 
 
 
 def _weights(content: bytes, folder: Path) -> bool:
-    from raypipe.training.weights import read_weights
-
     run = _run(folder)
     path = run.model("t")
     run.write(path, content)
@@ -264,10 +259,7 @@ def _weights(content: bytes, folder: Path) -> bool:
     return True
 
 
-@cache
 def _weights_file() -> bytes:
-    from raypipe.training.weights import write_weights
-
     def write(folder: Path) -> None:
         run = RunDirectory.at(folder)
         write_weights(run, run.model("t"), _checkpoint()[0].model, {"model": "{}"})
@@ -283,24 +275,15 @@ def _ledger(content: bytes, folder: Path) -> bool:
     run = _run(folder)
     run.delete(run.ledger)
     run.write(f"{run.ledger}/00000000.jsonl", content)
-    told: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = told.append
-    log = logging.getLogger("raypipe.store.ledger")
-    log.addHandler(handler)
-    log.propagate = False
-    try:
+    with patch.object(logging.getLogger("raypipe.store.ledger"), "handle") as told:
         ledger = Ledger(run, writable=False)
         found = ledger.items("evaluations")
         if Ledger(run).tables() or found:
             assert Ledger(run).items("evaluations") == found, "opening it changed it"
-    finally:
-        log.removeHandler(handler)
-        log.propagate = True
     assert _within(found)
     if len(found) < len(ROWS):  # what is cut off after whole lines was never there
         cut = content.endswith(b"\n") or not content
-        is_told = told or ledger.damage
+        is_told = told.called or ledger.damage
         assert is_told or (cut and LEDGER.startswith(content)), "rows are missing without a word"
         assert not (ledger.damage and ledger.rows("units"))
     return len(found) == len(ROWS)
@@ -310,15 +293,9 @@ def _within(found: list[tuple[str, object]]) -> bool:
     return all(ROWS.get(key) == row for key, row in found)
 
 
-@cache
-def _ledger_file() -> bytes:
-    from raypipe.store.ledger import encode
-
-    rows = [("evaluations", key, row) for key, row in ROWS.items()]
-    return encode([*rows, *(("units", key, {}) for key in ROWS)], 0)
-
-
-LEDGER = _ledger_file()
+LEDGER = encode(
+    [*(("evaluations", *each) for each in ROWS.items()), *(("units", key, {}) for key in ROWS)], 0
+)
 TABLE = {"n": list(range(50)), "text": [f"row {i}" for i in range(50)], "x": [0.5] * 50}
 
 
@@ -326,13 +303,9 @@ def _table(content: bytes, folder: Path) -> bool:
     run = _run(folder)
     run.write(run.partition("evaluations"), content)
     frame = named(run.partition("evaluations"), lambda: results.read_table(run, "evaluations"))
-    _same(frame.to_dict("list"))
+    # values are under checksums of pages; names and types of columns are not
+    assert all(len(values) == 50 for values in frame.to_dict("list").values())
     return True
-
-
-def _same(found: Mapping[str, list[object]]) -> None:
-    """Values are under checksums of pages; names and types of columns are not."""
-    assert all(len(values) == 50 for values in found.values())
 
 
 @contextmanager
@@ -357,7 +330,6 @@ def _cache(content: bytes, folder: Path) -> bool:
     return len(found) == len(ROWS)
 
 
-@cache
 def _cache_file() -> bytes:
     def write(folder: Path) -> None:
         with _cache_at(folder), caches.Cache("x") as kept:
@@ -387,7 +359,7 @@ profiles: {cpu: {study: {runs: 3}}, gpu: {min_gpu_memory_gb: 10}}
 """
 
 
-def readers() -> dict[str, Reader | Own]:
+def readers() -> dict[str, Reader]:
     """Every reader by name."""
     bows = (_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo()))
     answers = b'{"a": "1", "b": {"labels": ["2", 3]}}'
@@ -406,37 +378,37 @@ def readers() -> dict[str, Reader | Own]:
     def answered(at: Path) -> Mapping[str, Any]:
         return read_annotations(at / "answers.json", _taxonomy())
 
-    found: dict[str, Reader | Own] = {
-        "configuration": Reader(
+    found: dict[str, Reader] = {
+        "configuration": of_file(
             (MY_YAML,), "my.yaml", lambda at: config.read(at / "my.yaml"), _own
         ),
-        "override": Own((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
-        "bow": Reader(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
-        "lines": Reader((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),
-        "labels": Reader((LABELS,), "labels.txt", taxonomy, _labels, classes),
-        "hierarchy": Reader((EDGES,), "edges.txt", taxonomy, _hierarchy, classes),
-        "keywords": Reader(
+        "override": Reader((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
+        "bow": of_file(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
+        "lines": of_file((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),
+        "labels": of_file((LABELS,), "labels.txt", taxonomy, _labels, classes),
+        "hierarchy": of_file((EDGES,), "edges.txt", taxonomy, _hierarchy, classes),
+        "keywords": of_file(
             (TERMS,), "terms.txt", lambda at: taxonomy(at, at / "terms.txt"), _keywords, classes
         ),
-        "annotations": Reader((answers,), "answers.json", answered, _annotations),
-        "gold": Reader((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
-        "weights": Own((_weights_file(),), _weights),
-        "ledger": Own((LEDGER,), _ledger),
-        "table": Own((artifacts.to_bytes(pa.table(TABLE)),), _table),
-        "cache": Own((_cache_file(),), _cache),
+        "annotations": of_file((answers,), "answers.json", answered, _annotations),
+        "gold": of_file((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
+        "weights": Reader((_weights_file(),), _weights),
+        "ledger": Reader((LEDGER,), _ledger),
+        "table": Reader((artifacts.to_bytes(pa.table(TABLE)),), _table),
+        "cache": Reader((_cache_file(),), _cache),
     }
     for form, content in {"jsonl": JSONL, "csv": CSV, "parquet": PARQUET, "txt": TXT}.items():
         name = f"x.{form}"
         read, verify = partial(_read_documents, name), partial(_documents, form=form)
-        found[f"documents.{form}"] = Reader((content,), name, read, verify)
+        found[f"documents.{form}"] = of_file((content,), name, read, verify)
         if form != "txt":
             load, verify = partial(_load_column, form), partial(_column, form=form)
-            found[f"column.{form}"] = Reader((content,), name, load, verify)
+            found[f"column.{form}"] = of_file((content,), name, load, verify)
     for name, content in _checkpoint()[1].items():
-        found[f"checkpoint/{name}"] = Own((content,), partial(_checkpoint_file, name=name))
+        found[f"checkpoint/{name}"] = Reader((content,), partial(_checkpoint_file, name=name))
         if name != "manifest.json":
             forged = partial(_checkpoint_file, name=name, forged=True)
-            found[f"forged/{name}"] = Own((content,), forged)
+            found[f"forged/{name}"] = Reader((content,), forged)
     return found
 
 

@@ -208,9 +208,12 @@ def test_a_report_that_cannot_be_written_is_one_message(work, monkeypatch):
         shown = raypipe("report", "out", expected=2)
     assert f"{work / 'out'}/report: cannot be written: [Errno 28]" in shown
     assert not list(work.rglob("*.tmp"))
-    (work / "out/config.yaml").unlink()
-    (work / "out/config.yaml").mkdir()
-    assert "out/config.yaml: is damaged or unreadable" in raypipe("report", "out", expected=2)
+    config, damaged = work / "out/config.yaml", "out/config.yaml: is damaged or unreadable"
+    config.write_bytes(b"\xff\xfe")
+    assert damaged in raypipe("report", "out", expected=2)
+    config.unlink()
+    config.mkdir()
+    assert damaged in raypipe("report", "out", expected=2)
 
 
 @pytest.mark.usefixtures("report")
