@@ -138,7 +138,7 @@ class Reader:
         elif block.language == "bash":
             self.printed = "".join(self._run(block, command) for command in commands(block))
         else:
-            assert block.language in ("", "text", "yaml"), f"{block.place}: cannot run"
+            assert block.language in ("text", "yaml"), f"{block.place}: cannot run"
 
     def _script(self, block: Block) -> str:
         with visiting(self.folder), redirect_stdout(io.StringIO()) as output:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
 
-from tests.command import forget, raypipe, table
-from tests.docs.pages import DOCS, PROJECT
+from tests.command import raypipe, table
+from tests.docs.pages import DOCS, PROJECT, Reader, blocks, visiting
 
 NOTEBOOK = PROJECT / "examples" / "notebook.ipynb"
 
 
-def test_the_task_is_short_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (DOCS / "training.md").read_text(encoding="utf-8")
-    for name, language in (("digits.py", "python"), ("digits.yaml", "yaml")):
-        found = re.search(rf"`{name}`.*?```{language}\n(.*?)```", text, re.DOTALL)
-        assert found is not None
-        (tmp_path / name).write_text(found[1], encoding="utf-8")
+def test_the_task_is_short_and_learns(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for block in blocks(DOCS / "training.md"):
+        if block.is_file:
+            reader.follow(block)
     assert len((tmp_path / "digits.py").read_text().splitlines()) < 60
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     training = [f"train.training.{key}=16" for key in ("effective_batch", "micro_batch")]
-    raypipe("run", "digits.yaml", "--run-dir", "run", *training, "train.training.log_every=1")
-    forget(tmp_path)
+    with visiting(tmp_path):
+        raypipe("run", "digits.yaml", "--run-dir", "run", *training, "train.training.log_every=1")
     steps = table(tmp_path / "run", "steps")
     assert list(steps["step"]) == list(range(1, 201))
     assert steps["eval_accuracy"].dropna().iloc[-1] > 0.85

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from raypipe.config.levels import keys_of
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
+from tests.command import forget
 from tests.docs.pages import DOCS, PROJECT, Block, Reader, blocks, commands, files_before
 
 PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
@@ -64,10 +64,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     folder = tmp_path / "work"
     folder.mkdir()
     reader = Reader(folder)
-    earlier = f"{tempfile.gettempdir()}/pytest"
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(earlier):
-            monkeypatch.delitem(sys.modules, name)  # a module of another test may have its name
+    forget(tmp_path.parent)  # a module of another test may have the name of one of the page
     for block in [*files_before(page), *blocks(page)]:
         reader.follow(block)
 
@@ -145,11 +142,6 @@ def test_yaml_has_keys_that_an_experiment_accepts(block, monkeypatch):
     raise AssertionError("\n".join(errors))
 
 
-def test_a_guide_has_no_block_without_a_language():
-    without = [block.place for block in ALL if not block.language and block.page in RUN]
-    assert without == []
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.S | re.M)
@@ -190,8 +182,6 @@ def test_the_site_builds(tmp_path):
         assert not loaded.search(page.read_text("utf-8")), page
 
 
-_HEADING = re.compile(r"^### `(.+)`$", re.MULTILINE)
-MESSAGES = _HEADING.findall((DOCS / "troubleshooting.md").read_text(encoding="utf-8"))
 _VALUE = "\0"  # a value that a message inserts
 
 
@@ -205,20 +195,14 @@ def _texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-@pytest.fixture(scope="module")
-def texts() -> list[str]:
+def test_the_quoted_messages_are_in_the_source():
     sources = (PROJECT / "raypipe").rglob("*.py")
-    return [text for file in sources for text in _texts(ast.parse(file.read_text("utf-8")))]
-
-
-@pytest.mark.parametrize("message", MESSAGES)
-def test_a_quoted_message_is_in_the_source(message, texts):
-    pattern = re.compile(r"[\s\S]*".join(map(re.escape, message.split("..."))))
-    assert any(pattern.search(text) for text in texts)
-
-
-def test_the_page_quotes_messages():
-    assert len(MESSAGES) > 25
+    texts = [text for file in sources for text in _texts(ast.parse(file.read_text("utf-8")))]
+    messages = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(messages) > 25
+    for message in messages:
+        pattern = re.compile(r"[\s\S]*".join(map(re.escape, message.split("..."))))
+        assert any(map(pattern.search, texts)), message
 
 
 GENERATED = ("results.md", "configuration.md", "reference/commands.md", "reference/api.md")
