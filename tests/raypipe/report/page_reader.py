@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -12,6 +14,7 @@ from raypipe import report
 from raypipe.report.page import page_files
 from raypipe.report.plots import Plot, style
 from raypipe.report.results import RunResults
+from raypipe.store.tables import Column, Table
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}
@@ -75,6 +78,15 @@ def plot_of(name: str = "curve", caption: str = "It bends.", group: str = "") ->
         axes.scatter([1], [2], rasterized=True)
         axes.set_title(caption)
     return Plot(name, f"title of {name}", caption, figure, group)
+
+
+def declared_tables(stored: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Tables as JSON and YAML have them."""
+    return [
+        Table(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+              | {"columns": tuple(Column(**column) for column in table["columns"])})
+        for table in stored
+    ]  # fmt: skip
 
 
 def page_of(run: RunResults) -> Page:

@@ -22,10 +22,10 @@ from raypipe.report.parts import Plot
 from raypipe.report.plots import style
 from raypipe.report.results import Declarations, RunResults
 from raypipe.report.sections import sweep_section
-from raypipe.store.tables import Column, Table, by_name
+from raypipe.store.tables import Column, by_name
 from raypipe.study.tables import TABLES
 from raypipe.training.tables import with_metrics
-from tests.raypipe.report.page_reader import page_of
+from tests.raypipe.report.page_reader import declared_tables, page_of
 
 FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))
@@ -36,18 +36,13 @@ CORE_TABLES = by_name(with_metrics((*CORE, *TABLES), METRICS))
 def stored_run(name: str) -> RunResults:
     """Return a run that is stored here."""
     stored = json.loads((FOLDER / f"{name}.json").read_text())
-    declared = [
-        Table(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-              | {"columns": tuple(Column(**column) for column in table["columns"])})
-        for table in stored["declared"]
-    ]  # fmt: skip
     asked = (lambda: stored["asked"]) if stored["asked"] else None
     return RunResults(
         {name: _table(rows) for name, rows in stored["tables"].items()},
         name,
         stored["command"],
         stored["configuration"],
-        Declarations(stored["sentence"], declared, CORE_TABLES, asked),
+        Declarations(stored["sentence"], declared_tables(stored["declared"]), CORE_TABLES, asked),
     )
 
 
