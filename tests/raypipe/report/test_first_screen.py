@@ -71,7 +71,7 @@ def test_the_boxes_say(case: Mapping[str, Any]) -> None:
         "asked": list(asked(run)),
         "tiles": [[tile.label, tile.value, tile.note, tile.tone] for tile in tiles],
         "texts": [part for part in out if isinstance(part, str)],
-        "best": [[best.ranking[0].values, best.runs] for best in run.headlines],
+        "best": [best.result for best in run.headlines],
         "certain": list(certainty(run)),
         "next": advice,
         "last": advice[-1],
