@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,54 +90,39 @@ def test_mistakes_are_exceptions_with_the_text_of_the_command(work, call, proble
 
 
 PROGRAM = """
-import importlib, pathlib, threading, time
+import importlib, pathlib
 import raypipe as rp
 
-pathlib.Path("own.py").write_text("def f(x): return {'y': x}\\n")
-import own
+def write(factor):
+    pathlib.Path("own.py").write_text(f"def f(x): return {{'y': {factor} * x}}\\n")
 
-factor = 2
+def called(function):
+    run = rp.map(function, {"x": [1]}, cpus=0.5)
+    import ray
+    return list(run.table("calls")["y"]), ray.get_runtime_context().get_node_id()
+
 def here(x):
     return {"y": factor * x}
 
-first = rp.map(here, {"x": range(3)}, cpus=0.5)
-assert sorted(first.table("calls")["y"]) == [0, 2, 4]
-
-import ray
-node = ray.get_runtime_context().get_node_id()
-factor = 3
-second = rp.map(here, {"x": range(3)}, cpus=0.5)
-assert sorted(second.table("calls")["y"]) == [0, 3, 6], "a function is sent as it is now"
-assert ray.get_runtime_context().get_node_id() == node, "Ray is used again"
-
-third = rp.map(own.f, {"x": [1]})
-assert list(third.table("calls")["y"]) == [1]
-assert ray.get_runtime_context().get_node_id() == node
-pathlib.Path("own.py").write_text("def f(x): return {'y': 10 * x}\\n")
-importlib.reload(own)
-fourth = rp.map(own.f, {"x": [1]})
-assert list(fourth.table("calls")["y"]) == [10], "workers import changed modules again"
-assert ray.get_runtime_context().get_node_id() != node
-
-node = ray.get_runtime_context().get_node_id()
 def through(x):
     return own.f(x)
-assert list(rp.map(through, {"x": [1]}).table("calls")["y"]) == [10]
-assert ray.get_runtime_context().get_node_id() == node
-pathlib.Path("own.py").write_text("def f(x): return {'y': 100 * x}\\n")
-importlib.reload(own)
-fifth = rp.map(through, {"x": [1]})
-assert list(fifth.table("calls")["y"]) == [100], "so do modules that a function here uses"
 
-lock = threading.Lock()
-def locked(x):
-    return {"y": lock.locked()}
-try:
-    rp.map(locked, {"x": 1})
-except rp.ConfigError as error:
-    assert "it uses the variable 'lock'" in str(error), error
-else:
-    raise AssertionError
+write(1)
+import own
+factor = 2
+two, node = called(here)
+assert two == [2]
+factor = 3
+assert called(here) == ([3], node), "a function is sent as it is now, and Ray is used again"
+assert called(own.f) == ([1], node)
+write(10)
+importlib.reload(own)
+ten, other = called(own.f)
+assert ten == [10] and other != node, "workers import changed modules again"
+assert called(through) == ([10], other)
+write(100)
+importlib.reload(own)
+assert called(through)[0] == [100], "so do modules that a function here uses"
 print("all is well")
 """
 
@@ -164,6 +150,9 @@ def test_calls_with_other_values_of_a_variable_are_refused(work):
     factors["here"] = 3
     with pytest.raises(rp.ConfigError, match="the code changed"):
         rp.map(scaled, {"x": [1]}, run_dir="r")
+    lock = threading.Lock()
+    with pytest.raises(rp.ConfigError, match="it uses the variable 'lock'"):
+        rp.map(lambda x: {"y": lock.locked()}, {"x": 1})
 
 
 @pytest.mark.slow
