@@ -1,9 +1,9 @@
 """Scenarios in YAML: commands one after the other in a folder, and what each says and leaves.
 
 A case has a ``name`` and ``commands``; one that takes seconds is ``slow``. Before a command runs,
-``files`` are written, texts of files are replaced by ``edit`` (``{file: [text, other text]}``),
-``remove`` lists files to delete, and the variables of ``environment`` are set. The command has
-``words``, and a ``status`` of its exit or 0.
+``files`` are written (what is no text as JSON), texts of files are replaced by ``edit``
+(``{file: [text, other text]}``), ``remove`` lists files to delete, and the variables of
+``environment`` are set. The command has ``words``, and a ``status`` of its exit or 0.
 
 Its output, and of a refusal the standard error, ``says`` some texts and ``lacks`` others, whatever
 their spaces; it ``matches`` regular expressions, ``ends`` with a line, and has some texts so many
@@ -19,6 +19,7 @@ still there. ``{name}`` stands for what the test gives.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,7 @@ def _filled(value: Any, names: Mapping[str, str]) -> Any:
 def _prepare(step: Step) -> None:
     for file, text in step.get("files", {}).items():
         Path(file).parent.mkdir(parents=True, exist_ok=True)
+        text = text if isinstance(text, str) else json.dumps(text)
         Path(file).write_text(text, encoding="utf-8")
     for file, (old, new) in step.get("edit", {}).items():
         edit(file, old, new)

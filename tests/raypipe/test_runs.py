@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,11 +22,8 @@ from rich.console import Console
 import raypipe as rp
 from raypipe.api import command_of, results
 from raypipe.commands.compare import compare
-from raypipe.commands.results import existing
-from raypipe.commands.summary import listing as listed
-from raypipe.commands.summary import log_rows, log_text, opened, runs, watch
+from raypipe.commands.summary import log_rows, log_text, runs, watch
 from raypipe.commands.table_view import cell, view
-from raypipe.errors import ConfigError
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
@@ -35,6 +31,7 @@ from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
 from tests.command import raypipe
+from tests.scenario import cases, play
 
 
 def status(**more: object) -> RunStatus:
@@ -46,6 +43,11 @@ def status(**more: object) -> RunStatus:
 
 def write(run: RunDirectory, found: RunStatus) -> None:
     run.write(run.status, found.to_bytes())
+
+
+@pytest.mark.parametrize("case", cases(__file__, "runs"), ids=lambda case: case["name"])
+def test_commands_on_runs(folder, case):
+    play(case["commands"], now=datetime.now(UTC).isoformat())
 
 
 # results
@@ -92,25 +94,6 @@ def test_no_value_is_cut_and_no_line_is_wider_than_the_terminal(rows, width):
     words = " ".join(lines).split()
     assert {word for name in names for word in cell(name).split()} <= set(words)
     assert {str(number) for number in whole} <= set(words)
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_a_list_of_runs_keeps_the_result(tmp_path, monkeypatch, width):
-    monkeypatch.chdir(tmp_path)
-    for number in range(2):
-        run = RunDirectory.at(f"runs/svm2.score/20261125-10112{number}-ab1{number}")
-        result = f"accuracy {0.9310 + number} (C=0.1, mean of 5)"
-        write(run, status(status="interrupted", stages=1, result=result))
-    text = listed(runs("runs"), "runs", width)
-    assert max(map(len, text.splitlines())) <= width
-    words = " ".join(text.split())
-    for number, result in enumerate(("0.931", "1.931")):
-        assert f"runs/svm2.score/20261125-10112{number}-ab1{number}" in text
-        assert result in words
-    assert text.count("interrupted") == 2
-    if width >= 120:
-        assert "accuracy 1.931 (C=0.1, mean of 5)" in text
-    assert ("too wide: " in text) == (width <= 80)
 
 
 def test_a_single_row_that_is_too_wide_has_a_line_per_column():
@@ -161,8 +144,6 @@ def test_without_duckdb_sql_says_what_to_install(work, monkeypatch):
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
-    from raypipe.store.tables import Column, Table, write_table
-
     run = RunDirectory.at(tmp_path / "out")
     write(run, status())
     rows = [{"value": float(i)} for i in range(50_000)]
@@ -205,21 +186,6 @@ def test_the_command_of_a_run_is_the_one_that_was_given(run):
     assert command_of(run) == f"raypipe run {run.config} --run-dir {run.shown}"
     write(run, status(command="raypipe run toy.yaml a.b=2 --only fit"))
     assert command_of(run) == "raypipe run toy.yaml a.b=2 --only fit"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("status.json", True), ("ledger/x", True), ("config.yaml", False), ("results/t/x", False)],
-)
-def test_all_commands_agree_on_what_a_run_is(tmp_path, name, expected):
-    run = RunDirectory.at(tmp_path / "some/run")
-    run.write(run.path(name), b"{}")
-    assert [found.run.location for found in runs(str(tmp_path))] == [run.location] * expected
-    for open_run in (opened, log_rows):
-        with nullcontext() if expected else pytest.raises(ConfigError, match="is not a run"):
-            open_run(run.location)
-    with pytest.raises(ConfigError, match="no results yet" if expected else "is not a run"):
-        existing(run.location)
 
 
 def test_the_age_and_the_state_of_many_runs(tmp_path):
@@ -271,12 +237,6 @@ def test_groups_are_not_averaged(tmp_path: Path) -> None:
 # watch
 
 
-def followed(run: RunDirectory) -> tuple[int, str]:
-    output = io.StringIO()
-    found = watch(run, Console(file=output, width=100, highlight=False), period_s=0.01)
-    return found, output.getvalue()
-
-
 def test_a_run_is_followed_until_it_ends(run):
     row = {"stage": "train", "done": 30, "total": 200, "seconds": 2.0, "note": "loss 0.5"}
     first = status(stages=3, ended=1, running=(row,), messages=((1, "hello"),))
@@ -292,27 +252,16 @@ def test_a_run_is_followed_until_it_ends(run):
         write(run, first)
         timer = threading.Timer(0.3, write, (run, last))
         timer.start()
-        found, output = followed(run)
+        output = io.StringIO()
+        console = Console(file=output, width=100, highlight=False)
+        assert watch(run, console, period_s=0.01) == 0
         timer.join()
-    assert found == 0
-    lines = output.splitlines()
+    lines = output.getvalue().splitlines()
     assert lines[0] == "hello"
     assert lines[1].startswith("1 of 3 stages done, 0:0")
     assert lines[1].endswith("train 30/200 loss 0.5")
     assert lines[2] == "train: succeeded"
     assert "accuracy 0.93 (model)" in lines[-1]
-
-
-def test_a_killed_run_says_how_far_it_was_and_how_it_continues(run):
-    row = {"stage": "calls", "done": 26, "total": 45, "seconds": 1.0, "note": ""}
-    write(run, status(stages=1, running=(row,)))
-    shown = raypipe("show", run.location)
-    assert "interrupted, 0 of 1 stages, calls 26/45, its process ended" in shown
-    assert "continue    raypipe run toy.yaml\n" in shown
-    assert "0/1 (calls 26/45)" in raypipe("ls", run.location)
-    found, output = followed(run)
-    assert found == 130
-    assert "interrupted (its process ended" in output
 
 
 def test_a_running_command_reports_its_progress(work, monkeypatch):
@@ -373,41 +322,6 @@ def test_any_values_are_a_status_or_none(values):
 # damage, control characters, version
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"result": {"table": "t"}},
-        {"earlier_s": float("nan")},
-        {"earlier_s": float("inf")},
-        {"started_at": "0001-01-01T00:00:00+23:59"},
-    ],
-)
-def test_one_damaged_status_hides_no_other_run(tmp_path, values):
-    for name, more in {"good": {}, "bad": values}.items():
-        run = RunDirectory.at(str(tmp_path / name))
-        content = json.loads(status(status="failed").to_bytes())
-        run.write(run.status, json.dumps({**content, **more}).encode())
-        run.write(f"{run.ledger}/x", b"")
-    assert "good" in raypipe("ls", str(tmp_path))
-    raypipe("show", str(tmp_path / "bad"))
-    raypipe("watch", str(tmp_path / "bad"), expected=1)
-
-
-@pytest.mark.parametrize("command", ["ls", "show", "watch"])
-def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, command):
-    run = RunDirectory.at(str(tmp_path / "r"))
-    sign = "\x1b]0;window\x07title"
-    row = {"stage": sign, "done": 1, "total": 2, "note": sign}
-    texts = {"experiment": sign, "message": sign, "profile": sign, "messages": ((1, sign),)}
-    write(run, status(status=f"failed{sign}", running=(row,), result=sign, **texts))
-    where = str(tmp_path if command == "ls" else tmp_path / "r")
-    shown = raypipe(command, where, expected=int(command == "watch"))
-    assert "title" in shown
-    assert command != "watch" or " (title) after " in shown
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
-
-
 def test_a_log_does_not_act_on_the_terminal(tmp_path):
     run = RunDirectory.at(str(tmp_path / "r"))
     unit, text = "fit\x1b[2J/0", "a\x1b]0;window\x07\tb\n 1%\r 9%\r\nat \x1b[31mx.py\x07"
@@ -420,18 +334,6 @@ def test_a_log_does_not_act_on_the_terminal(tmp_path):
         assert raypipe("logs", str(tmp_path / "r"), "0").endswith("a\tb\n 9%\nat x.py\n")
         if not written:
             run.append(run.log("0"), text.encode())
-
-
-def test_a_name_without_the_variant_is_that_of_each_variant(run: RunDirectory, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "at", classmethod(lambda cls, location: run))
-    run.write(f"{run.ledger}/rows", b"")
-    for unit in ("train@lr=0.1", "train@lr=1", "lda@lr=1/news/tpe", "lda@lr=1/wiki/tpe"):
-        run.append(run.log(unit), unit.encode())
-    with pytest.raises(ConfigError, match=r"train: names several logs: train@lr=0\.1, train@lr=1$"):
-        log_text("it", "train")
-    assert log_text("it", "lda/news/tpe") == "lda@lr=1/news/tpe"
-    with pytest.raises(ConfigError, match="did you mean train@lr=1"):
-        log_text("it", "trane@lr=1")
 
 
 def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, monkeypatch):
