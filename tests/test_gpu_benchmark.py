@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -27,6 +27,7 @@ from benchmarks.gpu_parts.bench import (
     Row,
     Trained,
     read_rows,
+    write_rows,
 )
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.commands.configuration import read, resolve
@@ -35,7 +36,6 @@ from tests.command import is_alive
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
 CPU = replace(H100, device="cpu", gpus=0, driver=None, capability=None, rehearsal=True)
-ONE_CARD = [part for part in PARTS if part.gpus == 1]
 
 
 @pytest.fixture(autouse=True)
@@ -45,68 +45,36 @@ def _own_signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def outcome(part: str, status: str, machine: Machine = H100, **more: Any) -> Row:
-    return {
-        "part": part, "status": status, "note": "", "duration_s": 61.0, "cpu_s": 2.5,
-        "quick": False, **machine.columns, **more,
-    }  # fmt: skip
-
-
 def bench_of(
     folder: Path, machine: Machine = H100, part: str = "mfu", quick: bool = False
 ) -> Bench:
     return Bench(machine, part, folder / "work", folder / "out", quick)
 
 
-@pytest.mark.parametrize(
-    ("machine", "quick", "reason"),
-    [
-        (H100, False, None),
-        (replace(H100, device="A100"), False, "is of NVIDIA H100, and this is A100"),
-        (CPU, False, "is not of a rehearsal"),
-        (H100, True, "is not of a --quick call"),
-    ],
-)
-def test_other_measurements_are_not_mixed(
-    machine: Machine, quick: bool, reason: str | None
-) -> None:
-    assert gpu.foreign([outcome("losses", "done")], machine, quick=quick) == reason
-
-
-def two_cases(bench: Bench) -> None:
+def three_rows(bench: Bench, then: str) -> None:
     bench.measure("a", lambda: {"case": 1})
     bench.measure("b", lambda: [{"case": 2}, {"case": 3}])
-
-
-def one_error(bench: Bench) -> None:
-    two_cases(bench)
+    if then == "failed":
+        sys.exit(3)
+    elif then == "timed out":
+        time.sleep(99)
     bench.measure("c", lambda: {"case": 1 // 0})
-
-
-def an_exit(bench: Bench) -> None:
-    two_cases(bench)
-    sys.exit(3)
-
-
-def a_hang(bench: Bench) -> None:
-    two_cases(bench)
-    time.sleep(99)
 
 
 @pytest.mark.slow  # the process of a part loads torch
 @pytest.mark.parametrize(
-    ("function", "rows", "status", "note"),
+    ("rows", "status", "note"),
     [
-        (one_error, 4, "done", "1 of 4 rows have an error"),
-        (an_exit, 3, "failed", "exit status 3; the error is in the output above"),
-        (a_hang, 3, "timed out", "after 2 s; the same command continues it"),
+        (4, "done", "1 of 4 rows have an error"),
+        (3, "failed", "exit status 3; the error is in the output above"),
+        (3, "timed out", "after 2 s; the same command continues it"),
     ],
 )
 def test_rows_of_a_part_survive_its_process(
-    tmp_path: Path, function: Any, rows: int, status: str, note: str
+    tmp_path: Path, rows: int, status: str, note: str
 ) -> None:
     bench = bench_of(tmp_path, CPU, "own")
-    part = Part("own", "Own", function, 60, 60)
+    part = Part("own", "Own", partial(three_rows, then=status), 60, 60)
     assert gpu.run_part(part, bench, 2 if status == "timed out" else 60) == (status, note)
     assert len(read_rows(bench.out, "own")) == rows
 
@@ -167,21 +135,26 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
     monkeypatch.setattr(gpu, "detect", lambda: found)
 
 
-def test_without_a_gpu_one_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_with(monkeypatch)
-    ended = CliRunner().invoke(command(), [])
+@pytest.mark.parametrize(
+    ("given", "card", "reason"),
+    [
+        ("", "", "no GPU can be used here: no NVIDIA driver; rehearse on the CPU with --rehearse"),
+        (f"--rehearse --out {gpu.RESULTS}/h100", "", "is for measurements on GPUs"),
+        ("", "A100", "is of NVIDIA H100, and this is A100"),
+        ("--rehearse", "", "is not of a rehearsal"),
+        ("--quick", "NVIDIA H100", "is not of a --quick call"),
+    ],
+)
+def test_measurements_are_not_mixed_and_need_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, card: str, reason: str
+) -> None:
+    machine_with(monkeypatch, *([Gpu(0, "GPU-1", card, 85 * 10**9, "9.0")] if card else []))
+    done = {"part": "losses", "status": "done", "quick": False, **H100.columns}
+    write_rows(tmp_path, gpu.OUTCOMES, [done])
+    ended = CliRunner().invoke(command(), ["--out", str(tmp_path), *given.split()])
     assert ended.exit_code == 2
-    assert ended.output == (
-        "benchmarks.gpu: no GPU can be used here: no NVIDIA driver; rehearse on the CPU with "
-        "--rehearse\n"
-    )
-
-
-def test_a_rehearsal_does_not_touch_the_committed_results() -> None:
-    given = ["--rehearse", "--out", str(gpu.RESULTS / "h100")]
-    ended = CliRunner().invoke(command(), given)
-    assert ended.exit_code == 2
-    assert "is for measurements on GPUs" in ended.output
+    assert ended.output.startswith("benchmarks.gpu: ")
+    assert reason in ended.output
 
 
 def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +175,7 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(gpu, "run_part", run_part)
     out = tmp_path / "out"
-    names = [part.name for part in ONE_CARD]
+    names = [part.name for part in PARTS if part.gpus == 1]
     assert CliRunner().invoke(command(), ["--out", str(out)]).exit_code == 1
     assert tried == names
     page = (out / "results.md").read_text()
