@@ -30,18 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _here(folder, monkeypatch):
+def _here(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("RAYPIPE_CACHE", str(folder / ".cache"))
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path))
     yield
-    for name in ("own", "broken", "raising", "lacking", "empty"):
-        sys.modules.pop(name, None)
+    command.forget(folder)
 
 
 def files(folder: Path) -> set[Path]:
-    hidden = (".cache", "__pycache__")
-    return {path for path in folder.rglob("*") if not set(hidden) & set(path.parts)}
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
 def ended(words: str) -> command.Ended:
