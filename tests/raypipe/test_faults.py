@@ -13,9 +13,15 @@ from raypipe.faults import Faults
 
 
 @pytest.fixture
-def kills(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: found.append((pid, number)))
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (os.getpid(), signal.SIGKILL)
+        found.append("killed")
+
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(signal, "pause", lambda: found.append("hung"))
     return found
 
 
@@ -47,32 +53,35 @@ def test_out_of_memory_above_a_micro_batch() -> None:
             wanted.at_step(0, 5, 1, attempt)
 
 
-def test_a_worker_dies_once_at_its_step_on_rank_0(kills: list[tuple[int, int]]) -> None:
+def test_a_worker_dies_once_at_its_step_on_rank_0(ended: list[str]) -> None:
     wanted = Faults(kill_worker_at=3)
     for step, rank, attempt in ((2, 0, 1), (3, 1, 1), (3, 0, 2)):
         wanted.at_step(step, 1, rank, attempt)
-    assert kills == []
+    assert ended == []
     wanted.at_step(3, 1, 0, 1)
-    assert kills == [(os.getpid(), signal.SIGKILL)]
+    assert ended == ["killed"]
 
 
-def test_tasks_die_by_their_identity_at_the_asked_rate(kills: list[tuple[int, int]]) -> None:
-    def dead(wanted: Faults, attempt: int = 1) -> set[int]:
-        found = set()
+def test_tasks_die_or_hang_by_their_identity_at_the_asked_rate(ended: list[str]) -> None:
+    def ends(wanted: Faults, attempt: int = 1) -> dict[int, str]:
+        found = {}
         for number in range(1000):
-            kills.clear()
+            ended.clear()
             wanted.at_task(f"unit/{number}", attempt)
-            if kills:
-                found.add(number)
+            assert len(ended) <= 1
+            if ended:
+                found[number] = ended[0]
         return found
 
-    few, many = dead(Faults(kill_task=0.1)), dead(Faults(kill_task=0.5))
+    few, many = ends(Faults(kill_task=0.1)), ends(Faults(kill_task=0.5))
     assert 70 < len(few) < 130
     assert 430 < len(many) < 570
-    assert few < many
-    assert dead(Faults(kill_task=0.1)) == few
-    assert dead(Faults(kill_task=1.0), attempt=2) == set()
-    assert len(dead(Faults(kill_task=1.0))) == 1000
+    assert few.items() < many.items()
+    assert ends(Faults(kill_task=0.1)) == few
+    assert ends(Faults(kill_task=1.0, hang_task=1.0), attempt=2) == {}
+    assert len(ends(Faults(kill_task=1.0))) == 1000
+    both = ends(Faults(kill_task=0.5, hang_task=0.5))
+    assert both == {number: many.get(number, "hung") for number in range(1000)}
 
 
 def test_tasks_wait_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,17 +90,3 @@ def test_tasks_wait_first(monkeypatch: pytest.MonkeyPatch) -> None:
     Faults(delay_task_s=0.5).at_task("a", 2)
     Faults().at_task("a", 1)
     assert waits == [0.5]
-
-
-def test_others_hang_than_die(
-    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[int, int]]
-) -> None:
-    hung: list[str] = []
-    monkeypatch.setattr(signal, "pause", lambda: hung.append("here"))
-    wanted = Faults(kill_task=0.5, hang_task=0.5)
-    for number in range(100):
-        wanted.at_task(f"unit/{number}", 1)
-        assert len(kills) + len(hung) == number + 1
-    assert min(len(kills), len(hung)) > 30
-    wanted.at_task("unit/0", 2)
-    assert len(kills) + len(hung) == 100
