@@ -25,12 +25,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process, raypipe, table
-from tests.raypipe.toy import TOY
-from tests.scenario import cases, play
-
-
-def left(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()} - {"__pycache__"}
+from tests.scenario import cases, edit, play
 
 
 @pytest.mark.parametrize("case", cases(__file__, "commands"), ids=lambda case: case["name"])
@@ -63,12 +58,9 @@ def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, na
 
 @pytest.mark.usefixtures("report")
 def test_figures_that_fail_cost_no_report(work, caplog):
-    plain, failing = (
-        "EXPERIMENT = ",
-        "def draw(tables):\n    raise KeyError('level')\n\n\nEXPERIMENT = ",
-    )
-    own = TOY.replace(plain, failing).replace("stages)\n", "stages, draw)\n")
-    (work / "toy.py").write_text(own)
+    failing = "def draw(tables):\n    raise KeyError('level')\n\n\nEXPERIMENT = "
+    edit("toy.py", "EXPERIMENT = ", failing)
+    edit("toy.py", "stages)\n", "stages, draw)\n")
     assert "done: " in raypipe("run", "toy.yaml", "--run-dir", "out")
     assert "the report is without the experiment's sections" in caplog.text
     assert "KeyError: 'level'" in caplog.text
@@ -185,13 +177,13 @@ def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, monkeypat
     monkeypatch.setattr(hardware, "detect", lambda: lost)
     config = "experiment: example_sweep\nsweep: {stage: train, axes: {training.micro_batch: [1]}}\n"
     (work / "trained.yaml").write_text(config)
-    before = left(work)
+    before = set(work.iterdir())
     doctor = in_process(None, "doctor", environment={})
     assert doctor.status == 2
     assert "not used: GPU 0: lost" in doctor.output
     for command in ("run", "fit", "sweep"):
         assert "no GPU can be used: GPU 0: lost; " in raypipe(command, "trained.yaml", expected=2)
-    assert left(work) == before
+    assert set(work.iterdir()) == before
     raypipe("run", "toy.yaml", "--only", "squares", "--run-dir", "part")
     shown = raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0")
     assert "WARNING: here: not used: GPU 0: lost" in shown
@@ -255,23 +247,21 @@ def test_a_local_run_starts_no_cluster(work, monkeypatch):
 def test_a_run_continues_with_and_without_ray(work, launcher: RayLauncher):
     """Prove equal identities and rows: what one stored, the other neither refuses nor repeats."""
 
-    def ended(folder: str, *words: str) -> tuple[int, str]:
-        given = ("run", "toy.yaml", *words, "--run-dir", folder)
-        done = in_process(launcher, *given, environment={})
-        return done.status, done.output
+    def run(folder: str, *words: str) -> str:
+        done = in_process(launcher, "run", "toy.yaml", *words, "--run-dir", folder, environment={})
+        assert done.status == 0, done.output
+        return done.output
 
     some, more = "squares.numbers=[3,4]", "squares.numbers=[3,4,5,6]"
-    for folder, words in (("local", ["--local"]), ("ray", [])):
-        status, output = ended(folder, some, *words)
-        assert status == 0, output
-    assert "nothing to do" in ended("local", some)[1]
-    assert "nothing to do" in ended("ray", some, "--local")[1]
-    assert ended("local", more)[0] == 0
-    assert ended("ray", more, "--local")[0] == 0
-    columns = ["dataset", "value"]
+    run("local", some, "--local")
+    run("ray", some)
+    assert "nothing to do" in run("local", some)
+    assert "nothing to do" in run("ray", some, "--local")
+    run("local", more)
+    run("ray", more, "--local")
     local, ray = (
-        pd.read_parquet(work / name / "results" / "evaluations")[columns].sort_values("dataset")
+        table(name, "evaluations").set_index("dataset")["value"].sort_index()
         for name in ("local", "ray")
     )
-    pd.testing.assert_frame_equal(local.reset_index(drop=True), ray.reset_index(drop=True))
+    pd.testing.assert_series_equal(local, ray)
     assert len(local) == 4
