@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-import raypipe as rp
 from raypipe.api import command_of, results
 from raypipe.commands.compare import compare
 from raypipe.commands.summary import log_rows, log_text, runs, watch
@@ -29,7 +28,6 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
-from raypipe.study.tables import RECOMMENDATIONS, SWEEP_POINTS
 from tests.command import raypipe
 from tests.scenario import cases, play
 
@@ -155,31 +153,6 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
 
 
 # ls, show, compare
-
-
-def best(run: RunDirectory, *tables: tuple[Table, list[dict[str, object]]]) -> str:
-    """The best result of a run with these tables, in words; empty without one."""
-    run.write(run.status, status().to_bytes())
-    for declared, rows in tables:
-        write_table(run, declared, rows, "toy-1")
-    found = rp.open(run.path()).best()
-    return "" if found is None else found.text
-
-
-def test_trials_that_measure_speed_have_no_loss(run):
-    """The lowest loss after a few steps is not a result; the recommended point is."""
-    trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
-    row: dict[str, object] = {"trial_id": "a", "stage": "sweep", "status": "succeeded"}
-    rows = [{**row, "loss_final": 0.1}, {**row, "trial_id": "b", "stage": "fit", "loss_final": 0.2}]
-    rows[0] |= {"trained_stage": "fit", "repeats": None, "kind": "systems", "samples_per_s": 5.0}
-    rows[0] |= {"gpu_peak_bytes": None, "host_peak_bytes": 10}
-    points = (SWEEP_POINTS, [{"trial_id": "a", "precision": "fp32"}])
-    assert best(run, (trials, rows[:1]), points) == ""
-    chosen: dict[str, object] = {"trained_stage": "fit", "trial_id": "a", "metric": "eval_loss"}
-    chosen |= {"mode": "min", "value": 0.25}
-    recommended = (RECOMMENDATIONS, [chosen])
-    assert best(run, (trials, rows[:1]), points, recommended) == "eval_loss 0.25 (fit)"
-    assert best(run, (trials, rows)) == "loss_final 0.2"
 
 
 def test_the_command_of_a_run_is_the_one_that_was_given(run):

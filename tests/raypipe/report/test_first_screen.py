@@ -20,7 +20,7 @@ from raypipe.report.page import asked, came_out, certainty, next_step
 from raypipe.report.parts import Code, Section
 from raypipe.report.results import Declarations, RunResults
 from raypipe.store.tables import Column, by_name
-from raypipe.study.tables import SEARCH
+from raypipe.study.tables import TABLES
 from raypipe.training.tables import with_metrics
 from tests.raypipe.report.page_reader import declared_tables, page_of
 from tests.scenario import cases
@@ -31,7 +31,7 @@ METRICS = (
     Column("eval_accuracy", "real", "Accuracy.", better="higher"),
     Column("eval_regret", "real", "Regret.", "m", "lower"),
 )
-CORE = by_name(with_metrics((*COMMON, SEARCH), METRICS))
+CORE = by_name(with_metrics((*COMMON, *TABLES), METRICS))
 OWN = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
 
 
@@ -71,7 +71,7 @@ def test_the_boxes_say(case: Mapping[str, Any]) -> None:
         "asked": list(asked(run)),
         "tiles": [[tile.label, tile.value, tile.note, tile.tone] for tile in tiles],
         "texts": [part for part in out if isinstance(part, str)],
-        "best": [best.result for best in run.headlines],
+        "best": [best.result for best in run.bests],
         "certain": list(certainty(run)),
         "next": advice,
         "last": advice[-1],
