@@ -93,32 +93,7 @@ def test_all_views_name_the_same_best_result(better, scores):
         assert named == (same if len(scores) > 1 else [])
 
 
-@pytest.mark.usefixtures("report")
-def test_nan_and_infinite_values_are_never_the_best_and_are_named(tmp_path):
-    values = {0: math.nan, 1: math.nan, 2: math.inf, 3: 0.5, 4: -math.inf, 5: 0.7}
-
-    def score(x):
-        return {"acc": values[x]}
-
-    run = rp.map(score, {"x": range(6)}, maximize="acc", run_dir=tmp_path / "r", local=True)
-    best = run.best("calls.acc")
-    assert best == rp.Best("calls.acc", "higher", 0.7, [{"x": 5}], 1, "acc 0.7 (x=5)")
-    text = "calls.acc is not finite in 4 of 6 rows."
-    assert text in Page((tmp_path / "r/report/index.html").read_text()).words
-    for width in ("100", "80"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", width)
-            shown = raypipe("show", tmp_path / "r")
-        lines = shown.splitlines()
-        assert max(len(line) for line in lines if str(tmp_path) not in line) <= int(width)
-        flat = " ".join(shown.split())
-        assert "calls.acc (higher is better): 0.7 (x=5), 0.5 (x=3)" in flat
-        assert text in flat
-    with pytest.raises(rp.ConfigError, match=r"metric = loss: has no finite result \(those with: "):
-        run.best("loss")
-
-
 @pytest.mark.parametrize("case", cases(__file__, "best"), ids=lambda case: case["name"])
 @pytest.mark.usefixtures("report")
 def test_the_best_of_a_search(folder, case):
-    play(case["commands"])
+    play(case["commands"], here=str(folder))

@@ -51,30 +51,6 @@ def test_commands_on_runs(folder, case):
 # results
 
 
-def test_a_wide_table_is_never_cut_and_says_what_it_leaves_out():
-    rows = pa.table(
-        {
-            "run_id": ["r"] * 3,
-            "name": [f"{'a' * 30} {'b' * 30}", "b", "c"],
-            "empty": pa.array([None] * 3, pa.string()),
-            "device": ["cpu"] * 3,
-            **{f"column_{i}": [1.5 * i, 2.0, 3.0] for i in range(30)},
-        }
-    )
-    for width in (40, 80, 133):
-        lines = view(rows, width).splitlines()
-        assert max(map(len, lines)) <= width
-        assert lines[0].startswith("name")
-        assert lines[1].startswith("a" * 30)
-        assert "b" * 30 in view(rows, width)
-    text = view(rows, 80)
-    assert "the same in all rows: device=cpu" in text
-    assert "empty: empty" in text
-    assert "column_29" in text.partition("too wide: ")[2]
-    assert "run_id" not in text
-    assert f"{'a' * 30} {'b' * 30}" in view(rows, None)
-
-
 @given(
     st.lists(
         st.tuples(st.text(max_size=40), st.none() | st.floats(), st.integers(-99, 99)),
@@ -92,11 +68,6 @@ def test_no_value_is_cut_and_no_line_is_wider_than_the_terminal(rows, width):
     words = " ".join(lines).split()
     assert {word for name in names for word in cell(name).split()} <= set(words)
     assert {str(number) for number in whole} <= set(words)
-
-
-def test_a_single_row_that_is_too_wide_has_a_line_per_column():
-    rows = pa.table({f"column_{i}": [i] for i in range(20)})
-    assert view(rows, 40).splitlines()[3].split() == ["column_3", "3"]
 
 
 def test_rows_are_chosen_sorted_and_written_whole(run):
