@@ -91,16 +91,9 @@ def files_before(page: Path) -> list[Block]:
     return [block for block in blocks(page.parent / found["page"]) if block.is_file]
 
 
-@dataclass(frozen=True)
-class Command:
-    environment: dict[str, str]
-    words: list[str]
-    status: int
-
-
-def commands(block: Block) -> Iterator[Command]:
-    """The commands of a bash block, a line each, without pipes or lists of commands."""
-    for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
+def commands(text: str) -> Iterator[tuple[dict[str, str], list[str], int]]:
+    """The commands of a bash block, one a line: variables, words and exit status."""
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
         words = shlex.split(line, comments=True)
         if not words:
             continue
@@ -111,7 +104,7 @@ def commands(block: Block) -> Iterator[Command]:
             name, _, value = words.pop(0).partition("=")
             environment[name] = value
         status = _STATUS.search(line)
-        yield Command(environment, words, int(status[1]) if status else 0)
+        yield environment, words, int(status[1]) if status else 0
 
 
 class Reader:
@@ -136,7 +129,7 @@ class Reader:
         elif block.language == "python":
             self.printed = self._script(block)
         elif block.language == "bash":
-            self.printed = "".join(self._run(block, command) for command in commands(block))
+            self.printed = "".join(self._run(block, *command) for command in commands(block.text))
         else:
             assert block.language in ("text", "yaml"), f"{block.place}: cannot run"
 
@@ -146,27 +139,27 @@ class Reader:
             exec(code, self._names)
         return output.getvalue()
 
-    def _run(self, block: Block, command: Command) -> str:
-        if not command.words:  # export NAME=VALUE
-            self._environment |= command.environment
+    def _run(self, block: Block, own: dict[str, str], words: list[str], expected: int) -> str:
+        if not words:  # export NAME=VALUE
+            self._environment |= own
             return ""
-        environment = {**self._environment, **command.environment}
-        if command.words[0] == "raypipe":
+        environment = {**self._environment, **own}
+        if words[0] == "raypipe":
             with visiting(self.folder):
-                ended = in_process(InlineLauncher(), *command.words[1:], environment=environment)
+                ended = in_process(InlineLauncher(), *words[1:], environment=environment)
             status, output = ended.status, ended.output
         else:
-            assert command.words[0] in ("ls", "cat", "rm", "mkdir", "python"), (
-                f"{block.place}: {command.words[0]!r} does not run in tests; "
+            assert words[0] in ("ls", "cat", "rm", "mkdir", "python"), (
+                f"{block.place}: {words[0]!r} does not run in tests; "
                 "begin the block with the comment `# needs ...`"
             )
             python = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
             done = subprocess.run(
-                command.words, cwd=self.folder, env={**os.environ, **environment, **python},
+                words, cwd=self.folder, env={**os.environ, **environment, **python},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             )  # fmt: skip
             status, output = done.returncode, done.stdout
-        assert status == command.status, f"{block.place}: {command.words}:\n{output}"
+        assert status == expected, f"{block.place}: {words}:\n{output}"
         return output
 
 

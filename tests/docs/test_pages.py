@@ -29,7 +29,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
 from tests.command import forget
-from tests.docs.pages import DOCS, PROJECT, Block, Reader, blocks, commands, files_before
+from tests.docs.pages import DOCS, PROJECT, Reader, blocks, commands, files_before
 
 PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
 #: pages of which every block runs, unless it says what it needs
@@ -89,10 +89,9 @@ def test_shell_commands_are_valid(block, monkeypatch):
     for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
         for part in re.split(r"&&|\||;|--wrap| -- ", re.sub(r"\s>\s*\S+$", "", line)):
             if re.match(r"\s*(?:\w+=\S+\s+)*raypipe\s", part):
-                single = Block(block.page, block.line, "bash", "", part)
-                for command in commands(single):
+                for _, words, _ in commands(part):
                     with suppress(typer.Exit):  # an option such as --list ended it
-                        accept(command.words[1:])
+                        accept(words[1:])
 
 
 def accept(arguments: list[str]) -> None:

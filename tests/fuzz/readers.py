@@ -379,9 +379,7 @@ def readers() -> dict[str, Reader]:
         return read_annotations(at / "answers.json", _taxonomy())
 
     found: dict[str, Reader] = {
-        "configuration": of_file(
-            (MY_YAML,), "my.yaml", lambda at: config.read(at / "my.yaml"), _own
-        ),
+        "configuration": of_file((MY_YAML,), "my.yaml", configuration, _own),
         "override": Reader((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
         "bow": of_file(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
         "lines": of_file((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),

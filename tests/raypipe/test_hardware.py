@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,19 +27,16 @@ UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
 
 
 @pytest.fixture
-def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """NVML with three GPUs; counts how often it is opened and closed."""
-    state = SimpleNamespace(open=0)
-
-    def count(step: int) -> None:
-        state.open += step
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """NVML with three GPUs, which is closed as often as it is opened."""
+    opened: list[str] = []
 
     def no_mig(index: int) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     replaced = {
-        "nvmlInit": lambda: count(1),
-        "nvmlShutdown": lambda: count(-1),
+        "nvmlInit": lambda: opened.append(""),
+        "nvmlShutdown": opened.pop,
         "nvmlSystemGetDriverVersion": lambda: "570.10",
         "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
         "nvmlDeviceGetCount": lambda: 3,
@@ -53,7 +51,8 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         monkeypatch.setattr(pynvml, name, function)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(hardware, "torch_build", lambda: TorchBuild("2.9.0", "12.8", ("sm_90",)))
-    return state
+    yield
+    assert opened == []
 
 
 @pytest.mark.parametrize(
@@ -80,24 +79,24 @@ def test_without_a_working_driver_there_are_no_gpus_and_a_note_says_why(
     assert found.memory_bytes > 2**28
 
 
-def test_what_nvml_tells(three_gpus: SimpleNamespace) -> None:
+@pytest.mark.usefixtures("three_gpus")
+def test_what_nvml_tells() -> None:
     found = detect()
     assert (found.driver, found.cuda, found.gpu_note) == ("570.10", "12.8", None)
     assert found.device == "card 0"
     assert [gpu.memory_bytes for gpu in found.gpus] == [2**30, 2**31, 3 * 2**30]
     assert found.gpus[2].compute_capability == "9.2"
     assert found.as_dict()["gpus"][1]["uuid"] == UUIDS[1]
-    assert three_gpus.open == 0  # closed again
 
 
+@pytest.mark.usefixtures("three_gpus")
 @pytest.mark.parametrize(("visible", "expected"), CASES["visible"])
-def test_hidden_gpus_are_not_listed(visible, expected, three_gpus, monkeypatch) -> None:
+def test_hidden_gpus_are_not_listed(visible, expected, monkeypatch) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = detect()
     assert [gpu.index for gpu in found.gpus] == expected
     assert (found.gpu_note is None) == bool(expected)
-    assert three_gpus.open == 0
 
 
 def node(*cards: tuple[float, str]) -> Hardware:
