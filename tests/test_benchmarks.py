@@ -58,20 +58,14 @@ def value(T: int, seed: int) -> float:
     return 100 * math.exp(0.1 * abs(math.log(T / 10)) + 0.01 * (seed % 3))
 
 
-@pytest.fixture
-def corpus(monkeypatch: pytest.MonkeyPatch) -> Corpus:
+def test_measures_of_a_study_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {"dataset": "valley", "seed": seed, "T": T, "perplexity": value(T, seed)}
         for seed in range(42, 52)
         for T in range(2, 101)
     ]
-    made = Corpus("valley", TabularObjective(pd.DataFrame(rows)), 100)
-    monkeypatch.setattr(protocol, "corpora", lambda: {"valley": made})
-    return made
-
-
-def test_measures_of_a_study_equal_a_plain_loop(corpus: Corpus) -> None:
-    del corpus
+    corpus = Corpus("valley", TabularObjective(pd.DataFrame(rows)), 100)
+    monkeypatch.setattr(protocol, "corpora", lambda: {"valley": corpus})
     start = start_of("high", SPACE, 3)
     best, excess, close = min(value(T, 45) for T in start), [], None
     for T in range(2, 13):
