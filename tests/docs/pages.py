@@ -16,7 +16,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -27,7 +26,7 @@ import pytest
 
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
-from tests.command import forget, in_process
+from tests.command import forget, in_process, spawn
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
@@ -154,11 +153,9 @@ class Reader:
                 "begin the block with the comment `# needs ...`"
             )
             python = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-            done = subprocess.run(
-                words, cwd=self.folder, env={**os.environ, **environment, **python},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            )  # fmt: skip
-            status, output = done.returncode, done.stdout
+            process = spawn(self.folder, *words, environment={**environment, **python})
+            output, _ = process.communicate()
+            status = process.returncode
         assert status == expected, f"{block.place}: {words}:\n{output}"
         return output
 

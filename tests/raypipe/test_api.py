@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ import pytest
 
 import raypipe as rp
 from raypipe.commands import run as command
+from tests.command import finish, spawn
 
 CONFIG = {
     "experiment": "experiments.transformer",
@@ -160,21 +159,13 @@ def test_calls_with_other_values_of_a_variable_are_refused(work):
 
 
 @pytest.mark.slow
-def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):
+def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "RAYPIPE_CACHE": str(tmp_path / "cache")}
     for name in ("RAY_ADDRESS", "PYTHONPATH"):
-        environment.pop(name, None)
-    ended = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "all is well" in ended.stdout
+        monkeypatch.delenv(name, raising=False)
+    environment = {"RAYPIPE_CACHE": str(tmp_path / "cache")}
+    program = spawn(tmp_path, sys.executable, "program.py", environment=environment)
+    assert "all is well" in finish(program)
 
 
 def slow(x):

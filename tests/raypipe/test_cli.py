@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
-from tests.command import in_process, raypipe, table
+from tests.command import finish, in_process, raypipe, spawn, table
 from tests.scenario import cases, edit, play
 
 
@@ -129,10 +128,8 @@ def test_interrupted_while_it_imports_has_the_status_of_an_interrupt(tmp_path, s
         f"cli.app = lambda words, **more: exec('signal.raise_signal({int(sent)})')\n"
         "cli.main()"
     )
-    words = [sys.executable, "-m", "early"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
-    ended = subprocess.run(words, env=environment, capture_output=True, check=False)
-    assert (ended.returncode, ended.stderr) == (130, b"")
+    project = {"PYTHONPATH": str(Path.cwd())}
+    assert finish(spawn(tmp_path, sys.executable, "-m", "early", environment=project), 130) == ""
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -28,7 +27,7 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
-from tests.command import raypipe
+from tests.command import finish, raypipe, spawn
 from tests.scenario import cases, play
 
 
@@ -118,9 +117,8 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
     rows = [{"value": float(i)} for i in range(50_000)]
     write_table(run, Table("many", "a row", (Column("value", "real", "A value."),)), rows, "r")
     command = f"{sys.executable} -m raypipe results {tmp_path}/out many --csv | head -2"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout == "run_id,variant,command_id,value\nr,base,,0.0\n"
-    assert done.stderr == ""
+    shown = finish(spawn(tmp_path, "bash", "-c", command, environment={}))
+    assert shown == "run_id,variant,command_id,value\nr,base,,0.0\n"
 
 
 # ls, show, compare
