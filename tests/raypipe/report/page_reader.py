@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from raypipe import report
+from raypipe.graph.tables import CORE
 from raypipe.report.page import page_files
 from raypipe.report.plots import Plot, style
-from raypipe.report.results import RunResults
-from raypipe.store.tables import Column, Table
+from raypipe.report.results import Declarations, RunResults
+from raypipe.store.tables import Column, Table, by_name
+from raypipe.study.tables import TABLES
+from raypipe.training.tables import with_metrics
 
+METRICS = (
+    Column("eval_loss", "real", "Loss.", better="lower"),
+    Column("eval_accuracy", "real", "Accuracy.", better="higher"),
+    Column("eval_regret", "real", "Regret.", "m", "lower"),
+)
+CORE_TABLES = by_name(with_metrics((*CORE, *TABLES), METRICS))
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}
 
@@ -80,13 +90,21 @@ def plot_of(name: str = "curve", caption: str = "It bends.", group: str = "") ->
     return Plot(name, f"title of {name}", caption, figure, group)
 
 
-def declared_tables(stored: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Tables as JSON and YAML have them."""
-    return [
+def run_of(stored: Mapping[str, Any], title: str = "toy") -> RunResults:
+    """A run as JSON or YAML has it: its tables and their declarations, and the units asked for."""
+    declared = [
         Table(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
               | {"columns": tuple(Column(**column) for column in table["columns"])})
-        for table in stored
+        for table in stored["declared"]
     ]  # fmt: skip
+    asked = (lambda: stored["asked"]) if stored["asked"] else None
+    return RunResults(
+        {name: pd.DataFrame(rows) for name, rows in stored["tables"].items()},
+        title,
+        stored["command"],
+        stored["configuration"],
+        Declarations(stored["sentence"], declared, CORE_TABLES, asked),
+    )
 
 
 def page_of(run: RunResults) -> Page:

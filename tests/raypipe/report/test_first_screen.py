@@ -15,27 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.graph.tables import CORE as COMMON
 from raypipe.report.page import asked, came_out, certainty, next_step
 from raypipe.report.parts import Code, Section
-from raypipe.report.results import Declarations, RunResults
-from raypipe.store.tables import Column, by_name
-from raypipe.study.tables import TABLES
-from raypipe.training.tables import with_metrics
-from tests.raypipe.report.page_reader import declared_tables, page_of
+from raypipe.report.results import RunResults
+from tests.raypipe.report.page_reader import page_of, run_of
 from tests.scenario import cases
 
 CASES = cases(__file__, "first_screen")
-METRICS = (
-    Column("eval_loss", "real", "Loss.", better="lower"),
-    Column("eval_accuracy", "real", "Accuracy.", better="higher"),
-    Column("eval_regret", "real", "Regret.", "m", "lower"),
-)
-CORE = by_name(with_metrics((*COMMON, *TABLES), METRICS))
 OWN = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
 
 
-def run_of(case: Mapping[str, Any]) -> RunResults:
+def case_of(case: Mapping[str, Any]) -> RunResults:
     """The run of a case: its tables, how its stages ended, and the experiment's own section."""
     statuses = case.get("stages", ["succeeded"])
     stages = {
@@ -44,26 +34,15 @@ def run_of(case: Mapping[str, Any]) -> RunResults:
         "gpu_peak_bytes": None, "run_id": "r",
     }  # fmt: skip
     tables = {"stages": stages, **case.get("tables", {})}
-    known = [table for table in CASES["declared"] if table["name"] in tables]
-    units = [f"calls/{place}" for place in range(case.get("asked", 0))]
-    return RunResults(
-        {name: pd.DataFrame(columns) for name, columns in tables.items()},
-        "toy",
-        case.get("command", "raypipe run x.yaml data.n=2 --run-dir 'my run'"),
-        case.get("configuration", "train: {training: {steps: 100, seed: 0, monitor: null}}\n"),
-        Declarations(
-            case.get("sentence", "Classify things"),
-            declared_tables(case.get("declared", known)),
-            CORE,
-            (lambda: units) if units else None,
-        ),
-        sections=(OWN,) if case.get("own") else (),
-    )
+    declared = [table for table in CASES["declared"] if table["name"] in tables]
+    given = {**CASES["defaults"], "declared": declared, **case, "tables": tables}
+    given["asked"] = [f"calls/{place}" for place in range(case.get("asked", 0))]
+    return replace(run_of(given), sections=(OWN,) if case.get("own") else ())
 
 
 @pytest.mark.parametrize("case", CASES["cases"], ids=lambda case: case["name"])
 def test_the_boxes_say(case: Mapping[str, Any]) -> None:
-    run = run_of(case)
+    run = case_of(case)
     advice = [part.text if isinstance(part, Code) else str(part) for part in next_step(run)]
     out = came_out(run)
     tiles = [tile for part in out if isinstance(part, tuple) for tile in part]
@@ -100,7 +79,7 @@ def test_the_first_screen_of_any_table(says_too_much: bool, rows: list[dict[str,
     found, certain, do = ([f"{name} {n}." for n in range(5)] for name in ("Found", "Sure", "Do"))
     own = Section("Own", [], findings=found, certainty=certain, advice=[*do, Code("go")])
     names = ["method", "corpus", "seed", "accuracy", "cost"]
-    run = run_of({"tables": {"scores": pd.DataFrame(rows, columns=names)}})
+    run = case_of({"tables": {"scores": pd.DataFrame(rows, columns=names)}})
     run = replace(run, sections=(own,) if says_too_much else ())
     page = page_of(run).source
     main = re.sub(r"<svg.*?</svg>", "", page[page.index("<main>") :], flags=re.DOTALL)

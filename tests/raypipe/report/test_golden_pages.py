@@ -17,33 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.graph.tables import CORE
 from raypipe.report.parts import Plot
 from raypipe.report.plots import style
-from raypipe.report.results import Declarations, RunResults
+from raypipe.report.results import RunResults
 from raypipe.report.sections import sweep_section
-from raypipe.store.tables import Column, by_name
-from raypipe.study.tables import TABLES
-from raypipe.training.tables import with_metrics
-from tests.raypipe.report.page_reader import declared_tables, page_of
+from tests.raypipe.report.page_reader import page_of, run_of
 
 FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))
-METRICS = (Column("eval_regret", "real", "Regret.", "m", "lower"),)
-CORE_TABLES = by_name(with_metrics((*CORE, *TABLES), METRICS))
 
 
 def stored_run(name: str) -> RunResults:
     """Return a run that is stored here."""
     stored = json.loads((FOLDER / f"{name}.json").read_text())
-    asked = (lambda: stored["asked"]) if stored["asked"] else None
-    return RunResults(
-        {name: _table(rows) for name, rows in stored["tables"].items()},
-        name,
-        stored["command"],
-        stored["configuration"],
-        Declarations(stored["sentence"], declared_tables(stored["declared"]), CORE_TABLES, asked),
-    )
+    stored["tables"] = {name: _table(rows) for name, rows in stored["tables"].items()}
+    return run_of(stored, name)
 
 
 def _table(rows: object) -> pd.DataFrame:
