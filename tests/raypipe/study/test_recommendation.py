@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from raypipe.commands.run import points_table
 from raypipe.config.yaml_text import load_yaml
 from raypipe.study.largest_batch import leaves_margin, next_size
-from raypipe.study.recommendation import Recommendation, peak_bytes, recommend, snippet
+from raypipe.study.recommendation import peak_bytes, recommend, snippet
+from tests.scenario import cases
 
 GIB = 2**30
-Row = dict[str, Any]
 
 
-def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> Row:
+def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> dict[str, Any]:
     """A trial of a point that sets the micro-batch and the precision, and the seed if given."""
     seed = given.pop("seed", None)
     precision = given.get("precision", "bf16")
@@ -33,109 +33,18 @@ def trial(name: str, value: float | None, *, micro: int = 8, **given: Any) -> Ro
     } | given
 
 
-def recommended(rows: list[Row], mode: Any = "max", **given: Any) -> Recommendation:
-    found = recommend(rows, given.pop("metric", "samples_per_s"), mode, **given)
-    assert isinstance(found, Recommendation)
-    return found
-
-
-def test_the_best_with_its_reason() -> None:
-    rows = [
-        trial("a", 1650.4, precision="fp32", micro=4),
-        trial("b", 2330.0, precision="fp32", micro=8),
-        trial("c", 5120.0, micro=16),
-        trial("d", None, micro=32, status="out_of_memory"),
-        trial("e", None, micro=64, status="skipped"),
-        trial("f", None, micro=128, status="skipped"),
-    ]
-    found = recommended(rows)
-    assert (found.trial["trial_id"], found.value) == ("sweep/t/c", 5120.0)
-    assert found.reason == (
-        "The best of 3 points: 5120 samples/s.\nOf 6 trials 1 out of memory, 2 skipped."
-    )
-    assert found.settings == {"t.training.micro_batch": 16, "t.training.precision": "bf16"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        ([], "no point succeeded"),
-        ([trial("a", 5.0, status="interrupted")], "no point succeeded"),
-        ([trial("a", math.nan), trial("b", None), trial("c", math.inf)], "no point has a finite"),
-        ([trial("a", 5.0, parity=0.5)], "the loss differs from fp32's by more than 2 %"),
-        # one seed that changes the loss rejects the point
-        ([trial("a", 9.0, seed=0), trial("b", 9.0, seed=1, parity=0.1)], "the loss differs"),
-    ],
-)
-def test_why_nothing_is_recommended(rows: list[Row], why: str) -> None:
-    assert why in str(recommend(rows, "samples_per_s", "max"))
-
-
-def measured(speeds: dict[str, list[float]]) -> Recommendation:
-    """The recommendation of points by precision, each with the speeds of its measurements."""
-    rows = []
-    for precision, values in speeds.items():
-        for number, value in enumerate(values):
-            repeats = f"sweep/t/{precision}-0" if number else None
-            rows.append(trial(f"{precision}-{number}", value, precision=precision, repeats=repeats))
-    return recommended(rows)
-
-
-def test_the_median_of_the_measurements_decides_and_of_a_tie_the_simpler_setting() -> None:
-    found = measured({"fp32": [50.0, 60.0, 10.0], "bf16": [99.0, 70.0, 80.0]})
-    assert (found.trial["trial_id"], found.low, found.high) == ("sweep/t/bf16-0", 70.0, 99.0)
-    assert "The best of 2 points: 80 samples/s (median of 3, 70 to 99)." in found.reason
-    found = measured({"fp32": [50.0, 60.0, 72.0], "bf16": [99.0, 70.0, 80.0], "fp16": [8.0] * 3})
-    assert (found.trial["trial_id"], found.value) == ("sweep/t/fp32-0", 60.0)
-    assert found.reason == (
-        "The simplest of 2 points that are tied for the best of 3, as their ranges overlap "
-        "(micro_batch=8 precision=bf16 80 samples/s, micro_batch=8 precision=fp32 60 samples/s): "
-        "60 samples/s (median of 3, 50 to 72)."
-    )
-
-
-@given(st.permutations(range(6)))
-def test_seeds_are_averaged(order) -> None:
-    rows = [
-        trial("a", 10.0, seed=0, gpu_peak_bytes=3 * GIB),
-        trial("b", 13.0, seed=1, gpu_peak_bytes=5 * GIB),
-        trial("c", 16.0, seed=2, gpu_peak_bytes=4 * GIB),
-        trial("d", 5.0, seed=0, micro=16),
-        trial("e", 2.0, seed=1, micro=16),
-        trial("f", None, seed=2, micro=16, status="failed"),
-    ]
-    found = recommended([rows[number] for number in order])
-    assert (found.trial["trial_id"], found.value) == ("sweep/t/b", 13.0)
-    assert "t.training.seed" not in found.settings
-    assert found.reason == (
-        "The best of 2 points: 13 samples/s (mean of 3 seeds, 10 to 16).\nOf 6 trials 1 failed."
-    )
-    assert "(mean of 2 of 3 seeds, 2 to 5)" in recommended(rows[3:]).reason
-
-
-def test_other_batches_and_rejections_are_said() -> None:
-    rows = [trial("a", 9.0, eval_accuracy=0.5), trial("b", 9.0, micro=16, eval_accuracy=0.9)]
-    rows[1]["effective_batch"] = 256
-    caution = "points differ in the effective batch"
-    assert caution in recommended(rows, metric="eval_accuracy").reason
-    for row in rows:
-        row["point"] = row["point"] | {"t.training.effective_batch": row["effective_batch"]}
-    assert caution not in recommended(rows, metric="eval_accuracy").reason
-    rows = [
-        trial("a", 100.0, micro=16, parity=0.019),
-        trial("b", 300.0, micro=16, precision="fp16", parity=0.12),
-        trial("c", 200.0, micro=32, precision="fp16", parity=math.nan),
-        trial("d", 50.0, parity=0.5),
-    ]
-    found = recommended(rows)
-    assert found.trial["trial_id"] == "sweep/t/a"
-    assert "2 better rejected, as the loss differs from fp32's by more than 2 %" in found.reason
-    # of a training whose settings changed, none of them is recommended
-    rows = [trial("a", 1.0, seed=0), trial("b", 9.0, seed=0, settings_history="[]")]
-    rows[1]["point"]["t.training.precision"] = None
-    found = recommended(rows)
-    assert "t.training.precision" not in found.settings
-    assert "no single value has led to its model, sweep/t/b" in found.reason
+@pytest.mark.parametrize("case", cases(__file__, "recommendations"), ids=lambda case: case["is"])
+def test_what_is_recommended_and_why(case: dict[str, Any]) -> None:
+    rows = [trial(name, value, **dict(*more)) for name, value, *more in case["rows"]]
+    for swept in (rows, rows[::-1]):
+        found = recommend(swept, case.get("metric", "samples_per_s"), "max")
+        assert isinstance(found, str) == ("gives" not in case)
+        text = found if isinstance(found, str) else found.reason
+        assert [each for each in case.get("says", ()) if each not in text] == []
+        assert "lacks" not in case or case["lacks"] not in text
+        if not isinstance(found, str):
+            given = vars(found) | {"trial": found.trial["trial_id"].removeprefix("sweep/t/")}
+            assert {name: given[name] for name in case["gives"]} == case["gives"]
 
 
 @given(
