@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +18,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.stored_results import is_done
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_table, write_table
 from raypipe.study.largest_batch import fit_stage, fitting
@@ -77,7 +76,7 @@ def trials(folder: Path) -> pd.DataFrame:
     return found.sort_values(keys).set_index(keys)
 
 
-def row_of(folder: Path, name: str) -> Mapping[str, Any]:
+def row_of(folder: Path, name: str) -> Row:
     (row,) = Ledger(RunDirectory.at(folder), writable=False).rows(name)
     return row
 
@@ -156,41 +155,23 @@ def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp
         assert kinds.to_dict() == {"error": failures, "out_of_memory": 1}
 
 
-def test_a_constraint_keeps_the_effective_batch(tmp_path):
-    kept = "sweep.constraints.effective_batch=8"
-    run(tmp_path, *ONLY, "sweep.axes.training.micro_batch=[2,4,8,16]", kept)
-    assert set(trials(tmp_path)["effective_batch"]) == {8}
-    assert [(m, a) for m, _, a in trials(tmp_path).index] == [(2, 4), (4, 2), (8, 1)]
-    both = stages_of(kept)[0]
-    assert len(both.units) - 1 == 2 * 2  # (4, 2) and (8, 1), each in two precisions
-
-
-def test_a_quality_sweep_trains_in_full_and_keeps_the_models(tmp_path):
-    rate = "sweep.axes.training.learning_rate={low: 1e-4, high: 0.1, log: true}"
-    assert (
-        run(tmp_path, *QUALITY, "sweep.samples=2", *NONE, rate, "sweep.axes.width=[2, 8]") is None
-    )
-    found, where = table(tmp_path), RunDirectory.at(tmp_path)
-    assert len(found) == 4
-    assert set(found["steps"]) == {40}
-    best = row_of(tmp_path, "recommendations")
-    assert best["value"] == found["eval_loss"].min()
-    assert best["settings"].keys() == {"train.training.learning_rate", "width"}
-    assert best["reason"].startswith("The best of 4 points: eval_loss 0.")
-    assert all(where.exists(where.model(trial)) for trial in found["trial_id"])
-
-
-def test_seeds_are_an_axis_and_losses_that_are_no_numbers_are_results(tmp_path):
+def test_a_quality_sweep_trains_in_full_over_seeds_and_keeps_the_models(tmp_path):
     rates = "sweep.axes.training.learning_rate=[1e-5,0.05,1e38]"
-    axes = ("sweep.axes.training.seed=[0,1,2]", rates)
+    axes = ("sweep.axes.training.seed=[0,1,2]", "sweep.axes.width=[4]", rates)
     assert run(tmp_path, "sweep.kind=quality", "train.training.steps=10", *NONE, *axes) is None
-    found = table(tmp_path)
-    failed = found[found["status"] == "failed"]  # a loss that is no number is a result
-    assert len(failed) == 3
-    assert failed["reason"].str.contains("the loss is").all()
-    assert found["loss_final"].nunique() == 6
+    found, where = table(tmp_path), RunDirectory.at(tmp_path)
+    failed = found["status"] == "failed"  # a loss that is no number is a result
+    assert len(found[failed]) == 3
+    assert found[failed]["reason"].str.contains("the loss is").all()
+    whole = found[~failed]
+    assert set(whole["steps"]) == {10}
+    assert whole["loss_final"].nunique() == 6
+    assert all(where.exists(where.model(trial)) for trial in whole["trial_id"])
     best = row_of(tmp_path, "recommendations")
-    assert best["settings"] == {"train.training.learning_rate": 0.05}
+    assert best["settings"] == {"train.training.learning_rate": 0.05, "width": 4}
+    of_best = whole[whole["learning_rate"] == 0.05]["eval_loss"]
+    assert best["value"] == pytest.approx(of_best.mean())
+    assert best["reason"].startswith("The best of 2 points: eval_loss 0.")
     assert "mean of 3 seeds" in best["reason"]
 
 
@@ -291,6 +272,8 @@ def test_a_larger_micro_batch_needs_more_unless_it_saves_the_gradients():
     assert four.needs_more_than(two)
     assert not two.needs_more_than(four)
     assert not eight.needs_more_than(four)  # no accumulation
+    both = stages_of(given[-1])[0]  # (4, 2) and (8, 1), each in two precisions
+    assert len(both.units) - 1 == 2 * 2
 
 
 def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
@@ -298,22 +281,21 @@ def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
     configuration = config.resolve(config.parse(YAML, "c.yaml"), (), "auto", [HERE])
     (maker,) = fitting(configuration, None, [HERE])
 
-    def fit(faults: str) -> dict[str, Any]:
+    def fit(faults: str) -> list[Row]:
         monkeypatch.setenv("RAYPIPE_FAULTS", faults)
-        return {row["precision"]: row for row in fit_stage(maker, session)}
+        return fit_stage(maker, session)
 
     rows = fit("oom:micro_batch>5")
-    assert list(rows) == ["fp32", "tf32", "bf16", "fp16"]
-    for precision in ("fp32", "bf16", "fp16"):
-        row = rows[precision]
-        assert (row["micro_batch"], row["too_large"], row["accumulation"]) == (5, 6, 4)
-        assert row["samples_per_s"] > 0
-    assert rows["tf32"]["micro_batch"] is None
-    assert rows["tf32"]["note"] == "this CPU lacks tf32"
-    row = fit("")["fp32"]
+    keys, most = ("precision", "micro_batch", "too_large", "accumulation"), (5, 6, 4)
+    assert [tuple(row.get(key) for key in keys) for row in rows] == [
+        *(("fp32", *most), ("tf32", None, None, None), ("bf16", *most), ("fp16", *most))
+    ]
+    assert [row.get("samples_per_s", 0) > 0 for row in rows] == [True, False, True, True]
+    assert rows[1]["note"] == "this CPU lacks tf32"
+    row = fit("")[0]
     assert (row["micro_batch"], row["accumulation"]) == (16, 1)
     assert "share of training.effective_batch" in row["note"]
-    row = fit("oom:micro_batch>0")["fp32"]
+    row = fit("oom:micro_batch>0")[0]
     assert (row["micro_batch"], row["note"]) == (None, "micro-batch 1 does not fit")
     with pytest.raises(ConfigError, match="--stage = 'x': must be a training stage"):
         fitting(configuration, "x", [HERE])
@@ -347,10 +329,12 @@ def test_all_points_are_measured_once_then_all_again(tmp_path, monkeypatch) -> N
         return train(self, job, *rest) | {"samples_per_s": 10.0 * sizes[-1] + len(sizes) % 2}
 
     monkeypatch.setattr(InlineLauncher, "train", measured)
-    kept = "sweep.constraints.effective_batch=16"
-    assert run(tmp_path, *ONLY, "sweep.repeats=3", kept) is None
+    kept = ("sweep.constraints.effective_batch=8", "sweep.axes.training.micro_batch=[2,4,8,16]")
+    assert run(tmp_path, *ONLY, "sweep.repeats=3", *kept) is None
     assert sizes == [2, 4, 8] * 3
     found = table(tmp_path)
+    assert [(m, a) for m, _, a in trials(tmp_path).index] == [(2, 4), (4, 2), (8, 1)]
+    assert set(found["effective_batch"]) == {8}
     assert set(found["status"]) == {"succeeded"}
     first = set(found[found["repeats"].isna()]["trial_id"])
     assert found["repeats"].value_counts().to_dict() == dict.fromkeys(first, 2)
