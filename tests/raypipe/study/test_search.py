@@ -54,13 +54,19 @@ def test_a_search_shares_stages_and_finds_the_hill():
     pd.testing.assert_frame_equal(table("search")[kept].iloc[:12], found[kept])
 
 
-def test_the_last_point_of_a_search_is_in_the_tables(monkeypatch):
+def test_the_last_point_of_a_search_for_two_metrics_is_in_the_tables(monkeypatch):
     """Its outcome is recorded after its last stage, whose end is when tables are written."""
     monkeypatch.setattr(runner, "_SHARE", 0)  # as if stages took longer than the writing
-    run("search.trials=4", "search.concurrent=1", words=("--local",))
+    both = "{metric: measures.value, where: {method: judge}}, "
+    both += "{metric: measures.size, where: {method: fit}, mode: max}"
+    run(f"search.metrics=[{both}]", "search.trials=6", "search.concurrent=1", words=("--local",))
     found = table("search")
-    assert list(found["status"]) == ["succeeded"] * 4
-    assert list(found["ended"]) == [0, 1, 2, 3]
+    front = found[found["on_front"]]
+    assert len(front)
+    for row in front.to_dict("records"):
+        assert not ((found[SIZE] >= row[SIZE]) & (found[VALUE] < row[VALUE])).any()
+    assert list(found["status"]) == ["succeeded"] * 6
+    assert list(found["ended"]) == list(range(6))
     write_table(RunDirectory.at("run"), Table("search", "of a killed command"), [], "r")
     raypipe("report", "run")
     pd.testing.assert_frame_equal(table("search"), found)
@@ -136,21 +142,6 @@ def test_repetitions_and_fixed_axes_are_averaged():
     assert sorted(means) == pytest.approx(sorted(found[VALUE]))
     assert not any(point["fit.rate"].is_integer() for point in points(found))
     assert all(isinstance(point["fit.layers"], int) for point in points(found))
-
-
-@pytest.mark.usefixtures("report")
-def test_two_metrics_have_a_front(hill):
-    text = SEARCH.replace(
-        "{method: judge}}",
-        "{method: judge}}\n      - {metric: measures.size, where: {method: fit}, mode: max}",
-    )
-    (hill / "hill.yaml").write_text(text)
-    run("search.trials=6")
-    found = table("search")
-    front = found[found["on_front"]]
-    assert len(front)
-    for row in front.to_dict("records"):
-        assert not ((found[SIZE] >= row[SIZE]) & (found[VALUE] < row[VALUE])).any()
 
 
 # the source of proposals alone
