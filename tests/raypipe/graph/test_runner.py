@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from example_tasks import SAMPLES, Points, Regression
+from example_tasks import SAMPLES, Regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from raypipe.errors import UnitError
@@ -24,7 +23,6 @@ from raypipe.graph import runner
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit, in_order, with_needs
 from raypipe.graph.launcher import PoolOptions
-from raypipe.graph.progress import Display
 from raypipe.graph.stored_results import is_done
 from raypipe.graph.tables import CORE
 from raypipe.graph.training_stage import train_stage
@@ -33,7 +31,6 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.tables import read_table
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, StepContext
 from tests.raypipe.composed import composed, run_stages, session_in
 
 Do = Callable[[StageContext], None]
@@ -82,13 +79,9 @@ def endless(context: StageContext) -> None:
             context.finished(pool)
 
 
-def open_session(folder: Path, launcher: type[InlineLauncher] = Threads) -> Session:
-    return session_in(folder, launcher())
-
-
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return open_session(tmp_path / "run")
+    return session_in(tmp_path / "run", Threads())
 
 
 @pytest.fixture
@@ -177,7 +170,7 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
         del later[:2]
         return added
 
-    session = open_session(tmp_path_factory.mktemp("graph"), launcher)
+    session = session_in(tmp_path_factory.mktemp("graph"), launcher())
     first = runner.run_stages(known, session, grow)
     assert statuses(session) == expected
     assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
@@ -186,7 +179,8 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
 
 @pytest.mark.parametrize(("launcher", "names"), [(InlineLauncher, "ab"), (Threads, "b")])
 def test_stages_run_in_this_thread_without_concurrency_or_if_one_is_left(tmp_path, launcher, names):
-    run_stages([stage(name) for name in "ab" if name not in names], open_session(tmp_path / "run"))
+    stored = [stage(name) for name in "ab" if name not in names]
+    run_stages(stored, session_in(tmp_path / "run", Threads()))
     ran: list[tuple[str, bool]] = []
 
     def do(context: StageContext) -> None:
@@ -194,7 +188,7 @@ def test_stages_run_in_this_thread_without_concurrency_or_if_one_is_left(tmp_pat
         finish(context)
 
     stages = [stage("a", do=do), stage("b", do=do)]
-    assert run_stages(stages, open_session(tmp_path / "run", launcher)) is None
+    assert run_stages(stages, session_in(tmp_path / "run", launcher())) is None
     assert ran == [(name, True) for name in names]
 
 
@@ -347,9 +341,8 @@ def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_o
     assert "ZeroDivisionError" in (run_stages([stage("task", do=task)], session) or "")
     assert statuses(session) == {"bad": "failed", "full": "out_of_memory", "task": "failed"}
     rows = read_table(session.run_dir, "failures").set_index("stage")
-    assert rows.loc["bad", ["unit", "attempt", "kind", "outcome"]].tolist() == [
-        "bad", 1, "error", "gave up",
-    ]  # fmt: skip
+    columns = ["unit", "attempt", "kind", "outcome"]
+    assert rows.loc["bad", columns].tolist() == ["bad", 1, "error", "gave up"]
     assert "no luck" in rows.loc["bad", "message"]
     assert rows.loc["full", "kind"] == "out_of_memory"
     assert rows.loc["task", "unit"] == "broken"
@@ -363,55 +356,37 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
         assert "run_id" in read_table(session.run_dir, table)
 
 
-class Uneven(Regression):
-    """Samples 3 and 17 are the longest; each batch is loaded in 20 ms, which is most of a step."""
-
-    def lengths(self) -> Tensor:
-        return torch.arange(SAMPLES).eq(3) * 90 + torch.arange(SAMPLES).eq(17) * 80 + 1
-
-    def collate(self) -> Callable[[list[Any]], Any]:
-        def late(samples: list[Any]) -> Any:
-            time.sleep(0.02)
-            return default_collate(samples)
-
-        return late
-
-    def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
-        if len(batch["x"]) > 4:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        seen = Points(SAMPLES).x
-        ids = [int((seen == row).all(1).nonzero()) for row in batch["x"]]
-        OPENED.append((context.step, ids))
-        return super().loss(model, batch, context)
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the display says."""
-    lines: list[str] = []
-    say = lambda _, text, stage="", style="": lines.append(f"{stage}: {text}")  # noqa: E731
-    monkeypatch.setattr(Display, "say", say)
-    monkeypatch.setattr(Display, "fail", lambda _, text: lines.append(text))
-    return lines
-
-
-OPENED: list[tuple[int, list[int]]] = []
-
-
-def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, said):
+def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, session, monkeypatch):
     """The run itself then begins with what fitted; its rows and its wait for data are its own."""
-    OPENED.clear()
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
+    opened: list[list[int]] = []
+
+    class Uneven(Regression):
+        """Samples 3 and 17 are the longest; each batch is loaded in 20 ms, most of a step."""
+
+        def lengths(self) -> torch.Tensor:
+            return torch.arange(SAMPLES).eq(3) * 90 + torch.arange(SAMPLES).eq(17) * 80 + 1
+
+        def collate(self) -> Callable[[list[Any]], Any]:
+            def late(samples: list[Any]) -> Any:
+                time.sleep(0.02)
+                opened.append([int(sample["id"]) for sample in samples])
+                return default_collate(samples)
+
+            return late
+
     training = TrainingSettings(
         micro_batch=16, accumulation=1, effective_batch=16, steps=5, log_every=1, eval_every=5
     )
     settings = TrainStageSettings(training=training, memory_trial=2)
     run_stages([train_stage("train", settings, lambda s, _: Uneven())], session)
-    _, again, fits, *_ = [line.partition("\n")[0] for line in said if "micro-batch" in line]
+    said = capsys.readouterr().out.splitlines()
+    _, again, fits, *_ = [line for line in said if "micro-batch" in line]
     assert again.endswith("again with micro-batch 4 x accumulation 4")
     assert fits.startswith(
         "train: 2 steps on the longest samples fit: micro-batch 4 x accumulation 4"
     )
-    assert OPENED[0] == (0, [3, 17, 0, 1])
+    assert opened[0][:4] == [3, 17, 0, 1]
     steps = read_table(session.run_dir, "steps")
     assert list(steps["step"]) == [1, 2, 3, 4, 5]
     (trial,) = read_table(session.run_dir, "trials").to_dict("records")
