@@ -38,12 +38,8 @@ def _valued(folder: Path) -> None:
     (folder / "valued.py").write_text(MODULE)
 
 
-def run(*words: str, expected: int = 0) -> str:
-    return raypipe(*words, "--local", expected=expected)
-
-
-def received(run_dir: str) -> set[str]:
-    return set(table(run_dir, "calls")["value"])
+def run(*words: str) -> str:
+    return raypipe(*words, "--local")
 
 
 def resolved(text: str, *overrides: str) -> Any:
@@ -56,19 +52,13 @@ def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_config
     Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {listed}\n")
     run("run", "c.yaml", "--run-dir", "file")
     expected = {repr(value) for value in VALUES.values()}
-    assert received("file") == expected
+    assert set(table("file", "calls")["value"]) == expected
     words, stored = parse_overrides([f"x={listed}"]), config.read("file/config.yaml").values
     for given in (words["x"], stored["arguments"]["x"]):
         assert {repr(value) for value in given} == expected
     assert "nothing to do" in run("run", "c.yaml", "--run-dir", "file")
     of_yaml_11 = yaml.safe_load(Path("file/config.yaml").read_text())["arguments"]["x"]
     assert {repr(x) for x in of_yaml_11} == expected  # for readers other than raypipe
-
-
-def test_a_number_that_no_float_holds_is_refused():
-    shown = run("map", "valued:kind", "x=12e4567", "--run-dir", "r", expected=2)
-    assert "12e4567 exceeds the largest number; write quotes around a text" in shown
-    assert not Path("r").exists()
 
 
 @pytest.mark.parametrize(("text", "hint"), CASES["hints"].items())
@@ -83,21 +73,8 @@ def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hin
 
 
 def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
-    run("map", "valued:kind", "x=", "--run-dir", "r")
-    assert received("r") == {"None"}
+    assert parse_overrides(["arguments.x="]) == {"arguments": {"x": None}}
     assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
-
-
-@pytest.mark.parametrize("text", ["issue #5", "#5", "[a, b] # c", "- #a"])
-def test_a_comment_on_the_command_line_is_refused(text):
-    shown = run("map", "valued:kind", f"x={text}", "--run-dir", "r", expected=2)
-    assert f"command line: arguments.x={text}: a # begins a comment in YAML" in shown
-    assert not Path("r").exists()
-
-
-@pytest.mark.parametrize("text", ["'issue #5'", '"#5"', "a#5", "['#', b]"])
-def test_a_number_sign_in_a_text_stays(text):
-    assert "#" in str(parse_overrides([f"x={text}"]))
 
 
 SEARCH = """
