@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from raypipe.store.tables import read_table
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.command import EXAMPLES, finish, raypipe, start, table
-from tests.scenario import cases, content
+from tests.scenario import cases, play
 
 CONFIG = """
 experiment: continuing
@@ -65,14 +64,10 @@ def assert_same_training(one: str, **training: Any) -> None:
     pd.testing.assert_frame_equal(*(table.reindex(columns=names) for table in trials))
 
 
-def probes(folder: str) -> pd.DataFrame:
-    return table(folder, "probes")
-
-
 def assert_fresh(folder: str) -> None:
     """What depends on the model is of the stored one."""
     total = sum(float(each.sum()) for each in trained(folder)[1].values())
-    assert list(probes(folder)["weights"]) == pytest.approx([total], rel=1e-12)
+    assert list(table(folder, "probes")["weights"]) == pytest.approx([total], rel=1e-12)
     doubles = table(folder, "doubles")
     assert list(doubles["weights"]) == pytest.approx([2 * total], rel=1e-12)
 
@@ -86,19 +81,13 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(case: dict[str, Any
     run("short", **then)
     assert_same_training("short", **then)
     assert_fresh("short")
-    assert list(probes("short")["times"]) == [2]
-    again = run("short", **then)
-    assert "nothing to do" in again
+    assert list(table("short", "probes")["times"]) == [2]
+    assert "nothing to do" in run("short", **then)
 
 
-@pytest.mark.parametrize("case", CASES["refused"], ids=str)
-def test_what_is_not_the_beginning_of_the_longer_training_is_refused(case: dict[str, Any]) -> None:
-    run("run", "--only", "train", **case["first"])
-    before = content("run")
-    for then, *messages in case["then"]:
-        ended = run("run", "--only", "train", **then, expected=2)
-        assert [message for message in messages if message not in ended] == []
-    assert content("run") == before
+@pytest.mark.parametrize("case", CASES["commands"], ids=lambda case: case["name"])
+def test_commands_on_a_stored_training(case: dict[str, Any]) -> None:
+    play(case["commands"])
 
 
 @pytest.mark.parametrize(("given", "reason"), CASES["fixed"], ids=str)
@@ -106,29 +95,6 @@ def test_a_training_that_its_length_decides_is_fixed(given: dict[str, Any], reas
     training = {"schedule": "constant", "warmup_steps": 2, "steps": 6, **given}
     settings = TrainStageSettings(training=TrainingSettings(**training))
     assert reason in str(settings.fixed_by(6))
-
-
-def test_phases_that_depend_on_the_length_are_noticed() -> None:
-    """The settings cannot tell; the schedule that the checkpoint belongs to can."""
-    run("run", "halves=true", "--only", "train")
-    ended = run("run", "halves=true", "--only", "train", expected=1, steps=12)
-    assert "its schedule is not the beginning of the longer one" in ended
-    shown = run("run", "halves=true", "--only", "train")  # the failure is not asked for
-    assert "step" not in shown
-    assert "nothing to do" in run("run", "halves=true", "--only", "train")
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_without_its_last_state_a_training_does_not_start_from_the_weights(keep: bool) -> None:
-    run("run", "--only", "train", keep_state=str(keep).lower())
-    folder = Path("run/checkpoints")
-    if keep:
-        assert [each.name for each in folder.glob("*/step_*")] == ["step_00000006"]
-        shutil.rmtree(folder)
-    assert not folder.exists() or not list(folder.iterdir())
-    ended = run("run", "--only", "train", steps=12, expected=2)
-    assert "its last checkpoint is not stored" in ended
-    assert "nothing to do" in run("run", "--only", "train")
 
 
 def test_a_continued_training_that_was_interrupted_has_to_end(
@@ -165,13 +131,6 @@ def _failing_at(step: int) -> Callable[..., Any]:
         return real(self, model, batch, context)
 
     return loss
-
-
-def test_points_of_a_matrix_with_other_lengths_are_variants() -> None:
-    run("run", "matrix.train.training.steps=[6,12]", monitor="null")
-    lengths = table("run", "trials").set_index("variant")["steps"].to_dict()
-    assert lengths == {"train.training.steps=6": 6, "train.training.steps=12": 12}
-    assert probes("run")["weights"].nunique() == 2
 
 
 def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
