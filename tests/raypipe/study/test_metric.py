@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 
 from raypipe.config.axes import AxisSettings
-from raypipe.config.matrix import MetricSettings
 from raypipe.errors import ConfigError, UnitError
-from raypipe.graph.tables import CORE
 from raypipe.report.results import monitors_of
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import Column, by_name
-from raypipe.study.metric import Metric, costs_of, metric_of, with_metric, with_metric_of
+from raypipe.store.tables import Column
+from raypipe.study.metric import Metric, costs_of, with_metric, with_metric_of
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.training.job import ExternalTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import TrainTask
 from tests.scenario import cases
 
-TABLES = by_name(CORE)
 CASES = cases(__file__, "metrics")
 BOTH = [frozenset({"base", "a=1"}), frozenset({"base", "a=2"})]
 
@@ -62,15 +59,6 @@ def test_shared_rows_belong_to_each_point_and_true_is_not_one(ledger):
     assert measured(ledger, [{"f1": 5.0}]) == 5.0
     rows = [{"flag": True, "f1": 1.0}, {"flag": 1, "f1": 3.0}]
     assert [measured(ledger, rows, flag=flag) for flag in (True, 1)] == [1.0, 3.0]
-
-
-def test_the_direction_is_what_the_table_declares():
-    loss = MetricSettings(metric="trials.loss_final", where={"stage": "train"})
-    assert metric_of(loss, TABLES, "here").name == "trials.loss_final (train)"
-    assert metric_of(loss, TABLES, "here").mode == "min"
-    assert metric_of(loss.model_copy(update={"mode": "max"}), TABLES, "here").mode == "max"
-    with pytest.raises(ConfigError, match="give mode: min or mode: max"):
-        metric_of(MetricSettings(metric="stages.duration_s"), TABLES, "here")
 
 
 # the metric of a sweep

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from raypipe.config.axes import AxisSettings
 from raypipe.study.space import draw, points
-from raypipe.study.sweep_settings import SweepSettings
 from tests.scenario import cases
 
 RANGES = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).filter(lambda r: r[0] < r[1])
@@ -56,14 +55,3 @@ def test_a_draw_lies_in_its_range(bounds, number, log):
     found = draw(axes(whole={"low": low, "high": high, "log": log}, real=real), 0, number)
     assert (type(found["whole"]), type(found["real"])) == (int, float)
     assert all(low <= value <= high for value in found.values())
-
-
-def test_axes_may_be_nested_or_dotted():
-    nested = {"training": {"micro_batch": [1, 2], "lr": {"low": 1, "high": 2}}, "b.c": "0..1"}
-    spelled = SweepSettings.spelled_out({"stage": "t", "axes": nested})
-    assert {key: {n: v for n, v in axis.items() if v} for key, axis in spelled["axes"].items()} == {
-        "training.micro_batch": {"values": [1, 2]},
-        "training.lr": {"low": 1, "high": 2},
-        "b.c": {"values": "0..1"},
-    }
-    assert SweepSettings.spelled_out(spelled) == spelled
