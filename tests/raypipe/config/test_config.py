@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from raypipe.commands import configuration as config
-from raypipe.commands.plan import Work, work_of
+from raypipe.commands.plan import work_of
 from raypipe.config.levels import dig
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
@@ -100,36 +101,26 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
     assert identity(five) != identity(seven)
 
 
-def work(nodes: list[Hardware], *overrides: str) -> Work:
-    configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
-    return work_of(configuration, (), nodes)
+GPUS = [Gpu(i, f"GPU-{i}", "card", 2**34, "9.0") for i in range(2)]
+MACHINES = {
+    "one": [Hardware("one", 2, 2**34)],
+    "two": [Hardware(gpu.uuid, 8, 2**34, (gpu,)) for gpu in GPUS],
+}
 
 
-@pytest.mark.parametrize(("override", "reason"), CASES["too_large"])
-def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str) -> None:
-    node = Hardware("one", 2, 2**34)
-    work([node]).check_size()
-    work([node], "fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0").check_size()
-    work([node], "fit.scaling.workers=2").check_size()
-    work([node], "fit.scaling.workers=1", "fit.loader.workers=1").check_size()
-    with pytest.raises(ConfigError, match=re.escape(reason)):
-        work([node], override).check_size()
+@pytest.mark.parametrize(("machine", "overrides", "reason"), CASES["too_large"])
+def test_workers_that_no_machine_has_are_refused_and_never_fall_back_to_the_cpu(
+    machine: str, overrides: list[str], reason: str
+) -> None:
+    nodes = MACHINES[machine]
+    found = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
+    work = work_of(found, (), nodes)
+    check = work.check_size if machine == "one" else work.check_training
+    with pytest.raises(ConfigError, match=re.escape(reason)) if reason else nullcontext():
+        check()
 
 
-def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> None:
-    gpus = tuple(Gpu(i, f"GPU-{i}", "card", 2**34, "9.0") for i in range(2))
-    nodes = [Hardware("one", 8, 2**34, gpus[:1]), Hardware("two", 8, 2**34, gpus[1:])]
-
-    def check(*overrides: str) -> None:
-        work(nodes, *overrides).check_training()
-
-    check("fit.scaling.workers=2")
-    check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")
-    check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0")
-    with pytest.raises(ConfigError, match=r"gpus_per_worker = 0\.5: workers that share a GPU"):
-        check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5", "fit.on_oom=[fsdp]")
-    with pytest.raises(ConfigError, match=r"fit\.scaling\.workers = 3: there are only 2 GPUs"):
-        check("fit.scaling.workers=3")
+def test_a_worker_has_a_gpu_if_there_are_any() -> None:
     settings = resolve().settings.fit
     assert settings.with_gpus(2).scaling.gpus_per_worker == 1.0
     assert settings.with_gpus(0).scaling.gpus_per_worker == 0.0

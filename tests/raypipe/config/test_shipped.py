@@ -58,28 +58,21 @@ def test_a_name_is_said_to_be_shipped(capsys: pytest.CaptureFixture[str]) -> Non
     assert told.out == ""
 
 
-def test_modules_next_to_the_configuration_are_found(tmp_path: Path) -> None:
-    project = tmp_path / "path" / "to"
-    project.mkdir(parents=True)
-    (project / "beside.py").write_text(TOY)
-    (project / "x.yaml").write_text("experiment: beside\n")
-    document = config.read("path/to/x.yaml")
-    assert config.resolve(document, (), "cpu", MACHINE).experiment.name == "toy"
-    first = import_path.of_workers().split(os.pathsep)
-    assert first[:2] == [str(tmp_path), str(project)]
-
-
-def test_the_current_directory_wins_and_that_is_said(
+def test_modules_next_to_the_configuration_are_found_after_those_of_the_current_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    project = tmp_path / "path" / "to"
+    project.mkdir(parents=True)
     (tmp_path / "both.py").write_text(TOY.replace('"toy"', '"here"'))
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "both.py").write_text(TOY)
-    (tmp_path / "project" / "x.yaml").write_text("experiment: both\n")
-    found = config.resolve(config.read("project/x.yaml"), (), "cpu", MACHINE)
-    assert found.experiment.name == "here"
+    for name, found in (("beside", "toy"), ("both", "here")):
+        (project / f"{name}.py").write_text(TOY)
+        (project / "x.yaml").write_text(f"experiment: {name}\n")
+        document = config.read("path/to/x.yaml")
+        assert config.resolve(document, (), "cpu", MACHINE).experiment.name == found
+    first = import_path.of_workers().split(os.pathsep)
+    assert first[:2] == [str(tmp_path), str(project)]
     told = capsys.readouterr().err
-    assert told == f"experiment: {tmp_path}/both.py, not {tmp_path}/project/both.py\n"
+    assert told == f"experiment: {tmp_path}/both.py, not {project}/both.py\n"
 
 
 def test_workers_get_no_folder_of_python_itself(monkeypatch: pytest.MonkeyPatch) -> None:
