@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,14 +11,10 @@ import yaml
 from raypipe.commands import configuration as config
 from raypipe.config.levels import parse_overrides
 from tests.command import raypipe, table
-from tests.raypipe.composed import HERE
 
 MODULE = """
 def kind(x, y=None):
     return {"value": repr(x), "other": repr(y)}
-
-def loss(x, y=0.0):
-    return {"loss": (x - 1) ** 2 + y}
 """
 CASES = yaml.safe_load(Path(__file__).with_name("values.yaml").read_text())
 #: what is written in YAML, and the value that a function receives
@@ -40,11 +35,6 @@ def _valued(folder: Path) -> None:
 
 def run(*words: str) -> str:
     return raypipe(*words, "--local")
-
-
-def resolved(text: str, *overrides: str) -> Any:
-    """The settings of a configuration with overrides."""
-    return config.resolve(config.parse(text, "c.yaml"), overrides, "cpu", [HERE]).settings
 
 
 def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_configuration():
@@ -77,38 +67,14 @@ def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
     assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
 
 
-SEARCH = """
-function: valued:loss
-arguments: {x: 0.0}
-matrix:
-  search:
-    axes: {arguments.x: {low: 0.0, high: 2.0}, arguments.y: {low: 0.0, high: 3.0}}
-    metrics: [{metric: calls.loss, mode: min}]
-    trials: 2
-"""
-
-
-@pytest.mark.parametrize("case", CASES["axes"], ids=lambda case: str(case["words"]))
-def test_axes_of_the_command_line_are_merged_with_those_of_the_file(case):
-    axes = resolved(SEARCH, *(f"matrix.{word}" for word in case["words"])).matrix.search.axes
-    ends = {name.removeprefix("arguments."): list(axis.ends) for name, axis in axes.items()}
-    assert ends == case["axes"]
-
-
-MAPPING = "function: valued:kind\narguments: {x: [{a: 1, b: {c: 2}}], y: {d: 4}}\n"
-
-
-@pytest.mark.parametrize("case", CASES["mappings"], ids=lambda case: str(case["words"]))
-def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(case):
-    assert resolved(MAPPING, *case["words"]).arguments["y"] == case["value"]
-
-
 def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_nothing():
-    Path("c.yaml").write_text(
-        MAPPING + "matrix: {runs: 1, arguments.y: [1]}\nprofiles: {cpu: {arguments: {y: {}}}}\n"
-    )
+    text = "function: valued:kind\narguments: {x: 1, y: {d: 4}}\n"
+    text += "matrix: {runs: 1, arguments.y: [1]}\nprofiles: {cpu: {arguments: {y: {}}}}\n"
+    Path("c.yaml").write_text(text)
     shown = run("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
     assert "matrix: 1 points" in shown
+    run("run", "c.yaml", "matrix=null", "y.e=5", "--run-dir", "s")
+    assert list(table("s", "calls")["other"]) == ["{'e': 5}"]
 
 
 def test_importing_raypipe_does_not_change_yaml_for_others():

@@ -198,15 +198,6 @@ def test_mistakes_are_found_before_anything_starts(case):
         stages_of(*given)
 
 
-def test_an_axis_of_another_kind_takes_the_place_of_a_lower_levels():
-    ranged = "sweep.axes.training.learning_rate={low: 1.0e-3, high: 0.1, log: true}"
-    grid = "sweep.axes.training.learning_rate=[0.5]"
-    for text, override in ((ranged, grid), (grid, ranged)):
-        key, _, value = text.partition("=")
-        file = YAML + f"    {key.removeprefix('sweep.axes.')}: {value}\n"
-        assert len(stages_of(*ONLY, override, text=file)[0].units) > 3
-
-
 def test_the_device_decides_what_a_trial_measures_and_what_runs_beside_it() -> None:
     axes = "sweep.axes.training.micro_batch=[4,8,16,64]"
     here, there = (stages_of(axes, node=node)[0] for node in (HERE, CARD))
