@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,16 +138,9 @@ def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
     """Its checkpoint is of a step that is neither logged nor due."""
     given: dict[str, Any] = {"steps": 40, "log_every": 5, "eval_every": "null"}
     budget = ("--only", "train", "--time-budget", "1h")
-    real = HeldOut.loss
-
-    def slow(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
-        time.sleep(0.1)
-        return real(self, model, batch, context)
-
     with monkeypatch.context() as patch:
-        patch.setattr(HeldOut, "loss", slow)
         patch.setattr(command, "_LEAST_RESERVE_S", 3600 - 0.5)
-        output = run("run", *budget, expected=130, **given)
+        output = run("run", *budget, "pause_s=0.1", expected=130, **given)
     assert "the time budget is nearly over" in output
     again = output.partition("the time budget is over; finished units are kept. Continue")[2]
     assert "--time-budget 1h" in again

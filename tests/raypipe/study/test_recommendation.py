@@ -115,14 +115,10 @@ def test_fit_finds_the_largest_that_fits(limit: int, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "others", "fits"),
-    [(9.0, None, True), (9.6, None, False), (9.0, 0.4, True), (9.0, 1.0, False)],
+    ("own", "of_all", "fits"), [(9.0, 0, True), (9.6, 0, False), (9.0, 9.4, True), (9.0, 10, False)]
 )
-def test_the_margin_is_left_free_beside_what_others_hold(
-    peak: float, others: float | None, fits: bool
-) -> None:
-    row = {"device": "card", "gpu_peak_bytes": peak * GIB}
-    if others is not None:  # context, NCCL buffers and other processes
-        row["gpu_memory_used_peak_bytes"] = (peak + others) * GIB
+def test_the_margin_is_left_free_beside_what_others_hold(own, of_all, fits) -> None:
+    """Others are the context, buffers of NCCL and other processes."""
+    row = {"gpu_peak_bytes": own * GIB, "gpu_memory_used_peak_bytes": of_all * GIB}
     assert leaves_margin(row, 10 * GIB) == fits
     assert leaves_margin(row, None)
