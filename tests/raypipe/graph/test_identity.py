@@ -74,13 +74,11 @@ def test_there_are_differences_exactly_where_fingerprints_differ(
 
 
 def test_source_is_of_the_experiment_and_what_it_imports_beside_it(tmp_path, monkeypatch):
-    package = tmp_path / "traced" / "exp"
-    package.mkdir(parents=True)
-    (tmp_path / "traced" / "__init__.py").touch()
-    (package / "__init__.py").write_text("from traced import shared\nimport json, torch\n")
-    (package / "lonely.py").write_text("")
-    (tmp_path / "traced" / "shared.py").write_text("import raypipe\n")
-    (tmp_path / "traced" / "other.py").write_text("")
+    (tmp_path / "traced" / "exp").mkdir(parents=True)
+    imports = {"exp/__init__": "from traced import shared\nimport json, torch\n"}
+    imports["shared"] = "import raypipe\n"
+    for name in ("__init__", "exp/__init__", "exp/lonely", "shared", "other"):
+        (tmp_path / "traced" / f"{name}.py").write_text(imports.get(name, ""))
     monkeypatch.syspath_prepend(tmp_path)
     found = ["traced", "traced.exp", "traced.exp.lonely", "traced.shared"]
     assert sorted(source_of("traced.exp").modules) == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +95,24 @@ def test_a_training_that_its_length_decides_is_fixed(given: dict[str, Any], reas
     assert reason in str(settings.fixed_by(6))
 
 
-def test_a_continued_training_that_was_interrupted_has_to_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def cut_off(at: int, **training: Any) -> None:
+    """Run until the loss of a step fails."""
+    real = HeldOut.loss
+
+    def loss(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
+        if context.step == at:
+            raise ConnectionError("the machine went away")
+        return real(self, model, batch, context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldOut, "loss", loss)
+        run("run", **training, expected=1)
+
+
+def test_a_continued_training_that_was_interrupted_has_to_end() -> None:
     """Its model is about to be replaced: it does not count as the shorter one any more."""
     run("run", checkpoint_every=3, monitor="null")
-    with monkeypatch.context() as patch:
-        patch.setattr(HeldOut, "loss", _failing_at(10))
-        run("run", steps=12, checkpoint_every=3, monitor="null", expected=1)
+    cut_off(10, steps=12, checkpoint_every=3, monitor="null")
     ended = run("run", monitor="null", expected=2)
     assert "train.training.steps: stored 12, now 6" in ended
     run("run", steps=15, monitor="null")
@@ -111,25 +120,12 @@ def test_a_continued_training_that_was_interrupted_has_to_end(
     assert_fresh("run")
 
 
-def test_a_checkpoint_of_other_settings_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_other_settings_is_not_continued() -> None:
     """An unfinished training is nothing that is stored: another one may replace it."""
-    with monkeypatch.context() as patch:
-        patch.setattr(HeldOut, "loss", _failing_at(5))
-        run("run", checkpoint_every=2, expected=1)
+    cut_off(5, checkpoint_every=2)
     ended = run("run", "--only", "train", learning_rate=0.1)
     assert "is of a training with other settings; not used" in ended
     assert_same_training("run", learning_rate=0.1)
-
-
-def _failing_at(step: int) -> Callable[..., Any]:
-    real = HeldOut.loss
-
-    def loss(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
-        if context.step == step:
-            raise ConnectionError("the machine went away")
-        return real(self, model, batch, context)
-
-    return loss
 
 
 def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(

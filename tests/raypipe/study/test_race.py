@@ -64,11 +64,6 @@ def raced(values: dict[int, list[float]], mode: str = "min", **given: object) ->
     return state
 
 
-def final(state: Standing) -> dict[int, str]:
-    """Return the last status of each point."""
-    return {row["place"]: row["status"] for row in state.rows}
-
-
 def test_a_clearly_worse_point_goes_in_the_first_round_in_which_a_test_can_tell():
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.1, (3, 20))
@@ -76,7 +71,7 @@ def test_a_clearly_worse_point_goes_in_the_first_round_in_which_a_test_can_tell(
     gone = [row for row in state.rows if row["status"] == "dropped" and row["place"] == 2]
     assert [row["runs"] for row in gone] == [runs_needed(2)]
     state = raced({0: list(-noise[0]), 1: list(-5 - noise[1])}, mode="max")
-    assert final(state) == {0: "winner", 1: "dropped"}
+    assert [row["status"] for row in state.rows] == ["winner", "dropped"]
     assert state.rows[-1]["runs"] == runs_needed(1)
 
 
@@ -87,7 +82,7 @@ runs = st.lists(st.floats(-10, 10), min_size=9, max_size=9)
 @given(values=st.lists(runs, min_size=2, max_size=3), first=st.integers(2, 8))
 def test_no_winner_is_named_on_too_few_seeds(values, first):
     state = raced(dict(enumerate(values)), first_runs=first, most_runs=9)
-    last = final(state)
+    last = {row["place"]: row["status"] for row in state.rows}
     assert sum(status == "winner" for status in last.values()) <= 1
     for row in state.rows:
         if row["status"] in ("winner", "dropped"):
