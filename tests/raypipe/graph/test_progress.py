@@ -14,7 +14,7 @@ from rich.console import Console
 from raypipe.graph import progress
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import Identity
-from raypipe.graph.progress import Display, Durations, Estimate, clock_text, rough, short_name
+from raypipe.graph.progress import Display, Durations, Estimate, clock_text, rough
 from raypipe.hardware import Gpu, Hardware
 from tests.raypipe.composed import HERE
 
@@ -60,6 +60,8 @@ def test_each_stage_has_one_line_that_fits_the_terminal(columns):
         assert "waiting for" in lines[1]
         assert "0/2160" in lines[2]
         assert "50000/100000" in lines[3]
+    if columns == 200:
+        assert lines[3].startswith("train_small objective=coherence learning_rate=0.0003 s1 ")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,6 @@ def test_stages_without_a_line_are_counted_in_one(working, last):
     assert len(lines) == 2 + min(working, 20)
     assert lines[1].startswith("train lr=0 s1 ")
     assert lines[-1].strip() == last
-
-
-def test_a_stage_of_a_matrix_has_a_short_name():
-    assert short_name("lda") == "lda"
-    assert short_name(LONG) == "train_small objective=coherence learning_rate=0.0003 s1"
 
 
 def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypatch):
