@@ -354,8 +354,9 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
         assert "run_id" in read_table(session.run_dir, table)
 
 
-def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, session, monkeypatch):
+def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, tmp_path, monkeypatch):
     """The run itself then begins with what fitted; its rows and its wait for data are its own."""
+    session = session_in(tmp_path / "run", Threads())  # on the captured output
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
     opened: list[list[int]] = []
 
