@@ -118,9 +118,10 @@ from experiments.pabbo_lda import objective
 for module in pkgutil.iter_modules(objective.__path__):
     __import__(f'{objective.__name__}.{module.name}')"""
 #: loading torch takes seconds, matplotlib and optuna one; a single call draws nothing
-MAP = """import pathlib, raypipe as rp
+MAP = """import pathlib, sys, raypipe as rp
 pathlib.Path('called.py').write_text('def f(x): return dict(y=x)')
-rp.map('called:f', {'x': [1]}, local=True)"""
+rp.map('called:f', {'x': [1]}, local=True)
+assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
 
 
 @pytest.mark.parametrize(
