@@ -99,8 +99,5 @@ def test_a_call_changes_nothing_for_later_ones(place, notes):
     assert not calls["path"].any()
     if not isinstance(place, InlineLauncher):
         for x in range(8):
-            assert f"call {x}" in ended_log(run, x)
-
-
-def ended_log(run: Path, x: int) -> str:
-    return next(run.glob(f"logs/calls-*x={x}*.log")).read_text()
+            (log,) = run.glob(f"logs/calls-*x={x}*.log")
+            assert f"call {x}" in log.read_text()

@@ -8,18 +8,17 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from itertools import product
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from raypipe.config.axes import values_of
 from raypipe.errors import ConfigError
 from raypipe.functions import reference
+from tests.scenario import cases
 
-CASES = yaml.safe_load(Path(__file__).with_name("references.yaml").read_text())
+CASES = cases(__file__, "references")
 MODULE = """
 import os
 import {other}
@@ -134,14 +133,7 @@ def test_calls_are_the_product_of_all_lists(arguments):
     assert list(reference.calls(arguments)) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("-1..2", [-1, 0, 1, 2]),
-        ([1, True, "1"], [1, True, "1"]),
-        *((text, None) for text in ("0.5", "a..b", "1..", "0...4", "1..2.5", "x")),
-    ],
-)
+@pytest.mark.parametrize(("value", "expected"), CASES["ranges"])
 def test_a_range_includes_both_ends_and_other_texts_are_single_values(value, expected):
     assert values_of(value) == expected
 
