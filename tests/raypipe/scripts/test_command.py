@@ -26,7 +26,7 @@ from raypipe.training.batching import BatchPlan
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainingSettings
-from tests.scenario import named_cases
+from tests.scenario import cases, named_cases
 
 VALUES = {"micro_batch": 4, "name": "a b; $x", "flag": True, "betas": [0.9, 0.99], "outer.x": 1e-3}
 
@@ -58,12 +58,6 @@ VALUE = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.samp
 )
 
 
-@given(VALUE)
-def test_a_value_is_one_argument_whatever_it_is(text):
-    own = settings("t.py {name}")
-    assert command.arguments(own, {"name": text}, resumes=False) == ["t.py", text]
-
-
 @pytest.mark.parametrize("inside", ["source env && python t.py {s}", "{s}; date", "'{s}'"])
 def test_no_shell_reads_a_value(inside):
     for shell in ("bash -lc", "env X=1 sh -ec"):
@@ -92,16 +86,8 @@ def test_the_script_of_a_command(tmp_path):
     (tmp_path / "pack").mkdir()
     for name in ("pack/train.py", "program"):
         (tmp_path / name).touch()
-    found = {
-        text: command.script_of(text, tmp_path)
-        for text in (
-            "python -u train.py --config x.py",
-            "torchrun --nproc-per-node 2 -m pack.train",
-            "./program {x}",
-            "python -m json.tool",
-        )
-    }
-    assert list(found.values()) == ["train.py", "pack/train.py", "./program", None]
+    for text, script in cases(__file__, "programs").items():
+        assert command.script_of(text, tmp_path) == script
 
 
 def test_several_workers_are_one_process_with_all_resources(folder):

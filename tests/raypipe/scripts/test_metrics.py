@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +17,7 @@ from raypipe.scripts.metrics import MetricsFile, ScriptHistory, numbers
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-
-LOGS = yaml.safe_load(Path(__file__).with_name("logs.yaml").read_text())
+from tests.scenario import named_cases
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +58,7 @@ def test_any_cuts_give_the_records_of_whole_lines(tmp_path_factory, rows, cuts, 
     assert known == len(rows)
 
 
-@pytest.mark.parametrize("case", LOGS, ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", named_cases(__file__, "logs"))
 def test_a_log_at_each_look(tmp_path, case):
     """Each ``look`` writes a file and reads it ten seconds later; an ``attempt`` begins anew."""
     rows = history(tmp_path, **case.get("columns", {}))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,25 +62,6 @@ def test_the_end_is_that_of_the_whole_tree(tmp_path, how):
         assert process.poll() == status[how]
     assert not any(map(is_alive, processes(tmp_path)))
     assert (tmp_path / "log").read_text() == "ready\n"
-
-
-@pytest.mark.slow
-def test_a_script_does_not_survive_its_starter(tmp_path):
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
-    code = (
-        "import os, sys, time; from pathlib import Path\n"
-        "from raypipe.scripts.run import ScriptProcess\n"
-        "argv = [sys.executable, 'stubborn.py', 'ignore']\n"
-        f"with ScriptProcess(argv, Path({str(tmp_path)!r}), os.environ, Path('log'), 0.2):\n"
-        "    time.sleep(600)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
-    until(lambda: len(processes(tmp_path)) == 3, "three processes run", 120)
-    time.sleep(1)  # the guard looks twice a second
-    starter.kill()
-    starter.wait()
-    until(lambda: not any(map(is_alive, processes(tmp_path))), "all end", 120)
 
 
 def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path):
