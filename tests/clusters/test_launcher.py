@@ -35,15 +35,6 @@ waiting = [wait.remote() for _ in range({nodes})]
 while len(living_nodes()) < 1 + {nodes}:
     time.sleep(1)
 """
-SSHD = """
-Port 22
-HostKey {folder}/host_key
-AuthorizedKeysFile {keys}.pub
-StrictModes no
-UsePAM no
-PidFile none
-PasswordAuthentication no
-"""
 
 
 class Launcher:
@@ -79,14 +70,13 @@ class Launcher:
         """One more machine that can be had."""
         host = self.machines[name] = self._net.host({"RAY_AUTH_MODE": "token"})
         _keygen(host.folder / "host_key")
-        text = SSHD.format(folder=host.folder, keys=self._key)
-        (host.folder / "sshd_config").write_text(text)
         (host.home / ".bashrc").write_text(
             f"export PYTHONPATH={PROJECT} RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1\n"
         )
         host.run("mkdir", "-p", "/run/sshd")
-        log = host.folder / "sshd.log"
-        host.run("/usr/sbin/sshd", "-f", host.folder / "sshd_config", "-E", log)
+        files = ("-f", "/dev/null", "-h", host.folder / "host_key", "-E", host.folder / "sshd.log")
+        options = (f"-oAuthorizedKeysFile={self._key}.pub", "-oStrictModes=no", "-oPidFile=none")
+        host.run("/usr/sbin/sshd", *files, *options)
         self._cloud.offer(host.address, name.partition("-")[0])
 
     def configuration(self) -> Path:
