@@ -115,8 +115,7 @@ def run_rounds(
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         undisturbed = {
             number: pool.submit(run_round, number, seed, folder, ())
-            for number in (-2, -1)
-            if any(number % 2 == other % 2 for other in numbers)
+            for number in {each % 2 - 2 for each in numbers}
         }
         rounds = {
             pool.submit(run_round, number, seed, folder, draw(number, seed, chosen, most)): number
