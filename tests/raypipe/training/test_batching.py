@@ -69,36 +69,30 @@ def test_halving_keeps_the_effective_batch_and_ends_at_one(
     effective = full - missing
     assume(-(-effective // workers) >= micro and effective >= workers)
     sizes = {"micro_batch": micro, "effective_batch": effective}
-    plan: BatchPlan | None = resolve([sizes], workers)
+    plan = resolve([sizes], workers)
     assert missing or plan == BatchPlan(micro, accumulation, full, workers)
-    while plan is not None:
-        assert forwards(plan) == plan.accumulation  # what `trials` says is what is done
-        smaller = plan.halved()
-        if smaller is None:
-            assert plan.micro_batch == 1
-        else:
-            product = plan.micro_batch * plan.accumulation
-            divisors = [n for n in range(1, plan.micro_batch // 2 + 1) if product % n == 0]
-            assert smaller.micro_batch == divisors[-1]
-            assert (smaller.effective_batch, smaller.workers) == (effective, workers)
-            if missing == 0:
-                assert smaller.micro_batch * smaller.accumulation == product
+    while (smaller := plan.halved()) is not None:
+        product = plan.micro_batch * plan.accumulation
+        divisors = [n for n in range(1, plan.micro_batch // 2 + 1) if product % n == 0]
+        assert smaller.micro_batch == divisors[-1]
+        assert (smaller.effective_batch, smaller.workers) == (effective, workers)
+        assert missing or smaller.micro_batch * smaller.accumulation == product
+        assert forwards(smaller) == smaller.accumulation  # what `trials` says is what is done
         plan = smaller
+    assert plan.micro_batch == 1
 
 
 @given(st.lists(level, min_size=1, max_size=4), st.integers(1, 6), st.integers(0, 3))
 def test_a_plan_obeys_the_highest_level_that_says_something(
     levels: list[dict[str, int]], workers: int, workers_level: int
 ) -> None:
-    plan: BatchPlan | None
     try:
         plan = resolve(levels, workers, workers_level)
     except BatchConflict as conflict:
-        plan, found = None, conflict.level
-    if plan is None:
-        assert found <= workers_level
+        found = conflict.level
         with pytest.raises(BatchConflict):  # it contradicts itself, whatever the others say
             resolve([levels[found]], workers)
+        assert found <= workers_level
         return
     assert plan.workers == workers
     assert forwards(plan) == plan.accumulation

@@ -22,6 +22,7 @@ from raypipe.training.parallel import Worker
 from raypipe.training.settings import MonitorSettings
 from raypipe.training.tables import STEPS
 from raypipe.training.task import StepContext
+from tests import scenario
 
 CPU = torch.device("cpu")
 #: the measures of the evaluations, one every second step
@@ -57,15 +58,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
 
 
 @pytest.mark.parametrize(
-    ("monitor", "stopped", "best"),
-    [
-        ({}, 16, 14),
-        ({"patience": 2}, 12, 8),  # after 2.9 come 3.5 and 3.4
-        ({"patience": 3}, 16, 14),
-        ({"patience": 1}, 6, 4),
-        ({"metric": "negative", "mode": "max", "patience": 2}, 12, 8),
-        ({"mode": "max", "patience": 4}, 10, 2),
-    ],
+    ("monitor", "stopped", "best"), scenario.cases(__file__, "tables")["monitors"]
 )
 def test_the_best_model_is_the_result_and_patience_ends_the_run(
     tmp_path: Path, checkpoints: CheckpointStore, monitor: dict[str, Any], stopped: int, best: int

@@ -5,21 +5,14 @@ import scipy.stats
 import torch
 
 from raypipe.training import keyed_random
+from tests import scenario
 
 SAMPLES = torch.tensor([0, 1, 7, 2**32 + 1, 2**62 + 5])
 
 
 @pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000",
-         "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
-         "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
-         "d16cfe09 94fdcceb 5001e420 24126ea1"),
-    ],
-)  # fmt: skip
+    ("counter", "key", "expected"), scenario.cases(__file__, "tables")["philox"]
+)
 def test_the_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
     c0, c1, c2, c3 = (torch.tensor([int(word, 16)]) for word in counter.split())
     k0, k1 = (int(word, 16) for word in key.split())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase, learning_rate
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
+from tests import scenario
 
 CPU = torch.device("cpu")
 
@@ -31,16 +33,7 @@ def run(job: TrainingJob, **more: Any) -> tuple[list[float], dict[str, Tensor], 
 
 
 @pytest.mark.parametrize(
-    ("seconds", "given", "expected"),
-    [
-        (0.0, {}, list(range(1, 8))),  # 7 steps, each a tenth at most
-        (1e6, {}, [7]),
-        (1e6, {"checkpoint_every": 3}, [3, 6, 7]),
-        # the state after the last step is three times as large as the weights
-        (1e6, {"keep_state": False}, []),
-        (1e6, {"checkpoint_every": 7, "keep_state": False}, []),
-        (1e6, {"checkpoint_every": 3, "keep_state": False}, [3, 6]),
-    ],
+    ("seconds", "given", "expected"), scenario.cases(__file__, "tables")["checkpoints"]
 )
 def test_a_checkpoint_is_saved_when_a_restart_would_lose_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, given: Any, expected: list[int]
@@ -152,12 +145,8 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: P
 
 @pytest.mark.parametrize("steps", [7, 40])
 def test_fp16_that_overflows_at_every_step_ends(tmp_path: Path, steps: int) -> None:
-    class Overflowing(Regression):
-        def loss(self, *arguments: Any) -> Loss:
-            loss = super().loss(*arguments)
-            return Loss(loss.total * torch.nan, loss.weight)
-
-    asked = job(Overflowing(dtype=torch.float32), tmp_path, precision="fp16", steps=steps)
+    overflowing = Regression(dtype=torch.float32, nan_at=ANY)
+    asked = job(overflowing, tmp_path, precision="fp16", steps=steps)
     with pytest.raises(FloatingPointError, match=f"nan at step {min(steps, 10)}"):
         run(asked)
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))

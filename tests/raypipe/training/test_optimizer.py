@@ -76,9 +76,8 @@ def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
 
 
 def test_muon_needs_blocks() -> None:
-    model = Small()
     with pytest.raises(ValueError, match="names no blocks with matrices"):
-        build(model, [], TrainingSettings(optimizer="muon"))
+        build(Small(), [], TrainingSettings(optimizer="muon"))
 
 
 SHAPES = [(5, 3), (7,), (), (1, 4), (4, 1), (3, 2, 4), (2, 3, 2, 2)]
