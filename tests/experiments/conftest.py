@@ -11,10 +11,16 @@ import torch
 from scipy import sparse
 
 from tests.experiments.rows import frame, write_rows
+from tests.scenario import cases
 
 #: what reads the folder ``topics``
 TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
 SUMMARIZED = ("socket", "header", "node", "queue", "turtle", "thread", "path", "digest")
+#: of the two clear topics below a
+TOPIC_WORDS = {
+    "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
+    "c": ["cars", "engine", "wheel", "brake", "road"],
+}
 #: what a language model trains on
 TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 
@@ -67,41 +73,22 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
         text = f"Some words come first, {number}. Then a {word} is told of. The end."
         pairs.append({"document": text, "summary": [f"Return the {word}.", f"Get a {word}."]})
     write_rows(folder / "pairs.jsonl", pairs)
-    _topics(folder / "topics", draw)
     (folder / "text.txt").write_text(TEXT)
-    for name in ("docs", "bow"):
-        (folder / name).mkdir()
-    words = "alpha beta gamma delta\nbeta gamma epsilon\nalpha delta epsilon gamma\nzeta beta\n"
-    (folder / "docs/mixed.txt").write_text(f"{words}\n!!\n12 34\n")
-    (folder / "docs/one.txt").write_text(words.replace("\n", " "))
-    (folder / "docs/cjk.txt").write_text(
-        "主题 模型 测试 文档 数据集合 机器学习算法 自然语言处理\n" * 4
-    )
+    for name, content in cases(__file__, "texts").items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    for name, size in (("train", 60), ("test", 30)):
+        rows = []
+        for number in range(size):
+            label = "bc"[number % 2]
+            text = " ".join(draw.choice(TOPIC_WORDS[label], 8))
+            rows.append({"id": f"{name}{number}", "labels": [label], "text": text})
+        write_rows(folder / f"topics/{name}.jsonl.gz", rows)
+    (folder / "bow").mkdir()
     for split, documents in (("train", 60), ("val", 30)):
         for name in ("mine", "other"):
             counts = sparse.csr_matrix(draw.integers(0, 3, (documents, 1200)))
             sparse.save_npz(folder / f"bow/X_{name}_{split}_bow.npz", counts)
         sparse.save_npz(folder / f"bow/X_narrow_{split}_bow.npz", counts[:, : 500 + documents])
-    (folder / "recorded.csv").write_text("dataset,seed,T,perplexity\nmine,1,2,9.0\n")
     (folder / "bert").symlink_to(tiny_bert)
     return folder
-
-
-def _topics(folder: Path, draw: np.random.Generator) -> None:
-    """Documents of two clear topics, b and c, below a."""
-    folder.mkdir()
-    (folder / "labels.txt").write_text("a\tthings\nb\tfruit\nc\tcars\n")
-    (folder / "label_hierarchy.txt").write_text("a\tb\na\tc\n")
-    (folder / "keywords.txt").write_text("fruit:apple,pear,cherry\ncars:engine,wheel,brake\n")
-    words = {
-        "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
-        "c": ["cars", "engine", "wheel", "brake", "road"],
-    }
-    for name, size in (("train", 60), ("test", 30)):
-        labels = ["bc"[number % 2] for number in range(size)]
-        texts = [" ".join(draw.choice(words[label], 8)) for label in labels]
-        rows = [
-            {"id": f"{name}{number}", "labels": [label], "text": text}
-            for number, (label, text) in enumerate(zip(labels, texts, strict=True))
-        ]
-        write_rows(folder / f"{name}.jsonl.gz", rows)

