@@ -16,7 +16,6 @@ from raypipe.hardware import (
     Hardware,
     TorchBuild,
     detect,
-    lowest_compute_capability,
     supported_precisions,
     unusable_gpus,
 )
@@ -118,11 +117,6 @@ def test_the_profile_is_picked_by_cards_and_settings(case) -> None:
         nodes = [node(*cards) for cards in pick["nodes"]]
         levels = (*pick.get("settings", ()), content)
         assert pick_profile(content["profiles"], nodes, levels) == pick["profile"], pick
-
-
-def test_the_oldest_card_of_all_nodes() -> None:
-    assert lowest_compute_capability([node((1, "10.0")), node((1, "8.9"))]) == "8.9"
-    assert lowest_compute_capability([]) is None
 
 
 @pytest.mark.parametrize("case", CASES["builds"], ids=lambda case: str(case["build"]["cuda"]))
