@@ -23,11 +23,9 @@ from raypipe.errors import UnitError
 from raypipe.training.loop import train
 from raypipe.training.loss_check import refuse_means
 from raypipe.training.parallel import ModelCall, Worker
-from raypipe.training.schedule import Phase
 from raypipe.training.task import Loss, StepContext
 
 CPU = torch.device("cpu")
-CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
 Batch = dict[str, Any]
 
 
@@ -55,7 +53,8 @@ def check(
         "more": more,
     }
     call = ModelCall(nn.Linear(5, 3) if model is None else model)
-    refuse_means(task, asked.settings.training, CPU, call, batch, samples, CONTEXT)
+    context = StepContext(0, asked.phases[0], 0)
+    refuse_means(task, asked.settings.training, CPU, call, batch, samples, context)
 
 
 MEANS: dict[str, Callable[[Any, Batch], Loss]] = {

@@ -17,7 +17,6 @@ from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 
 WORKER = Worker(0, torch.device("cpu"))
-LONG_S = 300
 
 
 def checkpoint(step: int) -> Checkpoint:

@@ -14,12 +14,9 @@ import pytest
 import torch
 
 from raypipe import process_tree
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table, write_table
 from raypipe.training import history
 from raypipe.training import telemetry as module
 from raypipe.training.history import Throughput
-from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Program, Telemetry, combine
 from tests.command import until
 
@@ -70,7 +67,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
-def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
+def test_a_row_is_an_nvml_sample(card: Card) -> None:
     with Telemetry("small", CUDA, rank=3, attempt=2) as telemetry:
         card.watts, card.memory = 250, 9 * 10**9
         card.pass_time(1.0, util=80)
@@ -81,10 +78,6 @@ def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
         "trial_id": "small", "rank": 3, "attempt": 2, "warmup": True, "gpu_uuid": UUID,
         "util": 80.0, "memory_bytes": 9 * 10**9, "power_w": 250.0,
     }.items()  # fmt: skip
-    write_table(run, GPU_SAMPLES, telemetry.rows(), "run-1")
-    stored = read_table(run, "gpu_samples")
-    assert stored["at"].dt.tz is not None
-    assert stored.loc[0, "rss_bytes"] == row["rss_bytes"] > 0
 
 
 def unsupported(*_: object) -> None:
