@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,9 @@ from example_tasks import HeldOut, Regression, job
 from torch import nn
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
-from raypipe.training.failure_kinds import (
-    LOADER_DIED,
-    expandable_segments,
-    failure_kind,
-    unit_error,
-)
+from raypipe.launch.inline import InlineLauncher
+from raypipe.training.failure_kinds import LOADER_DIED, expandable_segments, failure_kind
 from raypipe.training.job import TrainingJob
-from raypipe.training.loop import train
-from raypipe.training.parallel import Worker
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
 from tests import scenario
@@ -103,13 +98,6 @@ def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
         train_to_the_end(done, Script("compile_error").launch, script.on_failure)
 
 
-def launch(job: TrainingJob) -> dict[str, Any]:
-    try:
-        return train(job, Worker(0, torch.device("cpu")))
-    except Exception as error:
-        raise unit_error(job.trial_id, error) from error
-
-
 def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
     """The evaluation holds 8 samples in chunks; the device takes 3 without gradient."""
 
@@ -119,7 +107,7 @@ def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().loss(model, batch, context)
 
-    script = Script()
+    script, launch = Script(), partial(InlineLauncher().train, report=print)
     plain = launch(job(HeldOut(), tmp_path / "plain", (8, 2, 16, 1)))
     asked = job(Narrow(), tmp_path / "narrow", (8, 2, 16, 1))
     done, outcome = train_to_the_end(asked, launch, script.on_failure)
