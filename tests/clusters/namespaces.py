@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -106,11 +107,9 @@ class Network:
         _ip("-n", name, "route", "add", "default", "via", f"{self._subnet}.1")
         folder = self._folder / name
         folder.mkdir()
-        passwd = Path("/etc/passwd").read_text().splitlines()
-        fields = next(line for line in passwd if line.startswith("root:")).split(":")
-        fields[5] = str(folder / "home")
-        others = [line for line in passwd if not line.startswith("root:")]
-        (folder / "passwd").write_text("\n".join([":".join(fields), *others, ""]))
+        passwd = Path("/etc/passwd").read_text()
+        home = pwd.getpwuid(0).pw_dir
+        (folder / "passwd").write_text(passwd.replace(f":{home}:", f":{folder}/home:"))
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {name}\n")
         script = _INIT.format(name=name, folder=folder)
         isolate = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]

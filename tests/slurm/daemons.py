@@ -17,8 +17,6 @@ NODES = ("n1", "n2")
 _CONFIGURATION = """
 ClusterName=rehearsal
 SlurmctldHost={host}({controller})
-SlurmUser=root
-SlurmdUser=root
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -28,8 +26,6 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
-JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
