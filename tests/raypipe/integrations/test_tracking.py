@@ -8,7 +8,9 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,72 +86,88 @@ def row(step: int, trial_id: str = TRIAL, speed: float = 10.0) -> dict[str, Any]
     }
 
 
-def losses(steps: range) -> dict[int, float]:
-    return {step: 1 / step for step in steps}
-
-
 # reading what was written
 
 
-Curve = list[tuple[int, float]]
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as every tracker has them, of which some know texts or numbers only."""
+    found = {name: value for name, value in settings.items() if not name.startswith("_")}
+    for name, value in found.items():
+        with suppress(ValueError):
+            found[name] = float({"False": False}.get(value, value))
+    return found
 
 
-def tensorboard_curve(run: RunDirectory, trial_id: str, metric: str) -> Curve:
-    return [(event.step, event.value) for event in tensorboard(run, trial_id).Scalars(metric)]
+def shown(
+    points: Iterable[tuple[str, int, float]], settings: Mapping[str, Any], *ended: Any
+) -> SimpleNamespace:
+    """A trial as a tracker has it, each step once."""
+    curves: dict[str, dict[int, Any]] = defaultdict(dict)
+    for metric, step, value in points:
+        assert step not in curves[metric], "a step came twice"
+        curves[metric][step] = pytest.approx(value)
+    return SimpleNamespace(curves=curves, settings=plain(settings), ended=ended)
 
 
-def tensorboard(run: RunDirectory, trial_id: str) -> Any:
+def tensorboard_trials(run: RunDirectory) -> Iterator[tuple[str, SimpleNamespace]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    folder = run.path("tracking", "tensorboard", trial_id.replace("/", "-"))
-    return EventAccumulator(folder).Reload()
+    for folder in Path(run.tracking, "tensorboard").iterdir():
+        events = EventAccumulator(str(folder)).Reload()
+        content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        chosen = HParamsPluginData.FromString(content).session_start_info.hparams
+        settings = {name: getattr(v, v.WhichOneof("kind")) for name, v in chosen.items()}
+        (text,) = events.Tensors("configuration/text_summary")
+        lines = text.tensor_proto.string_val[0].decode().splitlines()
+        configuration = dict(line.strip().split(": ", 1) for line in lines)
+        metrics = events.Tags()["scalars"]
+        points = ((name, e.step, e.value) for name in metrics for e in events.Scalars(name))
+        status = settings.pop("status")
+        yield folder.name, shown(points, configuration | settings, status)
 
 
-def mlflow_runs(run: RunDirectory, experiment: str = "quick") -> tuple[Any, dict[str, Any]]:
+def mlflow_trials(run: RunDirectory) -> Iterator[tuple[str, SimpleNamespace]]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{run.path('tracking', 'mlflow.db')}")
-    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
-    runs = {entry.data.tags["raypipe.trial_id"]: entry for entry in found}
-    assert len(runs) == len(found), "a trial has two runs"
-    return client, runs
+    experiments = {each.experiment_id: each.name for each in client.search_experiments()}
+    for entry in client.search_runs(list(experiments)):
+        info, data = entry.info, entry.data
+        assert info.run_name == data.tags["raypipe.trial_id"]
+        histories = [client.get_metric_history(info.run_id, name) for name in data.metrics]
+        points = ((each.key, each.step, each.value) for found in histories for each in found)
+        place = experiments[info.experiment_id], data.tags["raypipe.run_id"]
+        ended = data.tags["raypipe.status"], info.status, *place
+        yield info.run_name, shown(points, data.params, *ended)
 
 
-def mlflow_curve(run: RunDirectory, trial_id: str, metric: str) -> Curve:
-    client, runs = mlflow_runs(run)
-    history = client.get_metric_history(runs[trial_id].info.run_id, metric)
-    return [(entry.step, entry.value) for entry in history]
-
-
-def wandb_curve(run: RunDirectory, trial_id: str, metric: str) -> Curve:
-    history = wandb_runs(run)[trial_id].history
-    return [(entry["_step"], entry[metric]) for entry in history if metric in entry]
-
-
-def wandb_runs(run: RunDirectory) -> dict[str, Any]:
-    files = list(Path(run.path("tracking", "wandb")).glob("*/run-*.wandb"))
-    runs = {found.name: found for found in map(wandb_run, files)}
-    assert len(runs) == len(files), "a trial has two files"
-    return runs
-
-
-def wandb_run(file: Path) -> SimpleNamespace:
-    """The records of a file that ``wandb sync`` would send."""
-    found = SimpleNamespace(config={}, summary={}, history=[], exit_code=None)
-    for record in wandb_records(file.read_bytes()):
-        if record.HasField("run"):
-            found.id, found.name = record.run.run_id, record.run.display_name
-            found.group, found.project = record.run.run_group, record.run.project
-            found.config |= values(record.run.config.update)
-        elif record.HasField("config"):
-            found.config |= values(record.config.update)
-        elif record.HasField("summary"):
-            found.summary |= values(record.summary.update)
-        elif record.HasField("history"):
-            found.history.append(values(record.history.item))
-        elif record.HasField("exit"):
-            found.exit_code = record.exit.exit_code
-    return found
+def wandb_trials(run: RunDirectory) -> Iterator[tuple[str, SimpleNamespace]]:
+    """What ``wandb sync`` would send."""
+    ids = set()
+    for file in Path(run.tracking, "wandb").glob("*/run-*.wandb"):
+        config, summary, points, step = {}, {}, [], 0
+        for record in wandb_records(file.read_bytes()):
+            if record.HasField("run"):
+                about = record.run
+                config |= values(about.config.update)
+            elif record.HasField("config"):
+                config |= values(record.config.update)
+            elif record.HasField("summary"):
+                summary |= values(record.summary.update)
+            elif record.HasField("history"):
+                row = values(record.history.item)
+                step = row.pop("_step")
+                points += [(metric, step, value) for metric, value in row.items()]
+            elif record.HasField("exit"):
+                code = record.exit.exit_code
+        assert about.run_id not in ids
+        ids.add(about.run_id)
+        known = {metric for metric, *_ in points}
+        last = [each for each in finite_numbers(summary).items() if each[0] not in known]
+        points += [(metric, step, value) for metric, value in last if metric[0] != "_"]
+        ended = summary["status"], code, about.project, about.run_group
+        yield about.display_name, shown(points, config, *ended)
 
 
 def values(items: Any) -> dict[str, Any]:
@@ -175,7 +193,19 @@ def wandb_records(content: bytes) -> Iterator[Any]:
             whole = b""
 
 
+READERS = {"tensorboard": tensorboard_trials, "mlflow": mlflow_trials, "wandb": wandb_trials}
+
+
+def trials_in(tracker: str, run: RunDirectory) -> dict[str, SimpleNamespace]:
+    """What a tracker shows, by trials, whose names are those of files."""
+    found = list(READERS[tracker](run))
+    trials = {name.replace("/", "-"): trial for name, trial in found}
+    assert len(trials) == len(found), "a trial is there twice"
+    return trials
+
+
 # a run whose driver is killed, and is continued in another process
+
 
 PROCESS = """
 import os, signal, socket, sys
@@ -229,107 +259,43 @@ def needs(name: TrackerName) -> pytest.MarkDecorator:
     )
 
 
-MARKS = {name: [needs(name), *[pytest.mark.slow] * (name != "tensorboard")] for name in ALL}
+#: the packages of mlflow and W&B take seconds to load
+TRACKERS = [
+    pytest.param(name, marks=[needs(name), *[pytest.mark.slow] * (name != "tensorboard")])
+    for name in ALL
+]
+#: how each says that a trial succeeded, or not
+ENDED = {"tensorboard": [(), ()], "mlflow": [("FINISHED",), ("KILLED",)], "wandb": [(0,), (1,)]}
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=marks) for name, marks in MARKS.items()]
-)
-def tracker(request: pytest.FixtureRequest) -> str:
-    """The name of a tracker; the packages of mlflow and W&B take seconds to load."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def continued(tracker: str, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    folder = tmp_path_factory.mktemp("continued")
-    words = [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "WANDB_"))}
-    done = subprocess.run(
-        [*words, folder / "run", tracker],
-        capture_output=True,
-        text=True,
-        env=kept | quiet(folder),
-        cwd=folder,
-    )
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_tracker_shows_each_step_of_a_killed_run_once(tracker, tmp_path):
+    words = [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent, tmp_path / "run"]
+    done = subprocess.run([*words, tracker], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout + done.stderr == "", "a package says something, or a tracker failed"
-    return RunDirectory.at(folder / "run")
-
-
-CURVES = {"tensorboard": tensorboard_curve, "mlflow": mlflow_curve, "wandb": wandb_curve}
-
-
-def test_a_tracker_shows_each_step_once(continued, tracker):
-    def curve(trial_id: str, metric: str) -> dict[int, float]:
-        found = CURVES[tracker](continued, trial_id, metric)
-        assert len(found) == len(dict(found)), "a step came twice"
-        return {step: pytest.approx(value) for step, value in found}
-
-    assert curve(TRIAL, "loss") == losses(range(1, 13))
-    assert curve(OTHER, "loss") == losses(range(1, 9))
-    assert 2 not in curve(TRIAL, "grad_norm")  # it was no number
+    run = RunDirectory.at(tmp_path / "run")
+    trials, (good, bad) = trials_in(tracker, run), ENDED[tracker]
+    place = () if tracker == "tensorboard" else ("quick", "quick-1")
+    trial, other = trials.pop(TRIAL.replace("/", "-")), trials.pop(OTHER)
+    assert trial.ended == other.ended == ("succeeded", *good, *place)
+    assert {name: each.ended for name, each in trials.items()} == {
+        "interrupted": ("interrupted", *bad, *place)
+    }
+    assert trial.curves["loss"] == {step: 1 / step for step in range(1, 13)}
+    assert other.curves["loss"] == {step: 1 / step for step in range(1, 9)}
+    assert 2 not in trial.curves["grad_norm"]  # it was no number
     held_out = "eval_p_1" if tracker == "mlflow" else "eval_p@1"
-    assert curve(TRIAL, held_out) == dict.fromkeys(range(2, 13, 2), 0.5)
-
-
-def check_tensorboard(continued: RunDirectory) -> None:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    def session(trial_id: str) -> dict[str, Any]:
-        content = tensorboard(continued, trial_id).summary_metadata["_hparams_/session_start_info"]
-        start = HParamsPluginData.FromString(content.plugin_data.content)
-        chosen = start.session_start_info.hparams
-        return {name: getattr(v, v.WhichOneof("kind")) for name, v in chosen.items()}
-
-    assert session(TRIAL) == SETTINGS | {"status": "succeeded"}
-    assert session("interrupted") == {"status": "interrupted"}
-    assert tensorboard_curve(continued, TRIAL, "final/samples_per_s") == [(12, 123.0)]
-    (text,) = tensorboard(continued, TRIAL).Tensors("configuration/text_summary")
-    assert b"train_small.training.steps: 12" in text.tensor_proto.string_val[0]
-
-
-def check_mlflow(continued: RunDirectory) -> None:
-    assert mlflow_curve(continued, TRIAL, "final/samples_per_s") == [(12, 123.0)]
-    _, runs = mlflow_runs(continued)
-    states = {trial_id: entry.info.status for trial_id, entry in runs.items()}
-    assert states == {TRIAL: "FINISHED", OTHER: "FINISHED", "interrupted": "KILLED"}
-    assert runs[TRIAL].info.run_name == TRIAL
-    shown = {name: str(value) for name, value in (FLAT | SETTINGS).items()}
-    assert runs[TRIAL].data.params == shown  # of the point, not of the configuration
-    other = runs[OTHER].data
-    assert other.params["micro_batch"] == "4"  # of the last attempt
-    assert other.tags["raypipe.status"] == "succeeded"
-
-
-def check_wandb(continued: RunDirectory) -> None:
-    runs = wandb_runs(continued)
-    assert set(runs) == {TRIAL, OTHER, "interrupted"}
-    assert {(found.project, found.group) for found in runs.values()} == {("quick", "quick-1")}
-    assert len({found.id for found in runs.values()}) == 3
-    found = runs[TRIAL]
-    assert found.config.items() >= (FLAT | SETTINGS).items()
-    assert (found.summary["status"], found.summary["final/samples_per_s"]) == ("succeeded", 123.0)
-    codes = {trial_id: entry.exit_code for trial_id, entry in runs.items()}
-    assert codes == {TRIAL: 0, OTHER: 0, "interrupted": 1}
-
-
-def test_a_tracker_has_settings_and_outcome(continued, tracker):
-    {"tensorboard": check_tensorboard, "mlflow": check_mlflow, "wandb": check_wandb}[tracker](
-        continued
-    )
-
-
-def test_everything_lies_under_tracking_and_no_secret_is_in_any_file(continued):
-    beside = {path.name for path in Path(continued.path()).parent.iterdir()}
-    assert beside <= {"run", "CACHE", "CONFIG", "DATA"}
-    assert {path.name for path in Path(continued.path()).iterdir()} == {"tracking", "results"}
-    files = [file for file in Path(continued.path("tracking")).rglob("*") if file.is_file()]
+    assert trial.curves[held_out] == dict.fromkeys(range(2, 13, 2), 0.5)
+    assert trial.curves["final/samples_per_s"] == {12: 123.0}
+    assert trial.settings == plain(FLAT | SETTINGS)  # of the point, not of the configuration
+    assert other.settings["micro_batch"] == 4  # of the last attempt
+    # nothing lies elsewhere, and no secret is in any file
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "CACHE", "CONFIG", "DATA"}
+    assert {path.name for path in Path(run.path()).iterdir()} == {"tracking", "results"}
+    files = [file.read_bytes() for file in Path(run.tracking).rglob("*") if file.is_file()]
     assert files
-    for file in files:
-        content = file.read_bytes()
-        assert b"hf_abcdef" not in content, file
-        assert b"pa55" not in content, file
+    assert not any(secret in file for file in files for secret in (b"hf_abcdef", b"pa55"))
 
 
 # a tracker that fails
@@ -401,25 +367,13 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, made):
 
 @pytest.mark.slow
 @needs("mlflow")
-def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with Trackers(["mlflow"], remote, "quick-1", "quick", {}) as trackers:
-        for step in (1, 2):
-            trackers.log("a", row(step))
-    assert [record.getMessage().count("mlflow failed") for record in caplog.records] == [1]
-    assert not remote.exists(remote.path("tracking"))
-
-
-@pytest.mark.slow
-@needs("mlflow")
-def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
+def test_the_server_of_the_environment_is_used(remote, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
     monkeypatch.chdir(tmp_path)
-    with Trackers(["mlflow"], run, "quick-1", "quick", {}) as trackers:
+    with Trackers(["mlflow"], remote, "quick-1", "quick", {}) as trackers:
         trackers.log("a", row(1))
     assert Path(tmp_path, "server.db").exists()
-    assert not run.exists(run.path("tracking"))
+    assert not remote.exists(remote.tracking)
 
 
 # what is refused before anything starts
@@ -478,17 +432,12 @@ def test_checking_loads_no_tracker():
 # values
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"a": {"b": {"c": 1}}, "d": None}, {"a.b.c": 1}),
-        ({"a": [1, 2], "b": [], "c": {}}, {"a": "[1, 2]", "b": "[]"}),
-        ({"phases": [{"steps": 3}, {"steps": 4}]}, {"phases.0.steps": 3, "phases.1.steps": 4}),
-        ({"hub.token": "x", "max_tokens": 5}, {"hub.token": "***", "max_tokens": 5}),
-    ],
-)
-def test_settings_are_flat_and_free_of_secrets(given, expected):
-    assert flat(given) == expected
+def test_settings_are_flat_and_free_of_secrets():
+    settings = {"a": {"b": {"c": 1}}, "d": None, "e": [1, 2], "f": [], "g": {}, "hub.token": "x"}
+    phases = {"phases": [{"steps": 3}, {"steps": 4}], "max_tokens": 5}
+    simple = {"a.b.c": 1, "e": "[1, 2]", "f": "[]", "hub.token": "***"}
+    nested = {"phases.0.steps": 3, "phases.1.steps": 4, "max_tokens": 5}
+    assert flat(settings | phases) == simple | nested
 
 
 def test_metrics_are_finite_numbers():
@@ -497,6 +446,7 @@ def test_metrics_are_finite_numbers():
     assert finite_numbers(numbers | others) == {"a": 1.0, "b": 0.5, "g": 3.0}
 
 
+@pytest.mark.parametrize("tracker", TRACKERS)
 def test_each_call_of_a_function_is_a_run(tracker, tmp_path):
     """Arguments are its settings, the returned numbers its metrics, whatever their names are."""
     calls = ("example_calls:measure", "x=0..2", "text=a", "--run-dir", str(tmp_path / "r"))
@@ -504,23 +454,16 @@ def test_each_call_of_a_function_is_a_run(tracker, tmp_path):
     ended = command.in_process(InlineLauncher(), "map", *calls, tracking, environment={})
     assert ended.status == 1, ended.output
     assert "error: ValueError: two" in ended.output
-    run, names = RunDirectory.at(tmp_path / "r"), [f"calls/text=a,x={x}" for x in range(3)]
-    if tracker == "tensorboard":
-        first = tensorboard(run, names[0])
-        assert first.Scalars("acc#1 (%)")[0].value == 7
-        assert "../val: top-5" in first.Tags()["scalars"]
-        assert "../val: top-5" not in tensorboard(run, names[1]).Tags()["scalars"]
+    trials = trials_in(tracker, RunDirectory.at(tmp_path / "r"))
+    found = [trials[f"calls-text=a,x={x}"] for x in range(3)]
+    good, bad = ENDED[tracker]
+    assert [each.ended[0] for each in found] == ["succeeded", "succeeded", "failed"]
+    codes = [each.ended[1 : 1 + len(good)] for each in found]
+    assert codes == [good, good, ("FAILED",) if tracker == "mlflow" else bad]
+    assert [each.settings["x"] for each in found] == [0, 1, 2]
+    names = ("acc@1 (%)", "acc#1 (%)", "../val: top-5")
     if tracker == "mlflow":
-        _, runs = mlflow_runs(run, "example_calls.measure")
-        assert [runs[name].info.status for name in names] == ["FINISHED", "FINISHED", "FAILED"]
-        assert runs[names[1]].data.params["x"] == "1"
-        metrics = [dict(runs[name].data.metrics) for name in names]
-        assert all(each.pop("duration_s") >= 0 for each in metrics)
-        assert metrics[0] == {"acc_1 ___": 0.0, "acc_1 ____": 7.0, "___val_ top-5": 0.5}
-        assert metrics[1] == {"acc_1 ___": 0.1, "acc_1 ____": 7.0}
-        assert metrics[2] == {}
-    if tracker == "wandb":
-        files = wandb_runs(run)
-        assert [files[name].exit_code for name in names] == [0, 0, 1]
-        assert files[names[1]].config["x"] == 1
-        assert files[names[0]].summary["acc#1 (%)"] == 7
+        names = ("acc_1 ___", "acc_1 ____", "___val_ top-5")
+    for trial, expected in zip(found, [(0.0, 7, 0.5), (0.1, 7), ()], strict=True):
+        trial.curves.pop("duration_s")
+        assert trial.curves == {n: {0: v} for n, v in zip(names, expected, strict=False)}
