@@ -36,6 +36,7 @@ from raypipe.store.run_status import RunStatus
 from tests.command import is_alive, until
 from tests.raypipe.examples.hills import killed
 from tests.raypipe.store.conftest import FAST, uri_of
+from tests.scenario import cases
 
 #: the lease of another command
 OTHER = json.dumps({"owner": "other", "host": "elsewhere", "pid": 7, "beat": 5}).encode()
@@ -379,15 +380,7 @@ def gcs() -> Iterator[str]:
         Gcs.objects.clear()
 
 
-@pytest.mark.parametrize(
-    ("options", "endpoint"),
-    [
-        ("region=eu-west-1", None),
-        ("region=eu-west-1&endpoint_override=store:9000", "https://store:9000"),
-        ("region=eu-west-1&endpoint_override=store:9000&scheme=http", "http://store:9000"),
-        ("region=eu-west-1&endpoint_override=http://store:9000", "http://store:9000"),
-    ],
-)
+@pytest.mark.parametrize(("options", "endpoint"), cases(__file__, "uris")["endpoints"])
 def test_options_and_credentials_of_an_s3_uri(monkeypatch, options, endpoint):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another")

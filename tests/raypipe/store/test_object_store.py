@@ -17,7 +17,7 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import Ended, in_process, raypipe
 from tests.raypipe.store.conftest import FAST, uri_of
 from tests.raypipe.toy import TOY
-from tests.scenario import named_cases, play
+from tests.scenario import cases, named_cases, play
 
 SECRET = "wJalrXUtnFEMI"
 
@@ -99,16 +99,14 @@ def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, number
     assert SECRET not in repr(run)
 
 
+NOWHERE = "s3://key:{secret}@runs/x?endpoint_override=127.0.0.1:1&scheme=http"
+
+
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("s3://key:{secret}/x@bucket/run", "cannot be opened"),
-        ("s3://key:{secret}@bucket/run?no_such_option=1", "cannot be opened"),
-        ("s3://key:{secret}@nothing-here/run?endpoint_override={server}&scheme=http", "cannot be"),
-        pytest.param(
-            *("s3://key:{secret}@runs/x?endpoint_override=127.0.0.1:1&scheme=http", "cannot be"),
-            marks=pytest.mark.slow,
-        ),
+        *cases(__file__, "uris")["refused"],
+        pytest.param(NOWHERE, "cannot be", marks=pytest.mark.slow),
     ],
 )
 def test_a_location_that_does_not_work_is_one_message(work, server, uri, location, message):

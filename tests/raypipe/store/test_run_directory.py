@@ -64,24 +64,22 @@ def test_a_failing_write_leaves_the_old_content_and_nothing_else(run, monkeypatc
     assert run.list(run.path("results")) == ["t.parquet"]
 
 
-def test_a_reader_never_sees_a_part(run, monkeypatch):
-    path = run.path("file")
+def test_a_file_is_whole_and_outlasts_a_loss_of_power(run, monkeypatch):
+    path = run.path("a", "b", "file")
+    synced: list[tuple[int, bytes]] = []
+
+    def fsync(file: int) -> None:
+        synced.append((os.fstat(file).st_ino, run.read(path) if run.exists(path) else b""))
+
+    monkeypatch.setattr(os, "fsync", fsync)
     run.write(path, b"old")
-    seen: list[bytes] = []
-    monkeypatch.setattr(os, "fsync", lambda file: seen.append(run.read(path)))
     run.write(path, b"new content")
-    # still whole when the new one is on disk; that it has the name now is on disk after that
-    assert seen == [b"old", b"new content"]
-    assert run.read(path) == b"new content"
-
-
-def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(run, monkeypatch):
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
-    run.write(run.path("a", "b", "file"), b"1")
     root = Path(run.path())
-    folders = [root.parent, root, root / "a", root / "a" / "b"]
-    assert [folder.stat().st_ino for folder in folders] == [*synced[:3], synced[-1]]
+    folders = [each.stat().st_ino for each in (root.parent, root, root / "a", root / "a" / "b")]
+    assert [inode for inode, _ in synced if inode in folders] == [*folders, folders[-1]]
+    # still whole when the new one is on disk; that it has the name now is on disk after that
+    contents = [content for _, content in synced]
+    assert contents == [b"", b"", b"", b"", b"old", b"old", b"new content"]
 
 
 def test_names_with_slashes_stay_one_file():
