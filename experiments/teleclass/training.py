@@ -155,7 +155,7 @@ class TeleclassTask(DatasetTask):
         return blocks_of(model)
 
     def flops_per_sample(self, model: nn.Module) -> float:
-        """At the full length, as :func:`~experiments.teleclass.classifier.flops_of` counts."""
+        """At the full length, as :func:`~experiments.teleclass.model.flops_of` counts."""
         return flops_of(model, self.settings, self.classes)
 
     def loss(self, model: nn.Module, batch: Batch, context: StepContext) -> Loss:
