@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,11 @@ class Adafactor(torch.optim.Adafactor):
     Means and rates of bf16 weights are in fp32, and new weights are rounded at random.
     """
 
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        super().__init__(params, **options)
+        #: of the number of entries of a weight, on its device
+        self._roots: dict[Tensor, Tensor] = {}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; torch would round its means to the precision of the weights."""
         super().load_state_dict(state_dict)
@@ -180,13 +185,19 @@ class Adafactor(torch.optim.Adafactor):
         del closure
         noise = None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self._state_of(parameter)
+            held = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not held:
+                continue
+            norms = [self._direct(parameter, group) for parameter in held]
+            # scalars of all weights at once: a kernel for each would take as long as the updates
+            sizes, changes, roots = map(torch.stack, zip(*norms, strict=True))
+            rates = (sizes / roots).clamp_(min=group["eps"][1])
+            rates /= (changes / (roots * group["d"])).clamp_(min=1.0)
+            for parameter, rate in zip(held, rates, strict=True):
+                step = self.state[parameter]["step"].item()  # on the CPU
                 if noise is None:
-                    noise = torch.Generator(parameter.device).manual_seed(int(state["step"]))
-                self._update(parameter, parallel.whole(parameter.grad), group, noise)
+                    noise = torch.Generator(parameter.device).manual_seed(int(step))
+                _update(parameter, rate, min(group["lr"], step**-0.5), group, noise)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a weight, which may be new, in its next step."""
@@ -203,14 +214,14 @@ class Adafactor(torch.optim.Adafactor):
         state["step"] += 1
         return state
 
-    def _update(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], noise: torch.Generator
-    ) -> None:
-        """Update a weight, given its whole gradient."""
-        weight, state = parallel.local(parameter), self.state[parameter]
-        step = state["step"].item()  # on the CPU
-        exact = torch.promote_types(weight.dtype, torch.float32)
-        share, root = step ** group["beta2_decay"], math.sqrt(parameter.numel())
+    def _direct(self, parameter: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Replace the gradient of a weight by its update, before it is clipped and scaled.
+
+        Return the norms of the weight and of the update, and the root of the number of entries.
+        """
+        state, gradient = self._state_of(parameter), parallel.whole(cast("Tensor", parameter.grad))
+        exact = torch.promote_types(parameter.dtype, torch.float32)
+        share = state["step"].item() ** group["beta2_decay"]  # on the CPU
         tiny = group["eps"][0] or torch.finfo(exact).eps
         if "row_var" in state:
             rows, columns = state["row_var"], state["col_var"]
@@ -222,18 +233,25 @@ class Adafactor(torch.optim.Adafactor):
         else:
             squares = gradient.to(exact).square()
             variance = state["variance"].lerp_(squares, share).clamp(min=tiny * tiny)
-        update = gradient.mul_(variance.rsqrt_())
-        # the means of the squares are those of norms: their common divisor, the root, cancels
-        norm = parallel.whole(torch.linalg.vector_norm(parameter, dtype=exact))
-        clip = torch.linalg.vector_norm(update, dtype=exact).clamp_(min=root * group["d"])
-        rate = norm.clamp(min=group["eps"][1] * root) / clip
-        scale = min(group["lr"], step**-0.5) * group["d"]
-        update = update[parallel.own_rows(parameter)]
-        kept = 1 - group["lr"] * group["weight_decay"]
-        if weight.dtype == torch.bfloat16:
-            _update_half(weight, update, rate * scale, kept, noise)
-        else:
-            weight.mul_(kept).addcmul_(update, rate, value=-scale)
+        gradient.mul_(variance.rsqrt_())
+        if (own := parallel.local(cast("Tensor", parameter.grad))) is not gradient:
+            own.copy_(gradient[parallel.own_rows(parameter)])
+        size = parallel.whole(torch.linalg.vector_norm(parameter, dtype=exact))
+        if parameter not in self._roots:
+            self._roots[parameter] = torch.full_like(size, math.sqrt(parameter.numel()))
+        return size, torch.linalg.vector_norm(gradient, dtype=exact), self._roots[parameter]
+
+
+def _update(
+    parameter: Tensor, rate: Tensor, limit: float, group: dict[str, Any], noise: torch.Generator
+) -> None:
+    """Add ``limit * rate`` times the update in its gradient to a weight, after weight decay."""
+    weight, update = parallel.local(parameter), parallel.local(cast("Tensor", parameter.grad))
+    kept = 1 - group["lr"] * group["weight_decay"]
+    if weight.dtype == torch.bfloat16:
+        _update_half(weight, update, rate * limit, kept, noise)
+    else:
+        weight.mul_(kept).addcmul_(update, rate, value=-limit)
 
 
 def _update_half(

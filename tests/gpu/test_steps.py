@@ -165,8 +165,7 @@ def test_no_optimizer_waits_for_the_card(rig):
         counted = found[optimizer]
         assert (counted["syncs"], counted["d2h"], counted["h2d"]) == (0, 0, 0), optimizer
     assert found["torch"]["syncs"] == 2 * weights
-    # torch has 12.5 and two waits
-    assert found["adafactor"]["launches"] < 15 * weights
+    assert found["adafactor"]["launches"] < found["torch"]["launches"]
 
 
 LOSS = """
