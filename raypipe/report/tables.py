@@ -220,7 +220,7 @@ class Results:
 
     @property
     def own(self) -> Results:
-        """Those without the rows of a baseline."""
+        """The results without the rows of a baseline."""
         is_own = ~is_baseline(self.table, self.rows[list(self.shape.axes)])
         return replace(self, rows=self.rows[is_own])
 

@@ -1,7 +1,7 @@
 """Study of a configuration: points from a grid, a search or a race, as one graph.
 
-A source proposes points, their stages run, and outcomes are told back. A configuration without a
-matrix is a study of one point.
+A source proposes points, their stages run, and the source receives the outcomes. A configuration
+without a matrix is a study of one point.
 
 The runner asks for further stages whenever a stage has ended. A point whose stages have all ended
 is measured and reported to the source; the source then has room for others. Rows that decide what
@@ -52,7 +52,7 @@ class Source:
 
     ``table`` holds its rows; empty without any. ``is_compared``: whether the points are compared at
     the end of a command. ``varied`` are the keys in which its proposals differ, ``metrics`` what is
-    measured at each; a source without metrics is told nothing. ``decisive`` decides its proposals;
+    measured at each; a source without metrics receives nothing. ``decisive`` decides its proposals;
     it is empty if they follow from configuration and results. ``text`` says what it does at most.
     """
 

@@ -102,7 +102,7 @@ def metric_of(
         tables: the declared tables by name.
         where: the file and the key of the section, for messages.
         monitors: ``lower`` or ``higher`` by column of trainings.
-        added: columns that trainings add to ``trials`` beside ``eval_...``; None for any.
+        added: columns that trainings add to ``trials`` in addition to ``eval_...``; None for any.
 
     Raises:
         ConfigError: a table or a column that does not exist, or that holds no numbers; or nothing

@@ -144,7 +144,7 @@ class History:
         if weight == 0:
             raise FloatingPointError(
                 f"the weights of step {row['step']} sum to 0: no sample or token counts in its "
-                "loss; leave out such samples"
+                "loss; leave out samples without a weight"
             )
         row |= {name: value / weight for name, value in values.items()}
         # fp16 skips steps whose gradients overflow

@@ -7,7 +7,7 @@ seeded with the index, not the global one.
 Loader processes are forked: a dataset in memory is shared, not copied, and a dataset defined in a
 script or a notebook need not be importable. A forked process cannot use CUDA and inherits locks of
 threads that it lacks, so a dataset must create CPU tensors and must not call Ray. Each process has
-a queue of its own, so that it can read a stream in order. torch's ``DataLoader`` does not serve:
+its own queue, so that it can read a stream in order. torch's ``DataLoader`` does not serve:
 it ends its processes when it is garbage-collected, and shows streams their number, by which some
 skip samples.
 

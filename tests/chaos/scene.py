@@ -105,7 +105,7 @@ class Scene:
 
 
 def living(name: str, mark: str = MARK) -> list[psutil.Process]:
-    """The processes of a round, or with another mark, without the one that looks."""
+    """The processes that carry a mark, by default a round's, without this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):

@@ -101,7 +101,7 @@ def _mount(*words: str | Path) -> None:
 
 
 def clock(folder: Path, compiler: str) -> tuple[Callable[[int], None], dict[str, str]]:
-    """What sets a time of day back, for the processes that are started with this environment."""
+    """Environment variables that set the time of day back for a process."""
     library, offset = folder / "clock.so", folder / "clock"
     source = Path(__file__).with_name("clock.c")
     words = [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"]

@@ -127,7 +127,7 @@ class Network:
 
 @contextmanager
 def network(folder: Path, *tools: str) -> Iterator[Network]:
-    """A network whose hosts are gone in the end, whatever happened.
+    """A network; its hosts are removed at the end, also after an error.
 
     The test is skipped where there is no root, or not the programs, to make namespaces; or not
     those that are named.

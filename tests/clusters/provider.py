@@ -84,7 +84,7 @@ class Machines(NodeProvider):
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
-        """All machines, which are written afterwards."""
+        """All machines of the network."""
         with self._lock:
             machines = self._read()
             yield machines

@@ -34,7 +34,7 @@ def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds():
     for name in ("gpu", "cpu"):
         assert kinds[name]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
         assert 1 <= kinds[name]["min_workers"] < kinds[name]["max_workers"]
-        # which Ray makes where the head names none
+        # Ray creates it where the head names none
         profile = kinds[name]["node_config"]["IamInstanceProfile"]
         assert profile == {"Name": "ray-autoscaler-v1"}
     assert not {"InstanceMarketOptions", "IamInstanceProfile"} & set(kinds["head"]["node_config"])

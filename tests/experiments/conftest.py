@@ -16,7 +16,7 @@ from tests.scenario import cases
 #: what reads the folder ``topics``
 TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
 SUMMARIZED = ("socket", "header", "node", "queue", "turtle", "thread", "path", "digest")
-#: of the two clear topics below a
+#: documents of the two clear topics below a
 TOPIC_WORDS = {
     "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
     "c": ["cars", "engine", "wheel", "brake", "road"],

@@ -63,7 +63,7 @@ def stream(run: RunDirectory, split: Split) -> list[int]:
 
 @pytest.mark.parametrize("context", [1, 4, 5])
 def test_each_held_out_token_costs_what_the_model_says(run, context):
-    """In its sample, and in a sliding window with half of the context before it or more."""
+    """Each token by its sample, and by a sliding window with at least half of the context."""
     settings = MODEL.model_copy(update={"context": context})
     model, tokens = sure(), stream(run, "held_out")
     samples, half = 28 // context, context // 2  # those of whole samples count

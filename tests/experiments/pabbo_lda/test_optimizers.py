@@ -78,7 +78,7 @@ def odd_value(seed: int, point: Point) -> float:
 
 @st.composite
 def cases(draw: st.DrawFn, name: OptimizerName) -> tuple[Space, list[int], int, int | None, int]:
-    """All that a study may depend on: space, start, budget, iterations, seed."""
+    """A study's inputs: space, start, budget, iterations, seed."""
     slow = name in ("gp_ei", "pfn_ei")  # a fit, or a prediction of every candidate, per value
     start, budget, widest = (3, 5, 100) if slow else (25, 45, 2000)
     t_min = draw(st.integers(1, 50))

@@ -1,4 +1,4 @@
-"""What a training reads that kernels compute: those of fake cards do nothing.
+"""Values that a training reads from a card, for fake cards, whose kernels compute nothing.
 
 torch exchanges the sizes of Python objects as numbers on the cards.
 """
@@ -25,7 +25,7 @@ def exchange_by_store() -> None:
 
 
 def read_ones() -> None:
-    """Read ones where a training reads the sums of a logged step."""
+    """Let the sums of a logged step be 1, which no kernel computed."""
     history.HostCopy = _Ones  # type: ignore[misc]
 
 

@@ -36,7 +36,7 @@ def resolve(
 
 @pytest.mark.parametrize("case", CASES["resolved"], ids=lambda case: str(case.get("batch")))
 def test_what_a_configuration_resolves_to(case: dict[str, Any]) -> None:
-    """And reads as the same, once it is written to a run directory."""
+    """The resolved configuration, written to a run directory, resolves to itself."""
     options = {key: case[key] for key in ("profile", "gpu_gb") if key in case}
     found = resolve(case.get("text", ""), *case.get("overrides", ()), **options)
     assert found.profile == case.get("used", found.profile)

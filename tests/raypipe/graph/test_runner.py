@@ -355,7 +355,7 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
 
 
 def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, tmp_path, monkeypatch):
-    """The run itself then begins with what fitted; its rows and its wait for data are its own."""
+    """The run begins with the size that fitted; its rows and its wait are without the trial."""
     session = session_in(tmp_path / "run", Threads())  # on the captured output
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
     opened: list[list[int]] = []

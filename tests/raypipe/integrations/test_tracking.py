@@ -90,7 +90,7 @@ def row(step: int, trial_id: str = TRIAL, speed: float = 10.0) -> dict[str, Any]
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as every tracker has them, of which some know texts or numbers only."""
+    """Settings in one form: some trackers store only texts or numbers."""
     found = {name: value for name, value in settings.items() if not name.startswith("_")}
     for name, value in found.items():
         with suppress(ValueError):

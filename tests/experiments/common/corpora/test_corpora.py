@@ -84,7 +84,7 @@ def with_count(value: float) -> np.ndarray:
     return counts
 
 
-#: by count, why it is none
+#: why a count is invalid, by the count
 BAD_COUNTS = {
     -1: "negative", 0.5: "not a whole number", np.nan: "not a finite number",
     np.inf: "not a finite number", -np.inf: "not a finite number", 2.0**31: "more than 2147483647",
