@@ -10,7 +10,6 @@ import shutil
 from functools import reduce
 from importlib import import_module
 from operator import getitem
-from pathlib import Path
 
 import pytest
 
@@ -28,13 +27,6 @@ REFUSALS, IDENTITIES = cases(__file__, "refusals"), cases(__file__, "identity")
 #: GiB that cards of 8, 10, 12, 16, 20, 24 (an L4), 24, 40, 48 and 80 GB report
 CARDS = (7.99, 10.0, 12.0, 15.77, 19.7, 22.49, 23.69, 39.4, 47.5, 79.2)
 SIZES = {"medium": medium().model_dump(mode="json"), "large": large().model_dump(mode="json")}
-
-
-@pytest.fixture
-def here(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the data, which is the current directory."""
-    monkeypatch.chdir(files)
-    return files
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from experiments.pabbo_lda.study.study import Evaluation, Study
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 #: optimizers that use values, not only their order
 MODELS = ("gp_ei", "pfn_ei", "pabbo_curves")
+USUAL = Space(2, 1000)
 WIDE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 
 
@@ -35,9 +36,8 @@ def pseudo(duels, preferred, points, pairs, used):
     return (points[pairs] * [5.3, 2.9] + phase).sum(axis=1) % 1.0
 
 
-def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000):
-    scorer = pseudo if name.startswith("pabbo") else None
-    return make_optimizer(name, space=Space(t_min, t_max), seed=seed, scorer=scorer)
+def make(name: OptimizerName, seed: int = 0, space: Space = USUAL):
+    return make_optimizer(name, space=space, seed=seed, scorer=pseudo)
 
 
 def points(*topics: int) -> list[Point]:
@@ -107,9 +107,7 @@ def test_a_study_depends_on_its_case_alone(name, data, order, more):
     space, start, budget, iterations, seed = data.draw(cases(name))
 
     def history(budget: int, order: random.Random | None = None) -> tuple[Evaluation, ...]:
-        scorer = pseudo if name.startswith("pabbo") else None
-        optimizer = make_optimizer(name, space=space, seed=seed, scorer=scorer)
-        study = Study(optimizer, space.start_points(start), budget, iterations)
+        study = Study(make(name, seed, space), space.start_points(start), budget, iterations)
         return finish(study, partial(odd_value, seed), order).history
 
     whole = history(budget)
@@ -154,21 +152,21 @@ def test_finds_the_bottom_of_a_bowl_in_three_dimensions(name):
 def best_found(name: OptimizerName, seed: int, budget: int) -> float:
     center = WIDE.positions([Point(8, 0.01, 2.0)])
     start = WIDE.points(np.random.default_rng(seed + 100).uniform(-1, 1, (20, 3)))
-    study = Study(make_optimizer(name, space=WIDE, seed=seed), start, budget)
+    study = Study(make(name, seed, WIDE), start, budget)
     finish(study, lambda point: 1.1 + float(((WIDE.positions([point]) - center) ** 2).sum()))
     return study.history[-1].best_value - 1.1
 
 
 def test_refuses_unknown_names_empty_ranges_priors_and_pabbo_without_a_model():
     with pytest.raises(ValueError, match=r"optimizer 'gp' is not known.*golden_section"):
-        make_optimizer("gp", space=Space(2, 9), seed=0)  # type: ignore[arg-type]
+        make("gp")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="t_min=9, t_max=9"):
-        make("ga", t_min=9, t_max=9)
+        Space(9, 9)
     with pytest.raises(ValueError, match="scorer"):
-        make_optimizer("pabbo_large", space=Space(2, 9), seed=0)
+        make_optimizer("pabbo_large", space=USUAL, seed=0)
     for name in T_ONLY:
         with pytest.raises(ValueError, match=rf"{name} searches T alone, not alpha and eta: leave"):
-            make_optimizer(name, space=WIDE, seed=0)
+            make(name, space=WIDE)
     for ends in ((0.0, 1.0), (0.2, 0.1), (0.1, 0.1), (0.1, math.inf)):
         with pytest.raises(ValueError, match="0 < low < high"):
             Space(2, 9, eta=ends)
@@ -263,7 +261,7 @@ def test_random_search_is_even_in_log_t_and_never_repeats():
     first = [make("random", seed).ask()[0].T for seed in range(1000)]
     assert np.mean(np.log(first)) == pytest.approx(np.log([1.5, 1000.5]).mean(), abs=0.2)
     space = Space(2, 3, alpha=(0.1, 0.102), eta=(0.999, 1.0))
-    study = Study(make_optimizer("random", space=space, seed=1), [], budget=99)
+    study = Study(make("random", 1, space), [], budget=99)
     known = {row.point for row in finish(study, lambda point: 1.0).history}
     assert known == {
         Point(T, alpha, eta) for T in (2, 3) for alpha in (0.1, 0.101, 0.102) for eta in (0.999, 1)
@@ -291,7 +289,7 @@ def test_tpe_is_optunas():
 )
 def test_golden_section_finds_the_minimum_of_a_unimodal_function(falls, rises, start):
     values = np.cumsum([0.0, *(-fall for fall in falls), *rises])
-    golden = make("golden_section", 0, 2, len(values) + 1)
+    golden = make("golden_section", space=Space(2, len(values) + 1))
     known = [2 + T % len(values) for T in start]
     found = asked(golden, lambda T: float(values[T - 2]), known, batches=200)
     assert golden.ask() == [], "it finishes by itself"
@@ -299,7 +297,7 @@ def test_golden_section_finds_the_minimum_of_a_unimodal_function(falls, rises, s
 
 
 def test_golden_section_and_bisection_need_few_probes():
-    bisect = make("bisect", t_min=1, t_max=100)
+    bisect = make("bisect", space=Space(1, 100))
     bisect.tell(points(4, 64), [1.0, 2.0])
     assert bisect.ask() == [Point(16)]  # the gap to 64 is a factor of 16, that to 1 is 4
     probed = asked(make("bisect"), bowl, batches=100)
@@ -317,11 +315,11 @@ def test_expected_improvement_is_that_of_a_normal_value():
 
 def pabbo(scorer, **options):
     policy = PolicySettings(**options)
-    return make_optimizer("pabbo_small", space=Space(2, 1000), seed=0, scorer=scorer, policy=policy)
+    return make_optimizer("pabbo_small", space=USUAL, seed=0, scorer=scorer, policy=policy)
 
 
 def test_pabbo_shows_the_model_true_duels_and_evaluates_the_candidate_it_prefers():
-    scale = Space(2, 1000).topics
+    scale = USUAL.topics
     favorite = int(scale.grid(256)[80])
     seen = []
 
@@ -352,7 +350,7 @@ def test_pabbo_explores_at_its_rate_and_finishes_when_all_candidates_are_known()
     assert not scorer.called
     asked(pabbo(scorer, exploration=0.3), bowl, batches=150)
     assert scorer.call_count == pytest.approx(105, abs=20)
-    every = asked(make("pabbo_small", t_max=20), bowl, [3, 4], batches=100)
+    every = asked(make("pabbo_small", space=Space(2, 20)), bowl, [3, 4], batches=100)
     assert sorted([3, 4, *every]) == list(range(2, 21))
 
 

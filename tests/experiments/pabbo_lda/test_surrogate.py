@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from safetensors.torch import save
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 
+from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.surrogate import posterior
 from experiments.pabbo_lda.surrogate.model import restore_surrogate
 from experiments.pabbo_lda.surrogate.posterior import Surrogate
@@ -31,9 +32,10 @@ def drawn(n: int, d: int, m: int = 7, seed: int = 0):
     return rng.uniform(-1, 1, (n, d)), rng.normal(size=n), rng.uniform(-1, 1, (m, d))
 
 
-def test_the_weights_ship_and_are_small():
-    file = resources.files("experiments.pabbo_lda.surrogate").joinpath(posterior.WEIGHTS)
-    assert len(file.read_bytes()) <= 2_000_000
+def test_all_weights_ship_and_are_small():
+    files = [*Path(posterior.__file__).parents[1].rglob("*.safetensors")]
+    assert len(files) == 4
+    assert max(file.stat().st_size for file in files) <= 2_000_000
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -133,7 +135,8 @@ def test_training_lowers_the_surprise_of_held_out_functions(tmp_path):
 
 
 def test_a_file_of_another_model_is_refused():
-    with pytest.raises(ValueError, match="lack the key 'surrogate'"):
-        restore_surrogate(save({"a": torch.zeros(1)}))
+    for restore, key in ((restore_surrogate, "surrogate"), (restore_model, "model")):
+        with pytest.raises(ValueError, match=f"its metadata lack the key '{key}'"):
+            restore(save({"a": torch.zeros(1)}))
     with pytest.raises(ValueError, match="safetensors"):
         restore_surrogate(b"nothing")
