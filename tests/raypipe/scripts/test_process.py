@@ -17,30 +17,17 @@ from tests.scenario import cases
 
 #: a child and a grandchild in a session of its own, which ignore SIGTERM, as their parent may
 STUBBORN = """
-import os, signal, subprocess, sys, time
-if "ignore" in sys.argv:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = ("import os,signal,time,subprocess,sys\\n"
-         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
-         "if len(sys.argv) == 1:\\n"
-         "    subprocess.Popen([sys.executable, '-c', open(0).read(), 'x'], start_new_session=True,"
-         "stdin=open('child.py'))\\n"
-         "open(f'pid{os.getpid()}', 'w').close()\\n"
-         "time.sleep(600)\\n")
-open("child.py", "w").write(child)
-subprocess.Popen([sys.executable, "child.py"], stdin=open("child.py"))
-while len([name for name in os.listdir() if name.startswith("pid")]) < 2:
-    time.sleep(0.01)
-open(f"pid{os.getpid()}", "w").close()
-print("ready", flush=True)
-if "leave" not in sys.argv:
-    time.sleep(600)
+trap '' TERM
+(setsid sleep 600 & touch pid$!; exec sleep 600) & touch pid$!
+[ "$0" = ignore ] || trap - TERM
+while [ $(ls pid* | wc -l) -lt 2 ]; do sleep 0.01; done
+touch pid$$; echo ready
+[ "$0" = leave ] || exec sleep 600
 """
 
 
 def script(folder: Path, how: str) -> ScriptProcess:
-    (folder / "stubborn.py").write_text(STUBBORN)
-    argv = [sys.executable, "stubborn.py", how]
+    argv = ["sh", "-c", STUBBORN, how]
     return ScriptProcess(argv, folder, os.environ, folder / "log", 0.3)
 
 
