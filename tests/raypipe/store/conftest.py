@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from threading import Lock, Thread
 from typing import Any
@@ -28,12 +29,22 @@ def uri_of(server: str, name: str, user: str = "key:any@", bucket: str = "runs")
     return f"s3://{user}{bucket}/{name}?endpoint_override={server}&scheme=http&region=us-east-1"
 
 
+@contextmanager
+def served(application: Any) -> Iterator[str]:
+    """The ``host:port`` of a WSGI application."""
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    threads = make_server("127.0.0.1", 0, application, threaded=True)
+    Thread(target=threads.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{threads.server_port}"
+    threads.shutdown()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The ``host:port`` of a server with the buckets ``runs`` and ``unconditional``."""
     moto = pytest.importorskip("moto.server", reason="the package moto[server] is not installed")
-    from werkzeug.serving import make_server
-
     store, one = moto.DomainDispatcherApplication(moto.create_backend_app), Lock()
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -46,16 +57,13 @@ def server() -> Iterator[str]:
         with one:
             return list(store(environ, start_response))
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    threads = make_server("127.0.0.1", 0, answer, threaded=True)
-    Thread(target=threads.serve_forever, daemon=True).start()
-    address = f"127.0.0.1:{threads.server_port}"
-    options = {"access_key": "key", "secret_key": "any", "scheme": "http", "region": "us-east-1"}
-    files = arrow_fs.S3FileSystem(endpoint_override=address, allow_bucket_creation=True, **options)
-    for bucket in ("runs", "unconditional"):
-        files.create_dir(bucket)
-    yield address
-    threads.shutdown()
+    options: Any = {"access_key": "key", "secret_key": "any", "region": "us-east-1"}
+    options |= {"scheme": "http", "allow_bucket_creation": True}
+    with served(answer) as address:
+        files = arrow_fs.S3FileSystem(endpoint_override=address, **options)
+        for bucket in ("runs", "unconditional"):
+            files.create_dir(bucket)
+        yield address
 
 
 @pytest.fixture(params=["run", "remote"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -18,11 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import unquote
 
 import pytest
 from pyarrow import fs as arrow_fs
@@ -35,7 +33,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from tests.command import is_alive, until
 from tests.raypipe.examples.hills import killed
-from tests.raypipe.store.conftest import FAST, uri_of
+from tests.raypipe.store.conftest import FAST, served, uri_of
 from tests.scenario import cases
 
 #: the lease of another command
@@ -337,47 +335,32 @@ def opened(location: str) -> ConditionalObject:
     return ConditionalObject.at(run, run.lock)
 
 
-class Gcs(BaseHTTPRequestHandler):
-    """As much of the XML interface of Google's storage as an object with a generation needs."""
-
-    objects: dict[str, tuple[bytes, int]] = {}  # noqa: RUF012 - emptied by the fixture
-
-    def do_GET(self) -> None:
-        if self.path in self.objects:
-            self._answer(200, *self.objects[self.path])
-        else:
-            self._answer(404, b"", 0)
-
-    def do_PUT(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        generation = self.objects.get(self.path, (b"", 0))[1]
-        if self.headers["x-goog-if-generation-match"] not in (None, str(generation)):
-            self._answer(412, b"", 0)
-            return
-        self.objects[self.path] = content, generation + 1
-        self._answer(200, b"", generation + 1, of=content)
-
-    def _answer(self, status: int, content: bytes, generation: int, of: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Last-Modified", "Mon, 23 Nov 2026 07:20:07 GMT")
-        self.send_header("ETag", hashlib.md5(of or content).hexdigest())
-        self.send_header("x-goog-generation", str(generation))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture
-def gcs() -> Iterator[str]:
-    """The ``host:port`` of a server of Google's interface."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gcs) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        Gcs.objects.clear()
+def gcs() -> Iterator[tuple[str, dict[str, tuple[bytes, int]]]]:
+    """The ``host:port`` of a server, and its objects: content and generation by path.
+
+    It has as much of the XML interface of Google's storage as an object with a generation needs.
+    """
+    from werkzeug import Request, Response
+
+    objects: dict[str, tuple[bytes, int]] = {}
+
+    @Request.application
+    def answer(request: Request) -> Response:
+        content, generation = objects.get(request.path, (b"", 0))
+        if request.method == "PUT":
+            if request.headers.get("x-goog-if-generation-match") not in (None, str(generation)):
+                return Response(status=412)
+            content, generation = request.data, generation + 1
+            objects[request.path] = content, generation
+        response = Response(content, 200 if generation else 404)
+        response.headers["x-goog-generation"] = str(generation)
+        response.last_modified = datetime.now(UTC)
+        response.add_etag()
+        return response
+
+    with served(answer) as address:
+        yield address, objects
 
 
 @pytest.mark.parametrize(("options", "endpoint"), cases(__file__, "uris")["endpoints"])
@@ -419,7 +402,8 @@ def test_storage_without_conditional_writes_is_refused():
 
 def test_an_object_is_replaced_only_at_the_version_seen(server, gcs):
     in_s3 = RunDirectory.at(uri_of(server, "a%20b%2523/%C3%BC+/run"))
-    in_gcs = RunDirectory.at(f"gs://anonymous@runs/run?endpoint_override={gcs}&scheme=http")
+    address, objects = gcs
+    in_gcs = RunDirectory.at(f"gs://anonymous@runs/run?endpoint_override={address}&scheme=http")
     for run in (in_s3, in_gcs):
         subject = ConditionalObject.at(run, run.lock)
         assert subject.read() == (b"", None)
@@ -430,7 +414,7 @@ def test_an_object_is_replaced_only_at_the_version_seen(server, gcs):
             with pytest.raises(ConflictError):
                 subject.write(b"3", outdated)
         assert subject.read() == (b"2", second)
-    assert [unquote(path) for path in Gcs.objects] == ["/runs/run/.lock"]
+    assert list(objects) == ["/runs/run/.lock"]
     assert in_s3.read(in_s3.lock) == b"2"  # as pyarrow sees it
     in_s3.delete(in_s3.lock)
     with pytest.raises(ConflictError):
