@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import socket
 import struct
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,10 +26,11 @@ from raypipe import tracking
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.tables import write_table
 from raypipe.tracking import TrackerName, Trackers, check, finite_numbers, flat
+from raypipe.training.tables import STEPS
 from tests import command
 
-PROJECT = Path(__file__).resolve().parents[2]
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
 HERE = [name for name in ALL if all(map(tracking.file_of_module, tracking._PACKAGES[name]))]
 TRIAL, OTHER = "sweep/train_small/0123456789ab", "train_large"
@@ -207,49 +212,39 @@ def trials_in(tracker: str, run: RunDirectory) -> dict[str, SimpleNamespace]:
 # a run whose driver is killed, and is continued in another process
 
 
-PROCESS = """
-import os, signal, socket, sys
-from pathlib import Path
-from types import SimpleNamespace
-
-def connect(sock, address, reach=socket.socket.connect):
+def reach_this_machine(
+    sock: socket.socket, address: Any, connect: Any = socket.socket.connect
+) -> Any:
     assert sock.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "localhost"), address
-    return reach(sock, address)
+    return connect(sock, address)
 
-socket.socket.connect = connect
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from test_tracking import CONFIGURATION, OTHER, OUTCOME, TRIAL, row
-from raypipe.store import tables as results
-from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import Trackers
-from raypipe.training.tables import STEPS
 
-if sys.argv[4] == "tensorboard":
-    import torch.utils.tensorboard  # once for both
-
-run = RunDirectory.at(sys.argv[3])
-if child := os.fork():
-    _, ended = os.waitpid(child, 0)
-    assert os.WTERMSIG(ended) == signal.SIGKILL
-with Trackers([sys.argv[4]], run, "quick-1", "quick", CONFIGURATION) as trackers:
-    if not child:
-        for step in range(1, 7):
-            trackers.log(TRIAL, row(step))
-            trackers.log(OTHER, row(step, OTHER))
-        trackers.end(OTHER, {"stage": OTHER, "status": "out_of_memory", "micro_batch": 8})
-        results.write_table(run, STEPS, [row(step) for step in (1, 2, 3)], "quick-1", TRIAL)
-        os.kill(os.getpid(), signal.SIGKILL)
-    for start in (4, 8):  # from the checkpoint at step 3; once more from one at step 7
-        for step in range(start, 11):
+def drive(tracker: TrackerName) -> None:
+    """Run without network in the folder ``run``, as a driver that is killed and as the next one."""
+    socket.socket.connect = reach_this_machine  # type: ignore[method-assign]
+    if tracker == "tensorboard":
+        import torch.utils.tensorboard  # noqa: F401 - once for both
+    run = RunDirectory.at("run")
+    if child := os.fork():
+        _, ended = os.waitpid(child, 0)
+        assert os.WTERMSIG(ended) == signal.SIGKILL
+    with Trackers([tracker], run, "quick-1", "quick", CONFIGURATION) as trackers:
+        if not child:
+            for step in range(1, 7):
+                trackers.log(TRIAL, row(step))
+                trackers.log(OTHER, row(step, OTHER))
+            trackers.end(OTHER, {"stage": OTHER, "status": "out_of_memory", "micro_batch": 8})
+            write_table(run, STEPS, [row(step) for step in (1, 2, 3)], "quick-1", TRIAL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        # from the checkpoint at step 3; once more from one at step 7
+        for step in (*range(4, 11), *range(8, 13)):
             trackers.log(TRIAL, row(step, speed=20.0))
-    trackers.log(TRIAL, row(11)), trackers.log(TRIAL, row(12))
-    trackers.end(TRIAL, OUTCOME)
-    results.write_table(run, STEPS, [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
-    for step in (7, 8):
-        trackers.log(OTHER, row(step, OTHER))
-    trackers.end(OTHER, {"stage": OTHER, "status": "succeeded", "micro_batch": 4, "steps": 8})
-    trackers.log("interrupted", row(1))
-"""
+        trackers.end(TRIAL, OUTCOME)
+        write_table(run, STEPS, [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
+        for step in (7, 8):
+            trackers.log(OTHER, row(step, OTHER))
+        trackers.end(OTHER, {"stage": OTHER, "status": "succeeded", "micro_batch": 4, "steps": 8})
+        trackers.log("interrupted", row(1))
 
 
 def needs(name: TrackerName) -> pytest.MarkDecorator:
@@ -270,8 +265,8 @@ ENDED = {"tensorboard": [(), ()], "mlflow": [("FINISHED",), ("KILLED",)], "wandb
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_tracker_shows_each_step_of_a_killed_run_once(tracker, tmp_path):
-    words = [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent, tmp_path / "run"]
-    done = subprocess.run([*words, tracker], capture_output=True, text=True, cwd=tmp_path)
+    words = [sys.executable, "-c", f"from {__name__} import drive; drive({tracker!r})"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout + done.stderr == "", "a package says something, or a tracker failed"
     run = RunDirectory.at(tmp_path / "run")
@@ -301,42 +296,26 @@ def test_a_tracker_shows_each_step_of_a_killed_run_once(tracker, tmp_path):
 # a tracker that fails
 
 
-class Kept:
-    """Keeps what it is told; with an error, it fails at the second step."""
-
-    last, error = -1, None
-    made: list[Kept]
-
-    def __init__(self, target: Any, trial_id: str) -> None:
-        self.steps: list[int] = []
-        self.ended: list[str] = []
-        self.made.append(self)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step == 2 and self.error is not None:
-            raise self.error
-        self.steps.append(step)
-
-    def end(self, status: str, *outcome: Any) -> None:
-        self.ended.append(status)
-
-
-class Broken(Kept):
-    error = OSError(28, "No space left on device: http://me:pa55@server")
-
-
-class Interrupted(Kept):
-    error = KeyboardInterrupt()
-
-
 @pytest.fixture
-def made(monkeypatch) -> list[Kept]:
-    """What was opened, where one tracker works, one fails, and one is interrupted."""
-    kinds = {"mlflow": Broken, "tensorboard": Kept, "wandb": Interrupted}
+def made(monkeypatch) -> list[Mock]:
+    """What was opened; one tracker works, one fails at its second step, one is interrupted."""
+    full = OSError(28, "No space left on device: http://me:pa55@server")
+    made: list[Mock] = []
+
+    def opened(writes: Any, *_: object) -> Mock:
+        made.append(Mock(**{"last": -1, "write.side_effect": writes}))
+        return made[-1]
+
+    writes = {"mlflow": [None, full], "tensorboard": None, "wandb": KeyboardInterrupt}
+    kinds = {name: partial(opened, effect) for name, effect in writes.items()}
     monkeypatch.setattr(tracking, "_KINDS", kinds)
     monkeypatch.setattr(tracking, "file_of_module", lambda package: True)
-    monkeypatch.setattr(Kept, "made", [], raising=False)
-    return Kept.made
+    return made
+
+
+def received(calls: Mock) -> list[Any]:
+    """The steps or statuses that a tracker was called with."""
+    return [call.args[0] for call in calls.mock_calls]
 
 
 def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, made, caplog):
@@ -345,8 +324,8 @@ def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, made, caplog):
             trackers.log("a", row(step))
         trackers.end("a", {"status": "succeeded"})
         trackers.log("b", row(1))
-    assert [(each.steps, each.ended) for each in made] == [
-        ([1], []),
+    assert [(received(each.write), received(each.end)) for each in made] == [
+        ([1, 2], []),
         ([1, 2, 3], ["succeeded"]),
         ([1], ["interrupted"]),
     ]
@@ -362,7 +341,7 @@ def test_an_interrupt_is_not_taken_for_a_failure(run, made):
         Trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
     ):
         trackers.log("a", row(2))
-    assert [each.ended for each in made] == [["interrupted"]]
+    assert [received(each.end) for each in made] == [["interrupted"]]
 
 
 @pytest.mark.slow
