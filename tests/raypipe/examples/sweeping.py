@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
 from raypipe.commands import configuration as config
 from raypipe.commands.configuration import declared
 from raypipe.graph.experiment import Stage
 from raypipe.graph.runner import run_stages
 from raypipe.graph.stored_results import resume
 from raypipe.hardware import Hardware
-from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import read_table
 from raypipe.study.sweep import with_sweep
 from tests.raypipe.composed import HERE, session_in
 
@@ -33,12 +29,3 @@ def sweep(
     session = session_in(folder, node=node, tables=tables)
     resume(session.run_dir, session.ledger, {}, lambda _: (stages, True))
     return run_stages(stages, session)
-
-
-def with_points(run_dir: RunDirectory) -> pd.DataFrame:
-    """The table of trials with a column ``point``: the axes of each, as JSON."""
-    trials, points = read_table(run_dir, "trials"), read_table(run_dir, "sweep_points")
-    other = ["run_id", "command_id", "trained_stage", "kind"]
-    axes = points.drop(columns=other).set_index("trial_id")
-    texts = {name: row.to_json() for name, row in axes.iterrows()}
-    return trials.assign(point=trials["trial_id"].map(texts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -67,6 +66,11 @@ def run(folder: Path, *overrides: str) -> str | None:
 def table(folder: Path, name: str = "trials") -> pd.DataFrame:
     found = read_table(RunDirectory.at(folder), name)
     return found[found["stage"] == "sweep"] if name == "trials" else found
+
+
+def points(folder: Path) -> pd.DataFrame:
+    """The trials of a sweep, with a column for each axis."""
+    return table(folder).merge(table(folder, "sweep_points"), on="trial_id")
 
 
 def trials(folder: Path) -> pd.DataFrame:
@@ -138,10 +142,9 @@ def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp
         failed = run(tmp_path, ONLY[0], *axes, "sweep.repeats=1")
         assert "sweep: sweep/train/" in failed
         assert "the machine went away" in failed
-        found = sweeping.with_points(RunDirectory.at(tmp_path)).query("stage == 'sweep'")
-        fails = found["point"].map(lambda point: json.loads(point)["fail"])
-        assert list(found[fails]["status"]) == ["failed"] * 3
-        assert found[~fails].set_index("micro_batch")["status"].to_dict() == {
+        found = points(tmp_path)
+        assert list(found[found["fail"]]["status"]) == ["failed"] * 3
+        assert found[~found["fail"]].set_index("micro_batch")["status"].to_dict() == {
             4: "succeeded",
             8: "out_of_memory",
             16: "skipped",
@@ -217,8 +220,8 @@ SEARCH = (
 
 
 def searched(folder: Path) -> pd.DataFrame:
-    found = sweeping.with_points(RunDirectory.at(folder)).query("stage == 'sweep'")
-    return found.sort_values("number").set_index("number")[["point", "eval_loss", "status"]]
+    columns = ["train.training.learning_rate", "width", "eval_loss", "status"]
+    return points(folder).set_index("number").sort_index()[columns]
 
 
 def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
