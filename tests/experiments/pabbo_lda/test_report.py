@@ -1,10 +1,12 @@
-"""The report on studies: figures, sections, and their sentences.
+"""Tables that compare finished studies, and the report on them: figures, sections, sentences.
 
 Tables: ``page.yaml``, ``report.yaml``.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import numpy as np
@@ -12,32 +14,220 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from numpy.testing import assert_allclose
+from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections
-from experiments.pabbo_lda.study.comparison import aggregate
+from experiments.pabbo_lda.study.comparison import MEASURES, aggregate, landscape, progress
 from raypipe.report.plots import Plot
 from raypipe.report.results import RunResults
 from raypipe.store.ledger import Row
-from tests.experiments.pabbo_lda.test_comparison import Values, fits, history
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of
 from tests.scenario import cases, named_cases
+
+Values = dict[str, list[list[float]]]  # of each optimizer, a list a run
+
+
+def history(values: Values, start: int = 2, dataset: str = "corpus") -> list[Row]:
+    """Studies with these values, a second an evaluation and one more for each of its number."""
+    rows: list[Row] = []
+    for optimizer, runs in values.items():
+        for run, study in enumerate(runs):
+            n = np.arange(1, len(study) + 1)
+            seconds, best = n * (n + 1) / 2, pd.Series(study).where(np.isfinite).cummin().ffill()
+            found = pd.DataFrame(
+                {"evaluation": n, "batch": (n - start).clip(0), "T": 101 - n, "value": study,
+                 "best_T": pd.Series(101 - n).where(best.notna()),
+                 "best_value": best.fillna(math.inf), "elapsed_s": seconds, "cpu_s": seconds}
+            )  # fmt: skip
+            about = {"dataset": dataset, "optimizer": optimizer, "run": run, "seed": 42 + run}
+            rows += found.assign(**about).to_dict("records")
+    return rows
+
+
+def table(rows: dict[str, Row], *keys: str) -> pd.DataFrame:
+    return pd.DataFrame(rows.values()).set_index(list(keys))
+
+
+# one run; the best known value is 100
+HAND: Values = {
+    "quick": [[300.0, 200.0, 105.0, 101.0, 100.0, 100.0]],
+    "slow": [[300.0, 200.0, 150.0, 150.0, 104.0, 150.0]],
+    "never": [[300.0, 200.0, 190.0]],
+    "at once": [[300.0, 100.5, 100.5]],
+}
+
+
+def test_what_a_study_took_to_the_targets_and_its_area_by_hand():
+    """The area is the mean log ratio beyond the start, carried to the longest study."""
+    reached = table(aggregate(history(HAND))["convergence"], "optimizer").loc[[*HAND]]
+    assert (reached["best_known"] == 100).all()
+    assert reached["start_evaluations"].tolist() == [2] * 4
+    assert reached["start_s"].tolist() == [3.0] * 4
+    targets = {"5_percent": [3, 5, math.nan, 2], "1_percent": [4, math.nan, math.nan, 2]}
+    for target, numbers in targets.items():
+        n = np.array(numbers)  # of HAND's optimizers
+        for column, expected in {
+            f"evaluations_to_{target}": n,
+            f"evaluations_beyond_start_to_{target}": np.maximum(0, n - 2),
+            f"time_to_{target}_s": n * (n + 1) / 2,
+        }.items():
+            np.testing.assert_array_equal(reached[column].astype(float), expected)
+    logs = np.log([1.05 * 1.01, 1.5**2 * 1.04**2, 1.9**4, 1.005**4]) / 4
+    assert reached["area_under_curve"].tolist() == pytest.approx(logs)
+
+
+def test_the_area_of_a_negative_objective_is_the_mean_difference():
+    values = {"a": [[-0.1, 0.2, -0.4, -0.5]], "b": [[-0.1, 0.2, 0.3, -0.2]]}
+    area = table(aggregate(history(values))["convergence"], "optimizer")["area_under_curve"]
+    assert area[["a", "b"]].tolist() == pytest.approx([(0.1 + 0) / 2, (0.4 + 0.3) / 2])
+
+
+def test_the_best_known_is_that_of_the_same_corpus_and_seed():
+    rows = history({"a": [[4.0, 2.0], [9.0, 8.0]], "b": [[4.0, 3.0], [9.0, 7.0]]})
+    rows += history({"a": [[40.0, 1.0]]}, dataset="other")
+    known = progress(rows).groupby(["dataset", "seed"])["best_known"].unique().map(list)
+    assert known.to_dict() == {("corpus", 42): [2.0], ("corpus", 43): [7.0], ("other", 42): [1.0]}
+
+
+def test_censored_runs_rank_behind_all_others_and_tie_among_each_other():
+    run = [30.0, 20.0, 19.0, 18.0, 17.0, 16.0]
+    values: Values = {"first": [[*run[:2], 10.0]] * 3, "later": [[*run[:5], 10.0]] * 3}
+    values |= {"never": [run] * 3, "neither": [run[:4]] * 3}
+    ranks = table(aggregate(history(values))["rankings"], "measure", "optimizer")
+    found = ranks.loc["evaluations_to_1_percent"]["average_rank"]
+    assert found.to_dict() == {"first": 1, "later": 2, "never": 3.5, "neither": 3.5}
+
+
+def test_every_measure_is_tested_with_runs_as_blocks():
+    rng = np.random.default_rng(0)
+    values = {
+        name: rng.uniform(100 + shift, 140 + shift, (12, 8)).tolist()
+        for name, shift in (("a", 0), ("b", 20), ("c", 60))
+    }
+    fits = [{"dataset": "corpus", "seed": n, "T": 9, "value": 100.0 + n} for n in range(9)]
+    rows = history(values)
+    studies = [{**row, "confirmed_value": row["best_value"]} for row in rows]
+    tables = aggregate(rows, fits, studies)
+    reached = table(tables["convergence"], "run", "optimizer")
+    assert len(tables["rankings"]) == len(tables["comparisons"]) == 3 * len(MEASURES)
+    for measure in MEASURES:
+        blocks = reached[measure].astype(float).fillna(np.inf).unstack()
+        test = scipy_stats.friedmanchisquare(*blocks.to_numpy().T)
+        ranking = tables["rankings"][f"corpus/{measure}/a"]
+        assert (ranking["p_value"], ranking["runs"]) == (pytest.approx(test.pvalue), 12)
+    assert tables["comparisons"]["corpus/final_value/a/c"]["conclusion"] == "a is lower"
+
+
+def test_random_search_is_the_control_where_it_took_part():
+    lasts = {"better": lambda run: 1.0 + run, "random": lambda run: 8 + run / 10}
+    lasts["worse"] = lambda run: 9.0
+    values = {name: [[9.0, 9.0, last(run)] for run in range(9)] for name, last in lasts.items()}
+    against = aggregate(history(values))["against_control"].values()
+    pairs = {(row["first"], row["second"]) for row in against}
+    assert pairs == {("better", "random"), ("worse", "random")}
+    assert aggregate(history(HAND))["against_control"] == {}
+
+
+def test_pairs_are_exploratory_where_friedman_finds_nothing():
+    same = [[9.0, 8.0, float(7 + r % 3)] for r in range(12)]
+    exploratory = " (exploratory; Friedman's test: no difference found)"
+    for names, note in (("abc", exploratory), ("ab", "")):
+        pairs = aggregate(history(dict.fromkeys(names, same)))["comparisons"].values()
+        assert {pair["conclusion"] for pair in pairs} == {f"no difference found{note}"}
+
+
+def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_plain_json():
+    huge = [[1e44, 1e40, 1e38], [2e44, math.inf, 5.0]]
+    values = {"huge": huge, "broken": [[math.inf] * 3, [math.nan, 7.0, 6.0]], "c": huge[::-1]}
+    tables = aggregate(history(values, start=1))
+    json.dumps(tables)
+    reached = table(tables["convergence"], "optimizer", "run")
+    assert reached.loc[("broken", 0), "final_value"] == math.inf
+    assert reached.loc[("broken", 0), "area_under_curve"] == math.inf
+    ranks = table(tables["rankings"], "measure", "optimizer")["average_rank"]
+    assert ranks.notna().all()
+
+
+HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]
+
+
+def fits(values: dict[int, list[float]], **point: float) -> list[Row]:
+    """Evaluations: a list of T's values, one per seed."""
+    return [
+        {"dataset": "corpus", "seed": seed, "T": T, "value": value, **point}
+        for T, of_seeds in values.items()
+        for seed, value in enumerate(of_seeds)
+    ]
+
+
+def test_the_noise_is_pooled_over_the_repeated_points_with_the_lowest_means():
+    high = {T: [100.0 * T, 300.0 * T] for T in range(20, 26)}
+    low = {T: [12.0, 16.0] for T in range(3, 7)}
+    rows = fits({2: [9.0, 11.0, 10.0], **low, 7: [1.0], **high})
+    [row] = landscape(rows, [{"dataset": "corpus", "lda_seeds": 4}])
+    std = math.sqrt((2 * 1.0 + 4 * 8.0) / 6)
+    assert (row["points"], row["fits"], row["lda_seeds"]) == (5, 11, 4)
+    assert row["std"] == pytest.approx(std)
+    assert row["std_of_value"] == pytest.approx(std / 2)
+    quantile = scipy_stats.t.ppf(0.975, 6)
+    assert row["interval"] == pytest.approx(quantile * std * math.sqrt(2 / 4))
+    more = fits({T: [T + 0.0, T + 1.0] for T in range(2, 72)})
+    assert landscape(more, HISTORY)[0]["points"] == 7
+
+
+def test_values_that_are_not_finite_are_left_out_and_without_repetitions_nothing_is_known():
+    rows = fits({2: [9.0, 11.0, math.inf], 3: [math.nan, 1.0], 4: [math.inf, math.inf]})
+    [row] = landscape(rows, HISTORY)
+    assert (row["points"], row["fits"]) == (1, 2)
+    assert row["best_T"] == 2
+    assert landscape(fits({2: [1.0], 3: [2.0, math.inf]}), HISTORY) == []
+    assert landscape([], []) == []
+    assert landscape(rows, [{"dataset": "other"}]) == []
+
+
+MEANS = {2: 30.0, 5: 10.6, 8: 10.1, 11: 10.0, 16: 10.2, 30: 40.0, 60: 90.0}
+VALLEY = {T: [mean - 0.2, mean + 0.2, mean, mean] for T, mean in MEANS.items()}
+
+
+def test_the_optimum_is_of_points_with_enough_seeds_and_names_its_equals():
+    rows = fits({**VALLEY, 9: [1.0]})  # one lucky fit
+    [row] = landscape(rows, HISTORY)
+    found = {name: row[name] for name in ("best_T", "T_low", "T_high", "T_least", "T_most")}
+    assert found == {"best_T": 11, "T_low": 8, "T_high": 16, "T_least": 2, "T_most": 60}
+    assert row["best_mean"] == pytest.approx(10)
+
+
+def test_a_search_of_priors_has_noise_and_no_best_number_of_topics():
+    rows = fits({2: [9.0, 11.0]}, eta=0.1) + fits({2: [5.0, 6.0]}, eta=0.2)
+    [row] = landscape(rows, HISTORY)
+    assert row["std"] == pytest.approx(math.sqrt((2.0 + 0.5) / 2))
+    assert row["best_T"] is None
+
+
+def test_studies_within_the_noise_are_measured_where_it_is_known():
+    values = {"quick": [[30.0, 20.0, 10.5, 10.0]], "slow": [[30.0, 20.0, 19.0, 10.9]]}
+    rows = history(values)
+    unknown = aggregate(rows)
+    assert unknown["landscape"] == {}
+    assert {row["evaluations_to_noise"] for row in unknown["convergence"].values()} == {None}
+    assert not any("noise" in key for key in unknown["rankings"])
+    tables = aggregate(rows, fits({5: [9.7, 10.3] * 4}))
+    assert 1 < tables["landscape"]["corpus"]["interval"] < 2
+    reached = table(tables["convergence"], "optimizer")
+    assert reached["evaluations_to_noise"].to_dict() == {"quick": 3, "slow": 4}
+    assert reached["evaluations_beyond_start_to_noise"].to_dict() == {"quick": 1, "slow": 2}
+    measures = {row["measure"] for row in tables["rankings"].values()}
+    assert measures == {*MEASURES} - {"confirmed_value"}
+
 
 Tables = dict[str, pd.DataFrame]
 PAGE = cases(__file__, "page")
 KINDS = ["best_by_evaluation", "best_by_time", "final_bars", "final_boxes"]
-MEANS = {2: 30.0, 5: 12.0, 8: 10.1, 11: 10.0, 16: 10.2, 30: 40.0, 60: 90.0}
-VALLEY = {T: [mean - 0.2, mean + 0.2, mean, mean] for T, mean in MEANS.items()}
 
 
 def frame(rows: dict[str, Row]) -> pd.DataFrame:
     return pd.DataFrame(rows.values()).replace({None: np.nan}).infer_objects()
-
-
-def tables_of(values: Values, evaluations: list[Row]) -> Tables:
-    rows = history(values)
-    tables = {name: frame(each) for name, each in aggregate(rows, evaluations).items()}
-    return {**tables, "study_history": pd.DataFrame(rows), "evaluations": pd.DataFrame(evaluations)}
 
 
 def drawn_tables(datasets: list[str], optimizers: list[str], runs: int) -> Tables:
@@ -191,24 +381,20 @@ def studies(runs: int, **reach: int) -> Values:
 
 def outsider() -> Values:
     """In 17 of 20 runs ga is far below bisect; in three it is last, but by little."""
-    others = [f"other_{place}" for place in range(8)]
-
-    def second(name: str, run: int) -> float:
-        last = 20.2 + 0.01 * run
-        if name == "ga":
-            return last + 0.02 if run < 3 else 15.0
-        return last - 0.02 * (len(others) - others.index(name) if name in others else 9)
-
+    above = {"bisect": [0.0] * 20, "ga": [0.2] * 3 + [-5.0] * 17}
+    above |= {f"other_{place}": [0.02 * place] * 20 for place in range(1, 9)}
     return {
-        name: [[30.0, 29.0, second(name, run), *[10.0] * 3] for run in range(20)]
-        for name in ("bisect", "ga", *others)
+        name: [[30.0, 29.0, 20 + run / 100 + more, *[10.0] * 3] for run, more in enumerate(runs)]
+        for name, runs in above.items()
     }
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "report"))
 def test_the_sentences_on_studies(case):
     values = studies(**case["studies"]) if "studies" in case else case.get("values", outsider())
-    results, _, statistics = sections(tables_of(values, fits(case.get("fits", VALLEY))))
+    evaluations = fits(case.get("fits", VALLEY))
+    tables = {name: frame(each) for name, each in aggregate(history(values), evaluations).items()}
+    results, _, statistics = sections(tables)
     said = {"findings": results.findings, "advice": results.advice}
     said["certainty"] = statistics.certainty
     assert said == case["says"]
