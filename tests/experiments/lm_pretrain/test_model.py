@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.lm_pretrain.model import LanguageModel, LmSettings, flops_per_token, large, medium
@@ -31,40 +31,32 @@ def _tokens(settings: LmSettings, length: int = SMALL.context) -> Tensor:
 
 
 def _explicit_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """The model from its formulae, a sequence, a head and a position at a time; ``[L, V]``."""
-    s = model.settings
-    state = model.state_dict()
+    """The model from its formulae, with torch's attention, of one sequence; ``[L, V]``."""
+    s, state = model.settings, model.state_dict()
     e = s.width // s.heads
+    speeds = 10_000.0 ** (-2 * torch.arange(e // 2, dtype=torch.float64) / e)
+    angles = torch.arange(len(tokens), dtype=torch.float64)[:, None] * speeds
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
-    def turned(x: Tensor, position: int) -> Tensor:
-        turn = [10_000.0 ** (-2 * i / e) * position for i in range(e // 2)]
-        angles = torch.tensor(turn, dtype=torch.float64)
-        z = torch.complex(x[: e // 2], x[e // 2 :]) * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat((z.real, z.imag))
+    def turned(x: Tensor) -> Tensor:
+        turn = torch.polar(torch.ones_like(angles), angles)
+        z = torch.complex(x[..., : e // 2], x[..., e // 2 :]) * turn
+        return torch.cat((z.real, z.imag), 2)
 
     x = state["embedding.weight"][tokens]
     for n in range(s.layers):
         layer = {k.removeprefix(f"layers.{n}."): v for k, v in state.items() if f"layers.{n}." in k}
-        h = norm(x, layer["norm_attention.weight"])
-        queries, keys, values = (h @ layer["attention.query_key_value.weight"].T).split(s.width, 1)
-        gathered = torch.zeros_like(x)
-        for head in range(s.heads):
-            part = slice(head * e, (head + 1) * e)
-            for i in range(len(tokens)):
-                query = turned(queries[i, part], i)
-                scores = [query @ turned(keys[j, part], j) / math.sqrt(e) for j in range(i + 1)]
-                weights = torch.stack(scores).exp()
-                gathered[i, part] = weights / weights.sum() @ values[: i + 1, part]
-        x = x + gathered @ layer["attention.out.weight"].T
+        h = norm(x, layer["norm_attention.weight"]) @ layer["attention.query_key_value.weight"].T
+        queries, keys, values = h.view(-1, 3, s.heads, e).permute(1, 2, 0, 3)
+        h = F.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
+        x = x + h.transpose(0, 1).flatten(1) @ layer["attention.out.weight"].T
         h = norm(x, layer["norm_feed_forward.weight"]) @ layer["feed_forward.up.weight"].T
         if s.mlp == "swiglu":
-            gate, up = h[:, : s.feed_forward], h[:, s.feed_forward :]
-            h = gate * torch.sigmoid(gate) * up
+            h = F.silu(h[:, : s.feed_forward]) * h[:, s.feed_forward :]
         else:
-            h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+            h = F.gelu(h)
         x = x + h @ layer["feed_forward.down.weight"].T
     output = state["embedding.weight" if s.tied else "head.weight"]
     return norm(x, state["norm.weight"]) @ output.T

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import TfidfVectorizer
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from experiments.transformer.model import SequenceInput, TableInput, Transformer, flops_per_sample
@@ -40,17 +39,9 @@ def _model(given: TransformerSettings) -> Transformer:
     return Transformer(given).double()
 
 
-def _inputs(given: TransformerSettings) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(1)
-    if given.vocabulary:
-        ids = torch.randint(1, given.vocabulary, (4, given.length), generator=generator)
-        ids[1, 5:] = 0
-        weights = (ids > 0).double() / 3
-        return (ids,) if given.ngrams is None else (ids, 1 + ids, weights)
-    numeric = torch.randn(4, given.numeric, generator=generator, dtype=torch.float64)
-    columns = [torch.randint(size, (4,), generator=generator) for size in given.categories]
-    empty = torch.empty(4, 0, dtype=torch.int64)
-    return numeric, torch.stack(columns, 1) if columns else empty
+def _batch(given: TransformerSettings) -> Sample:
+    """Eight samples; sequences have padding."""
+    return tuple(default_collate(RandomSamples(given, 100).__getitems__(list(range(8)))))
 
 
 def test_the_encoder_is_pytorch_s_read_at_the_cls_token():
@@ -61,10 +52,11 @@ def test_the_encoder_is_pytorch_s_read_at_the_cls_token():
         return weight, torch.cat((ours.query.bias, ours.key_value.bias))
 
     encoder = torch_encoder(model.layers, inputs, 8, 2, 32, activation="gelu", norm_first=True)
-    (ids,) = _inputs(SEQUENCE)
+    ids, _ = _batch(SEQUENCE)
     tokens = model.input.embedding.weight[ids] + model.input.positions
-    tokens = torch.cat((model.cls.expand(4, 1, 8), tokens), 1)
-    padding = torch.cat((torch.zeros(4, 1, dtype=torch.bool), ids == 0), 1)
+    tokens = torch.cat((model.cls.expand(8, 1, 8), tokens), 1)
+    padding = torch.cat((torch.zeros(8, 1, dtype=torch.bool), ids == 0), 1)
+    assert padding.any()
     encoded = encoder(tokens, src_key_padding_mask=padding)[:, 0]
     expected = model.head(model.norm(encoded))
     torch.testing.assert_close(model(ids), expected, rtol=1e-10, atol=1e-10)
@@ -84,9 +76,9 @@ def test_padding_changes_no_output(tokens, padding):
 def test_a_row_is_a_token_a_feature():
     """FT-Transformer, section 3.3, equation by equation."""
     tokenizer = TableInput(TABLE).double()
-    numeric, categories = _inputs(TABLE)
+    numeric, categories, _ = _batch(TABLE)
     tokens, _ = tokenizer(numeric, categories)
-    assert tokens.shape == (4, 5, 8)
+    assert tokens.shape == (8, 5, 8)
     first, second = tokenizer.embedding.weight.split((4, 2))
     expected = tokenizer.bias + numeric[..., None] * tokenizer.scale
     torch.testing.assert_close(tokens[:, :3], expected)
@@ -98,9 +90,9 @@ def test_a_row_is_a_token_a_feature():
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_operations_are_those_pytorch_counts_and_every_parameter_learns(given, layers):
     given = given.model_copy(update={"layers": layers, "feed_forward": 20})
-    model = _model(given)
-    found = counted_flops(lambda: model(*_inputs(given)).square().sum().backward())
-    assert found == 4 * flops_per_sample(given)
+    model, (*inputs, _) = _model(given), _batch(given)
+    found = counted_flops(lambda: model(*inputs).square().sum().backward())
+    assert found == 8 * flops_per_sample(given)
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 0, name
 
@@ -112,10 +104,6 @@ def test_a_sequence_too_long_is_refused():
 
 REGRESSION = {"kind": "regression", "outputs": 1}
 NUMBERS = [each.model_copy(update=REGRESSION) for each in (SEQUENCE, TABLE)]
-
-
-def _batch(settings: TransformerSettings) -> Sample:
-    return tuple(default_collate(RandomSamples(settings, 100).__getitems__(list(range(8)))))
 
 
 @pytest.mark.parametrize("given", [SEQUENCE, NGRAMS, TABLE, *NUMBERS])
