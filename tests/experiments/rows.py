@@ -22,9 +22,9 @@ def write_text(path: Path, content: str) -> Path:
 
 
 def write_rows(path: Path, rows: pd.DataFrame | Sequence[dict[str, Any]]) -> Path:
-    """Write the table that the suffix names: JSON lines, CSV or Parquet."""
+    """Write the table that the suffix names: JSON lines, CSV, or Parquet in groups of few rows."""
     if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
+        pd.DataFrame(rows).to_parquet(path, row_group_size=3)
     elif ".csv" in path.suffixes:
         pd.DataFrame(rows).to_csv(path, index=False)
     else:

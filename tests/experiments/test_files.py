@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,23 @@ from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
 from experiments.lm_pretrain.data import read_texts, text_content
 from experiments.lm_pretrain.settings import LmDataSettings
-from experiments.summarization import data as pairs
-from experiments.summarization.settings import SummarizationDataSettings
 from experiments.teleclass.corpus import read_annotations
 from experiments.teleclass.documents import read_documents
 from experiments.teleclass.taxonomy import read_taxonomy
-from experiments.transformer.data import load
-from experiments.transformer.settings import TransformerDataSettings
 from tests.experiments.rows import write_rows
+from tests.experiments.summarization.test_data import of_files
 from tests.experiments.teleclass.conftest import taxonomy_of
+from tests.experiments.transformer.test_data import table
+from tests.experiments.transformer.test_data import texts as sequences
 from tests.scenario import cases
 
 TABLE = cases(__file__, "files")
 CLASSES, ABC = taxonomy_of(("0", "10", "11", "12")), taxonomy_of("ab7")
-DEEP = "[" * 100_000
+DEEP, CUT = "[" * 100_000, gzip.compress(b"a\t0\n" * 99)[:-9].decode("latin-1")
 OTHERS = [
     ("documents", "a.jsonl", DEEP, r"cannot be read as JSONL.*RecursionError"),
     ("corpus", "m.jsonl", DEEP, "m.jsonl"),
+    ("gold", "cut.gz", CUT, r"cut.gz: cannot be read.*copy it again"),
 ]
 
 
@@ -48,16 +47,6 @@ def texts(path: Path) -> None:
     read_texts(settings)
 
 
-def rows_of(path: Path, source: str = "sequences", **given: Any) -> None:
-    usual = {"source": source, "file": path, "test_file": path}
-    load(TransformerDataSettings.model_validate(usual | given), None)
-
-
-def pairs_of(path: Path, **given: Any) -> None:
-    settings = {"source": "files", "files": [path], **given}
-    pairs.load(SummarizationDataSettings.model_validate(settings))
-
-
 def corpus(path: Path, **options: Any) -> None:
     source = "text" if path.suffix == ".txt" else path.suffix[1:]
     load_corpus(source, path.stem, path.parent, **{"min_df": 1, "max_df": 1.0, **options})
@@ -73,9 +62,9 @@ READERS: dict[str, Callable[..., object]] = {
     "annotations": lambda path: read_annotations(path, ABC),
     "corpus": corpus,
     "texts": texts,
-    "sequences": rows_of,
-    "table": partial(rows_of, source="table", target="y"),
-    "pairs": pairs_of,
+    "sequences": lambda path, **given: sequences(path, **{"test_file": path} | given),
+    "table": lambda path, **given: table(path, **{"test_file": path} | given),
+    "pairs": of_files,
 }
 ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS
 
@@ -94,9 +83,3 @@ def test_a_taxonomy_that_cannot_be_read(tmp_path, contents, message):
     files = [write(tmp_path / name, text) for name, text in zip(names, contents, strict=True)]
     with pytest.raises(CorpusError, match=message):
         read_taxonomy(*files)
-
-
-def test_a_truncated_file(tmp_path):
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
-    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it again"):
-        read_taxonomy(tmp_path / "cut.gz", write(tmp_path / "edges.txt", "a\tb\n"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,9 +155,6 @@ TEXTS = [row["text"] for row in ROWS]
 
 def save(path: Path, rows: list[dict] = ROWS) -> Path:
     """Rows in the layout of the suffix."""
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
-        return path
     if ".csv" in path.suffixes:
         rows = [row | {"labels": ", ".join(row["labels"])} for row in rows]
     return write_rows(path, rows)

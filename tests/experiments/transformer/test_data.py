@@ -18,9 +18,9 @@ from tests.experiments.rows import ROWS, frame, write_rows
 from tests.scenario import cases
 
 
-def table(path: Path, kind=None, **given) -> files.Splits:
+def table(path: Path, **given) -> files.Splits:
     settings = {"source": "table", "file": path, "target": "y", **given}
-    return files.load(TransformerDataSettings.model_validate(settings), kind)
+    return files.load(TransformerDataSettings.model_validate(settings), None)
 
 
 def texts(path: Path, **given) -> files.Splits:
@@ -30,7 +30,8 @@ def texts(path: Path, **given) -> files.Splits:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz"])
 def test_columns_are_numbers_or_categories(tmp_path, suffix):
-    data = table(write_rows(tmp_path / f"rows{suffix}", frame()), ignore=["price"])
+    paths = (write_rows(tmp_path / name, frame()) for name in (f"rows{suffix}", "same.parquet"))
+    data, same = (table(path, ignore=["price"]) for path in paths)
     numeric = [column.name for column in data.columns if isinstance(column, files.Numeric)]
     assert numeric == ["size", "gap", "many"]
     assert data.target.classes == ("large", "small")
@@ -39,14 +40,8 @@ def test_columns_are_numbers_or_categories(tmp_path, suffix):
         "vocabulary": 0, "numeric": 3, "categories": (5, 6, 4, 2),
         "kind": "classification", "outputs": 2,
     }  # fmt: skip
-
-
-def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path):
-    rows = frame().drop(columns=["colour", "flag", "y"])
-    paths = (write_rows(tmp_path / f"rows{suffix}", rows) for suffix in (".parquet", ".csv"))
-    one, other = (table(path, target="price") for path in paths)
-    np.testing.assert_array_equal(one.train.target, other.train.target)
-    one, other = (files.encode_rows(data.columns, data.train.inputs) for data in (one, other))
+    np.testing.assert_array_equal(data.train.target, same.train.target)
+    one, other = (files.encode_rows(each.columns, each.train.inputs) for each in (data, same))
     assert one.equals(other)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ from experiments.common.corpora.corpus import CorpusError, make_corpus, validate
 from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
 from experiments.common.corpora.load import load_corpus, sample
 from experiments.common.corpora.text import Tokenization, vectorize
-from tests.experiments.rows import write_rows
+from tests.experiments.rows import write_rows, write_text
 
 DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
 
@@ -78,12 +77,6 @@ def test_fingerprint_is_the_same_on_every_platform():
     assert corpus.fingerprint == FINGERPRINT
 
 
-def with_count(value: float) -> np.ndarray:
-    counts = DENSE.astype(float)
-    counts[2, 3] = value
-    return counts
-
-
 #: why a count is invalid, by the count
 BAD_COUNTS = {
     -1: "negative", 0.5: "not a whole number", np.nan: "not a finite number",
@@ -95,7 +88,7 @@ BAD_COUNTS = {
     ("counts", "message"),
     [
         *(
-            (convert(with_count(value)), f"row 2, column 3 .*{reason}")
+            (convert(np.array([[2.0, 0, 1], [0, 3, value]])), f"row 1, column 2 .*{reason}")
             for value, reason in BAD_COUNTS.items()
             for convert in (np.asarray, sparse.csr_matrix, sparse.csc_array)
         ),
@@ -104,7 +97,6 @@ BAD_COUNTS = {
         (np.zeros((3, 3)), "all counts are 0"),
         (np.zeros(3), "1 dimension"),
         (np.array([["a"]], dtype=object), "must be numbers"),
-        (np.array([[1j]]), "must be numbers"),
         (sparse.coo_matrix(([1], ([0], [0])), shape=(2**40, 2)), "declares 1099511627776"),
         (sparse.coo_matrix(([0.5, 0.5], ([0, 0], [1, 1])), shape=(1, 2)), "row 0, column 1"),
     ],
@@ -185,8 +177,7 @@ FORMS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"]
 def test_every_format_gives_the_same_corpus(tmp_path, form):
     path, source = tmp_path / f"mine.{form}", form.removesuffix(".gz").replace("txt", "text")
     if source == "text":
-        content = ("\n".join(TEXTS) + "\n").encode()
-        path.write_bytes(gzip.compress(content) if form.endswith("gz") else content)
+        write_text(path, "\n".join(TEXTS) + "\n")
     else:
         write_rows(path, [{"id": number, "text": text} for number, text in enumerate(TEXTS)])
     assert load_corpus(source, "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
