@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -28,40 +28,34 @@ def test_a_spread_sample_reaches_both_ends(number, most):
     assert not number or (rows[0] == 0 and number - 1 - rows[-1] < max(gaps, default=number))
 
 
-def mapped(rows: dict[str, int], size: int, gpus: int = 0, **options: bool):
-    """The stage on two nodes, and its blocks with their rows, which are mapped at once."""
+@pytest.mark.parametrize(
+    ("gpus", "on_gpus", "sizes", "device"),
+    [
+        (0, True, [4, 1, 4, 4, 3], "cpu"),
+        (1, True, [5, 11], "card"),
+        (2, True, [5, 8, 3], "card"),  # a multiple of 4, like on CPUs
+        (8, True, [4, 1, 4, 4, 3], "card"),  # less is not worth a GPU
+        (2, False, [4, 1, 4, 4, 3], "cpu"),
+    ],
+)
+def test_blocks_cover_every_row_once_in_order_and_all_gpus_share_them(gpus, on_gpus, sizes, device):
+    """The stage runs on two nodes; its calls are mapped at once."""
     card = Mock()
     card.name = "card"
     context = MagicMock(device="cpu")
     context.stage.name = "a_stage"
     context.session.nodes = [Mock(gpus=[]), Mock(gpus=[card] * gpus)]
     context.map = lambda pool, calls: ((key, call(*given)) for key, call, *given in calls)
-    blocks = map_blocks(context, rows, size, lambda b: (range, b.start, b.end), **options)
-    return context, [(block, [*found]) for block, found in blocks]
-
-
-def test_blocks_cover_every_row_once_in_order():
-    context, blocks = mapped({"train": 5, "empty": 0, "held_out": 2}, 2)
-    found = [(block.split, rows) for block, rows in blocks]
-    assert found == [("train", [0, 1]), ("train", [2, 3]), ("train", [4]), ("held_out", [0, 1])]
-    context.begin.assert_called_once_with(7)
-    assert [call.args for call in context.advance.call_args_list] == [(2,), (4,), (5,), (7,)]
-    assert str(blocks[2][0]) == "a_stage/train/4"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "on_gpus", "sizes", "device"),
-    [
-        (0, True, [4, 4, 3], "cpu"),
-        (1, True, [11], "card"),
-        (2, True, [8, 3], "card"),  # a multiple of 4, like on CPUs
-        (8, True, [4, 4, 3], "card"),  # less is not worth a GPU
-        (2, False, [4, 4, 3], "cpu"),
-    ],
-)
-def test_all_gpus_share_the_rows(gpus, on_gpus, sizes, device):
-    context, blocks = mapped({"held_out": 11}, 4, gpus, on_gpus=on_gpus)
-    assert [len(rows) for _, rows in blocks] == sizes
+    rows = {"train": 5, "empty": 0, "held_out": 11}
+    blocks = [*map_blocks(context, rows, 4, lambda b: (range, b.start, b.end), on_gpus=on_gpus)]
+    assert [len(found) for _, found in blocks] == sizes
+    every = [(block.split, row) for block, found in blocks for row in found]
+    assert every == [(split, row) for split, number in rows.items() for row in range(number)]
+    context.begin.assert_called_once_with(16)
+    assert [call.args for call in context.advance.call_args_list] == [
+        (n,) for n in accumulate(sizes)
+    ]
+    assert str(blocks[-1][0]) == f"a_stage/held_out/{11 - sizes[-1]}"
     (options,) = context.pool.call_args.args
     assert (options.gpus, context.device) == (float(device == "card"), device)
 
