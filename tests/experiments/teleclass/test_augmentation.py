@@ -25,15 +25,11 @@ ASKED: list[Assignment] = []
 
 def remember(assignment):
     ASKED.append(assignment)
-    return [f"for {assignment.name} {i}" for i in range(assignment.documents + 2)]
+    return ["", " ", *(f"for {assignment.name} {i}" for i in range(assignment.documents + 2))]
 
 
 def numbers(assignment):
     return [1]
-
-
-def blank(assignment):
-    return ["", " ", f"only {assignment.name}"]
 
 
 @pytest.fixture
@@ -67,6 +63,7 @@ def test_texts_of_keywords_are_as_many_as_asked_and_decided_by_the_seed():
 
 
 def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpus):
+    """Of what a generator returns, blank texts and those beyond the number are left out."""
     ASKED.clear()
     assert run(context, corpus, generator=f"{__name__}:remember") == {2: 2, 3: 2, 4: 2}
     asked = {assignment.name: assignment for assignment in ASKED}
@@ -86,9 +83,8 @@ def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpu
 
 
 @pytest.mark.parametrize(("share", "documents", "number"), [(0.2, 2, 1), (2, 9, 3), (2, 2, 2)])
-def test_generated_documents_cannot_swamp_the_five_labeled_ones(
-    context, corpus, share, documents, number
-):
+def test_the_share_limits_generated_documents(context, corpus, share, documents, number):
+    """They cannot swamp the five labeled ones."""
     assert run(context, corpus, max_share=share, starved_below=0) == {}
     written = run(context, corpus, max_share=share, documents=documents)
     assert written == {2: number, 3: number, 4: number}
@@ -98,10 +94,6 @@ def test_generated_documents_cannot_swamp_the_five_labeled_ones(
 def test_a_generator_that_returns_something_else_fails(context, corpus, name):
     with pytest.raises(UnitError, match=f"{name} must return a list of texts"):
         run(context, corpus, generator=name)
-
-
-def test_blank_texts_are_left_out(context, corpus):
-    assert run(context, corpus, generator=f"{__name__}:blank") == {2: 1, 3: 1, 4: 1}
 
 
 def test_files_give_starved_classes_so_many_each(context, corpus, tmp_path):

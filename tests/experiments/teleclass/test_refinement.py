@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial, reduce
 from itertools import pairwise
 from operator import add
@@ -21,6 +20,7 @@ from experiments.teleclass.evaluation import count, summarize
 from experiments.teleclass.settings import PUBLISHED_REFINE, RefineSettings
 from experiments.teleclass.taxonomy import Taxonomy
 from tests.experiments.teleclass.conftest import taxonomy_of
+from tests.experiments.teleclass.test_corpus import graphs
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -63,14 +63,11 @@ def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
     assert list(zip(*(part.tolist() for part in best), strict=True)) == members
 
 
-@given(SEEDS, st.integers(1, 9), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(1, 3))
-def test_margins_are_those_of_the_definition(seed, size, share, ranks):
-    draw = np.random.default_rng(seed)
-    order = draw.permutation(size)
-    pairs = [(a, b) for a in range(size) for b in range(a + 1, size) if draw.random() < share]
-    edges = [(str(order[a]), str(order[b])) for a, b in pairs]
-    related = related_to(taxonomy_of(map(str, range(size)), edges))
-    scores = rough(draw, 6, size)
+@given(SEEDS, graphs(), st.integers(1, 3))
+def test_margins_are_those_of_the_definition(seed, graph, ranks):
+    size, edges = graph
+    related = related_to(taxonomy_of(map(str, range(size)), [map(str, edge) for edge in edges]))
+    scores = rough(np.random.default_rng(seed), 6, size)
     expected, unrelated = scores.copy(), ~related.toarray()
     for (row, c), value in np.ndenumerate(scores):
         rivals = scores[row, unrelated[c]]
@@ -169,10 +166,14 @@ def cases(draw):
 
 
 @settings(max_examples=40)
-@given(cases())
-def test_every_level_equals_the_definitions_and_sklearn(case):
+@given(cases(), st.lists(st.integers(0, 8), max_size=3))
+def test_every_level_equals_the_definitions_and_sklearn(case, cuts):
+    """Also where the counts are those of blocks of documents, added up."""
     scores, *labels, level = case
-    table = summarize(count(scores, *labels, level), level)
+    bounds = sorted({0, len(scores), *(min(cut, len(scores)) for cut in cuts)})
+    blocks = [slice(0), *(slice(*pair) for pair in pairwise(bounds))]
+    counts = [count(scores[block], *(each[block] for each in labels), level) for block in blocks]
+    table = summarize(reduce(add, reversed(counts)), level)
     assert [row["level"] for row in table] == ["all", *map(str, range(1, level.max() + 1))]
     for number, row in enumerate(table):
         classes = np.flatnonzero((level == number) | (number == 0))
@@ -201,19 +202,6 @@ def test_every_level_equals_the_definitions_and_sklearn(case):
             "gold_mean": truth.sum(1).mean(),
         }
         assert {name: row[name] for name in expected} == pytest.approx(expected)
-
-
-@given(cases(), st.lists(st.integers(0, 8), max_size=3))
-def test_blocks_add_up_to_the_whole(case, cuts):
-    scores, predicted, gold, level = case
-    whole = count(scores, predicted, gold, level)
-    bounds = sorted({0, len(scores), *(min(cut, len(scores)) for cut in cuts)})
-    blocks = [count(scores[a:b], predicted[a:b], gold[a:b], level) for a, b in pairwise(bounds)]
-    merged = reduce(add, reversed(blocks), count(scores[:0], predicted[:0], gold[:0], level))
-    for field in fields(whole):
-        one, other = getattr(whole, field.name), getattr(merged, field.name)
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
 def test_a_score_that_is_no_number_is_refused():

@@ -236,11 +236,9 @@ WIDTH = 7
 
 
 @pytest.fixture(params=["vectors", "scratch", "pretrained"])
-def settings(request):
-    if request.param in ("vectors", "scratch"):
-        return SCRATCH.model_copy(update={"vectors": request.param == "vectors"})
-    folder = request.getfixturevalue("tiny_bert")
-    return SCRATCH.model_copy(update={"pretrained": folder})
+def settings(request, tiny_bert):
+    own = {"pretrained": tiny_bert} if request.param == "pretrained" else {}
+    return SCRATCH.model_copy(update={"vectors": request.param != "scratch", **own})
 
 
 def test_the_vectors_add_what_a_linear_layer_makes_of_them():
