@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,17 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMALL = cases(__file__, "small")
 
 
-@contextmanager
-def inline() -> Iterator[None]:
-    """Commands start no Ray."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "start", lambda *_: InlineLauncher())
-        yield
-
-
 def run(config: str, folder: Path, *overrides: str, verb=rp.run, **options: object) -> int:
     """Return the exit status of a run of ``configs/<config>.yaml``."""
-    with inline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "start", lambda *_: InlineLauncher())
         given = {"profile": "cpu", **options}
         return status(verb, CONFIGS / f"{config}.yaml", overrides, run_dir=folder, **given)
+
+
+def small(config: str, files: Path, *more: str) -> list[str]:
+    """Return overrides that make a configuration small, with the folder of the data, and more."""
+    return [*(word.replace("{files}", str(files)) for word in SMALL[config]), *more]
 
 
 def resolved(

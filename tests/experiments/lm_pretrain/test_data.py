@@ -116,12 +116,6 @@ def test_the_builtin_text_is_every_docstring_once():
     assert any("Return a list of" in text for text in found.held_out)
 
 
-def test_an_empty_held_out_file_is_refused(tmp_path):
-    settings = of_files(tmp_path, {"a.txt": "text", "b.txt": ""}, held_out=1)
-    with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
-        read_texts(settings)
-
-
 def store(folder, streams, kind="bytes", vocabulary=257, dtype="<u2", tokenizer=b"") -> None:
     """Write the tokens of both splits as a run has them."""
     folder.write(TOKENIZER, tokenizer)

@@ -20,7 +20,6 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
 from tests.experiments.conftest import TEXT
-from tests.experiments.runs import SMALL, assert_declared
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def run(tmp_path: Path, cache: Path, files: Path):
     """The command on the text, in a cache of this test."""
 
     def start(name: str, *overrides: str, status: int = 0, **options) -> RunDirectory:
-        given = [*SMALL["lm_pretrain"], f"data.files=[{files / 'text.txt'}]", *overrides]
+        given = runs.small("lm_pretrain", files, *overrides)
         assert runs.run("lm_pretrain", tmp_path / name, *given, **options) == status
         return RunDirectory.at(tmp_path / name)
 
@@ -42,8 +41,7 @@ def trained(request, files: Path, tmp_path_factory) -> tuple[str, list[str], Pat
     """The kind of the tokens, the overrides, and a finished run."""
     folder = tmp_path_factory.mktemp(request.param)
     tied = ["model.tied=true"] if request.param == "bytes" else []
-    text = f"data.files=[{files / 'text.txt'}]"
-    given = [*SMALL["lm_pretrain"], text, f"data.tokens={request.param}", *tied]
+    given = runs.small("lm_pretrain", files, f"data.tokens={request.param}", *tied)
     assert runs.run("lm_pretrain", folder, *given) == 0
     return request.param, given, folder
 
@@ -70,7 +68,7 @@ def test_it_learns_more_than_the_baseline_and_writes_on(trained):
     kept = len(TEXT) * 9 // 10
     for split, text in {"train": TEXT[:kept], "held_out": TEXT[kept:]}.items():
         assert tokenizer.decode(np.concatenate(stored.maps(split))) == text
-    assert_declared(folder, TABLES, STEP_METRICS)
+    runs.assert_declared(folder, TABLES, STEP_METRICS)
     written = table(folder, "samples").iloc[0]["text"]
     assert 0 < len(tokenizer.encode(written)) <= 20
 
@@ -105,7 +103,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
 
 
 def test_the_shakespeare_model_has_the_characters_of_the_text(files, tmp_path):
-    given = [*SMALL["lm_pretrain"], f"data.files=[{files / 'text.txt'}]", "train.training.steps=2"]
+    given = runs.small("lm_pretrain", files, "train.training.steps=2")
     assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
     assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 

@@ -19,27 +19,22 @@ from raypipe.store.artifacts import read_arrow
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
-from tests.experiments.runs import SMALL, assert_declared
-
-
-def small(files: Path, *more: str) -> list[str]:
-    return [*SMALL["summarization"], f"data.files=[{files / 'pairs.jsonl'}]", *more]
 
 
 def run(folder: Path, files: Path, *more: str, **options) -> int:
-    return runs.run("summarization", folder, *small(files, *more), **options)
+    return runs.run("summarization", folder, *runs.small("summarization", files, *more), **options)
 
 
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory) -> Path:
     """The run directory of a summarizer that has learned its rule."""
     folder = tmp_path_factory.mktemp("trained")
-    assert run(folder, files, "train.training.epochs=9") == 0
+    assert run(folder, files) == 0
     return folder
 
 
 def settings(files: Path):
-    return runs.resolved("summarization", *small(files, "train.training.epochs=9")).settings
+    return runs.resolved("summarization", *runs.small("summarization", files)).settings
 
 
 def test_a_summarizer_beats_the_lead_sentence(trained, files):
@@ -85,7 +80,7 @@ def test_the_tables_have_the_summaries_and_what_is_declared(trained, files):
     references = read_arrow(directory, documents_path(directory)).column("references").to_pylist()
     values = score(exact, references).mean(0)
     assert score(coarse, references).mean(0) == pytest.approx(values, abs=0.1)
-    assert_declared(trained, TABLES, STEP_METRICS)
+    runs.assert_declared(trained, TABLES, STEP_METRICS)
     steps = table(trained, "steps")
     assert steps["loss"].iloc[-1] < 0.5 * steps["loss"].iloc[0]
     assert [*(trained / "report/figures").glob("measures-rouge_2*.svg")]
@@ -105,7 +100,7 @@ def test_a_prefix_begins_every_document_and_what_is_cut_is_told(files, tmp_path,
 
 def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
     transformers = pytest.importorskip("transformers")
-    assert run(trained, files, "train.training.epochs=9", "export=true") == 0
+    assert run(trained, files, "export=true") == 0
     directory = RunDirectory.at(trained)
     folder = directory.artifact("export")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
@@ -121,7 +116,7 @@ def test_the_trained_model_is_exported_and_begun_with(trained, files, tmp_path):
         found, expected = (model(**ids, use_cache=False).logits for model in (ours, theirs))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     # and a run may begin with it: its sizes, its weights and its tokenizer
-    sizes = [text for text in small(files) if not text.startswith("model.")]
+    sizes = [text for text in runs.small("summarization", files) if not text.startswith("model.")]
     begun = [f"model={folder}", "generation.beams=1", "train.training.learning_rate=1e-9"]
     begun += ["train.training.steps=4", "train.training.epochs=null"]
     assert runs.run("summarization", tmp_path, *sizes, *begun) == 0

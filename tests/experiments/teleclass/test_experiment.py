@@ -21,14 +21,13 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import in_process, table
 from tests.experiments import runs
 from tests.experiments.conftest import TOPICS
-from tests.experiments.runs import CONFIGS, SMALL
 
 #: of the small configuration
 DOCUMENTS, BLOCK = 120, 40
 
 
 def run(folder: Path, *overrides: str, only: tuple[str, ...] = ()) -> int:
-    return runs.run("teleclass", folder, *SMALL["teleclass"], *overrides, only=only)
+    return runs.run("teleclass", folder, *runs.SMALL["teleclass"], *overrides, only=only)
 
 
 def measures(folder: Path) -> pd.DataFrame:
@@ -97,8 +96,8 @@ def test_workers_do_not_change_the_result(launcher, tmp_path):
     for workers, folder in enumerate(folders, 1):
         given = [f"{phase}.workers={workers}" for phase in ("encode", "refine", "infer")]
         given += [f"train.scaling.workers={workers}", "encode.cache=false", "--run-dir", folder]
-        given += [*SMALL["teleclass"], "--only", "infer"]
-        words = ("run", CONFIGS / "teleclass.yaml", *given)
+        given += [*runs.SMALL["teleclass"], "--only", "infer"]
+        words = ("run", runs.CONFIGS / "teleclass.yaml", *given)
         done = in_process(launcher, *words, environment={})
         assert done.status == 0, done.output
     for name, number in product(("train", "test"), range(DOCUMENTS // BLOCK)):

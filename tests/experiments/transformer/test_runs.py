@@ -23,13 +23,12 @@ from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments import runs
 from tests.experiments.rows import write_rows
-from tests.experiments.runs import SMALL
 from tests.scenario import cases
 
 
 def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
     """The measures of a run, by method."""
-    assert runs.run("transformer", folder, *SMALL["transformer"], *overrides, **options) == 0
+    assert runs.run("transformer", folder, *runs.SMALL["transformer"], *overrides, **options) == 0
     return table(folder, "measures").set_index("method") if not options else pd.DataFrame()
 
 
