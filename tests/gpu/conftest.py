@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import pytest
 
 from tests.gpu.rig import build
 
-PROJECT = Path(__file__).resolve().parents[2]
 VARIABLE = "RAYPIPE_GPU_RIG"
 #: End of a script. A thread of autograd may still need the interpreter right after a backward
 #: pass; if it is gone, the process aborts.
@@ -27,79 +27,46 @@ import os, sys
 sys.stdout.flush()
 os._exit(0)
 """
-#: processes that it starts import it
-TRAIN = """
-from tests.gpu import trainings
-if __name__ == "__main__":
-    trainings.main()
-"""
-
-
-def compiler_caches(folder: Path) -> dict[str, str]:
-    """Variables that let the compiler find nothing that was compiled before."""
-    return {"TRITON_CACHE_DIR": f"{folder}/t", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/i"}
 
 
 @dataclass(frozen=True)
 class Rig:
-    """Run scripts and commands on fake cards."""
+    """Run scripts on fake cards; the compiler finds nothing that was compiled before."""
 
     python: str
     libraries: Path
-    cache: Path
+    caches: Path
 
-    def environment(
-        self,
-        *,
-        cards: int = 1,
-        name: str = "NVIDIA H100 80GB HBM3",
-        capability: str = "9.0",
-        memory: int | str = 85_000_000_000,
-        env: Mapping[str, str] | None = None,
-    ) -> dict[str, str]:
-        """Return the environment of a process on a machine with such cards.
-
-        ``name``, ``capability`` and ``memory`` may be lists with an entry per card, separated by
-        semicolons. ``env`` is added; machine.h lists the other variables of a machine.
-        """
-        machine = {
-            "RIG_CARDS": str(cards),
-            "RIG_NAME": name,
-            "RIG_CAPABILITY": capability,
-            "RIG_MEMORY": str(memory),
-            "PYTHONPATH": str(PROJECT),
-            "RAYPIPE_CACHE": str(self.cache),
-            **(env or {}),
-        }
-        return build.environment(self.libraries, machine)
-
-    def run(self, script: str, **machine: Any) -> dict[str, Any]:
+    def run(self, script: str, given: object = None, **machine: object) -> Any:
         """Run a Python script on a machine and return the JSON of its last line of output.
 
-        The arguments are those of ``environment``.
+        The argument of the script is ``given`` as JSON. ``machine`` has variables of machine.h,
+        such as ``cards=2`` for ``RIG_CARDS``.
         """
-        done = self.call(["-c", script + ENDING], **machine)
-        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return result
-
-    def train(self, cases: Mapping[str, Any], **machine: Any) -> dict[str, Any]:
-        """Train the small language model in each case and return what ``trainings.run`` does.
-
-        A case has fields of ``trainings.Case``; the other arguments are those of ``environment``.
-        """
-        environment = {"CASES": json.dumps(cases), **machine.pop("env", {})}
-        return self.run(TRAIN, env=environment, **machine)
-
-    def call(self, arguments: Sequence[str], **machine: Any) -> subprocess.CompletedProcess[str]:
-        """Run the interpreter with arguments on a machine, in the project's folder."""
-        return subprocess.run(
-            [self.python, *arguments],
-            env=self.environment(**machine),
-            cwd=PROJECT,
+        cache, cuda = tempfile.mkdtemp(dir=self.caches), self.libraries / build.CUDA
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(build.PROJECT),
+            "LD_LIBRARY_PATH": str(self.libraries),
+            "RAYPIPE_CACHE": cache,
+            "TRITON_CACHE_DIR": f"{cache}/t",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/i",
+            **{f"RIG_{name.upper()}": str(value) for name, value in machine.items()},
+        }
+        if cuda.exists():
+            variables |= {"LD_PRELOAD": str(cuda), "RIG_LIBRARY": str(cuda)}
+            variables["TRITON_LIBCUDA_PATH"] = str(self.libraries)
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+            variables.pop(name, None)
+        done = subprocess.run(
+            [self.python, "-c", script + ENDING, json.dumps(given)],
+            env=variables,
+            cwd=build.PROJECT,
             capture_output=True,
             text=True,
         )
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="session")
@@ -108,17 +75,10 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     python = os.environ.get(VARIABLE)
     if python is None:
         pytest.skip(f"{VARIABLE} does not name a Python with the CUDA wheel of torch")
-    try:
-        libraries = build.cuda_libraries(python)
-    except build.CannotBuildError as error:
-        pytest.skip(f"the stand-in libraries cannot be built: {error}")
-    return Rig(python, libraries, tmp_path_factory.mktemp("cache"))
+    return Rig(python, build.cuda_libraries(python), tmp_path_factory.mktemp("caches"))
 
 
 @pytest.fixture(scope="session")
-def nvml() -> Path:
-    """The folder of the stand-in for NVML alone, or a skip where there is no compiler."""
-    try:
-        return build.nvml_library()
-    except build.CannotBuildError as error:
-        pytest.skip(f"the stand-in for NVML cannot be built: {error}")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    """The stand-in for NVML alone, or a skip where there is no compiler."""
+    return Rig(sys.executable, build.nvml_library(), tmp_path_factory.mktemp("caches"))

@@ -38,8 +38,8 @@ SLICES = [f"MIG-22222222-2222-2222-2222-22222222{slice:02x}00" for slice in rang
 
 def test_a_task_sees_its_gpus_and_no_others(rig):
     """On a machine whose first card has two MIG slices and whose second card is lost."""
-    env = {"RIG_LOST": "0;1", "RIG_SLICES": "2;-1"}
-    found = rig.run(TASKS, cards=2, name="A100", capability="8.0", env=env)
+    machine = {"cards": 2, "name": "A100", "capability": "8.0"}
+    found = rig.run(TASKS, lost="0;1", slices="2;-1", **machine)
     order = "PCI_BUS_ID"
     assert found["cpu"] == found["actor"] == [["", [], order]] * 2
     assert found["gpu"] == [[uuid, ["A100 MIG 1g"], order] for uuid in SLICES]
@@ -47,25 +47,14 @@ def test_a_task_sees_its_gpus_and_no_others(rig):
 
 
 JOBS = """
-import json, os, tempfile
-from dataclasses import replace
-from pathlib import Path
+import json, os, sys
 import torch
-import torch.distributed as dist
 from raypipe import hardware
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
-from tests.gpu.rig.objects import exchange_by_store, read_ones
-from tests.raypipe.examples.example_tasks import Regression
-from tests.raypipe.launch.test_train import job
+from tests.gpu.rig.objects import OnCards, job_of
 
-class Devices(Regression):
-    def build_model(self):
-        read_ones()
-        if dist.is_initialized():
-            exchange_by_store()
-        return super().build_model()
-
+class Devices(OnCards):
     def evaluate(self, model, device, batch_size):
         parts = torch.cuda.memory_snapshot() if device.type == "cuda" else []
         return {
@@ -74,53 +63,42 @@ class Devices(Regression):
         }
 
 def outcome(launcher, workers, gpus):
-    made = job(Path(tempfile.mkdtemp()), 4, 4 // workers, workers, steps=2)
-    settings = made.settings.changed("scaling", gpus_per_worker=gpus, cpus_per_worker=0.5)
     try:
-        made = replace(made, task=Devices(), settings=settings)
+        made = job_of(Devices(), 4, 4 // workers, workers, gpus=gpus)
         result = launcher.train(made, lambda row: None)
     except UnitError as error:
         return [error.kind, error.message]
     return [result["workers"], *(result[f"eval_{name}"] for name in ("cuda", "count", "grows"))]
-"""
-TRAININGS = """
+
+cases, is_broken = json.loads(sys.argv[1])
+if is_broken:
+    before = hardware.detect()
+    hardware.detect = lambda: before
+    os.environ["RIG_CUDA"] = "12040"
 launcher = RayLauncher()
-found = {
-    f"{workers} x {gpus:g}": outcome(launcher, workers, gpus)
-    for workers in (1, 2) for gpus in (0.0, 1.0)
-}
+found = [outcome(launcher, *case) for case in cases]
 launcher.close()
 print(json.dumps(found))
 """
 
 
 def test_trainings_run_on_the_devices_that_they_reserve(rig):
-    found = rig.run(JOBS + TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
-    assert found == {
-        "1 x 0": [1, 0.0, 0.0, 0.0],
-        "1 x 1": [1, 1.0, 1.0, 1.0],  # a GPU, and segments of memory that grow
-        "2 x 0": [2, 0.0, 0.0, 0.0],
-        "2 x 1": [2, 1.0, 2.0, 1.0],  # Ray Train shows each worker the GPUs of the node's workers
-    }
-
-
-BROKEN = """
-before = hardware.detect()
-hardware.detect = lambda: before
-os.environ["RIG_CUDA"] = "12040"
-launcher = RayLauncher()
-found = {str(workers): outcome(launcher, workers, 1.0) for workers in (1, 2)}
-launcher.close()
-print(json.dumps(found))
-"""
+    cases = (1, 0.0), (1, 1.0), (2, 0.0), (2, 1.0)
+    found = rig.run(JOBS, (cases, False), cards=2, name="A100;H100", capability="8.0;9.0")
+    assert found == [
+        [1, 0.0, 0.0, 0.0],
+        [1, 1.0, 1.0, 1.0],  # a GPU, and segments of memory that grow
+        [2, 0.0, 0.0, 0.0],
+        [2, 1.0, 2.0, 1.0],  # Ray Train shows each worker the GPUs of the node's workers
+    ]
 
 
 def test_workers_whose_cuda_does_not_start_fail_with_one_line(rig):
     """As with a driver that was replaced after Ray had counted the GPUs."""
-    found = rig.run(JOBS + BROKEN, cards=2)
-    assert [kind for kind, _ in found.values()] == ["error", "error"]
-    assert found["1"][1].startswith("CUDA does not start: The NVIDIA driver on your system is too")
-    assert found["2"][1] == (
+    one, two = rig.run(JOBS, (((1, 1.0), (2, 1.0)), True), cards=2)
+    assert (one[0], two[0]) == ("error", "error")
+    assert one[1].startswith("CUDA does not start: The NVIDIA driver on your system is too")
+    assert two[1] == (
         "the worker group does not start: ValueError: "
         "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
     )

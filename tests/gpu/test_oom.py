@@ -7,9 +7,10 @@ import pytest
 pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
-import json, torch
+import json, os, sys, torch
 from raypipe.training.failure_kinds import failure_kind
 
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{json.loads(sys.argv[1])}"
 held = []
 
 def kind_of(call):
@@ -39,13 +40,9 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("segments", ["False", "True"])
+@pytest.mark.parametrize("segments", [False, True])
 def test_kinds_of_failure_on_a_card(rig, segments):
-    options = {
-        "RIG_PINNED": str(2**24),
-        "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{segments}",
-    }
-    found = rig.run(SCRIPT, memory=4_000_000_000, env=options)
+    found = rig.run(SCRIPT, segments, memory=4_000_000_000, pinned=2**24)
     assert {name: kind for name, (kind, _) in found.items()} == {
         "pinned": "host_out_of_memory",
         "pinned copy": "host_out_of_memory",
@@ -59,26 +56,14 @@ def test_kinds_of_failure_on_a_card(rig, segments):
 
 
 ONE_FULL = """
-import json, tempfile
-from dataclasses import replace
-from pathlib import Path
+import json
 import torch
 import torch.distributed as dist
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
-from tests.gpu.rig.objects import exchange_by_store, read_ones
-from tests.raypipe.examples.example_tasks import Regression
-from tests.raypipe.launch.test_train import job
+from tests.gpu.rig.objects import OnCards, job_of
 
-class Full(Regression):
-    def build_model(self):
-        read_ones()
-        exchange_by_store()
-        return super().build_model()
-
-    def evaluate(self, model, device, batch_size):
-        return {}
-
+class Full(OnCards):
     def loss(self, model, batch, context):
         samples = len(batch["x"])
         one, both = samples > 4 and dist.get_rank() == 1, samples in (3, 4)
@@ -92,10 +77,8 @@ def launch(job):
 def on_failure(job, error, outcome):
     failures.append((error.kind, error.limit.size, outcome))
 
-made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=2)
-settings = made.settings.changed("scaling", gpus_per_worker=1.0, cpus_per_worker=0.5)
 failures, launcher = [], RayLauncher()
-last, outcome = train_to_the_end(replace(made, task=Full(), settings=settings), launch, on_failure)
+last, outcome = train_to_the_end(job_of(Full(), 8, 1, 2), launch, on_failure)
 launcher.close()
 print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
 """
@@ -103,7 +86,7 @@ print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
 
 def test_the_group_starts_again_with_smaller_micro_batches(rig, tmp_path):
     """At first rank 0 waits in an exchange for rank 1, which has failed."""
-    found = rig.run(ONE_FULL, cards=2, env={"RIG_NCCL_MEETING": str(tmp_path)})
+    found = rig.run(ONE_FULL, cards=2, nccl_meeting=tmp_path)
     again = "again with micro-batch {} x accumulation {}"
     assert found["failures"] == [
         ["out_of_memory", 8, again.format(4, 2)],

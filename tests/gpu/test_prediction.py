@@ -9,7 +9,7 @@ from raypipe.cards.peak_memory import memory
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
-from tests.gpu.profiles import stages
+from tests.gpu.trainings import stages
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -17,9 +17,6 @@ pytestmark = pytest.mark.gpu_rig
 CARD = cards()["A100 SXM 80GB"]
 #: a block of this size may be reserved sooner or later
 SEGMENT = 20 * 2**20
-MACHINE = {"name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}
-#: as workers on GPUs set it
-ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 SIZES = ["model.vocabulary=4096", "model.width=256", "model.layers=4", "model.feed_forward=768"]
 TRAININGS = {
     "lm_pretrain": ["data.source=random", *SIZES, "model.heads=8", "model.context=512"],
@@ -27,32 +24,22 @@ TRAININGS = {
     "teleclass": [],
 }
 
-LOOP = """
-import json, tempfile, torch
+TRAIN = """
+import json, sys
+from tests.gpu.trainings import train
 from tests.gpu.test_prediction import of_workload
-from raypipe.store.run_directory import RunDirectory
-from raypipe.training.batching import BatchPlan
-from raypipe.training.history import History
-from raypipe.training.job import TrainingJob
-from raypipe.training.parallel import Worker
-from raypipe.training.loop import train
-
-History.settle = lambda *_: None  # kernels compute nothing: no loss or weight has a meaning
-task, settings = of_workload({name!r}, {checkpointing})
-plan = BatchPlan(8, {accumulation}, 8 * {accumulation}, 1)
-run = RunDirectory.at(tempfile.mkdtemp())
-train(TrainingJob("t", "r", task, settings, plan, run, measured=True),
-      Worker(0, torch.device("cuda", 0)))
-print(json.dumps({{"reserved": torch.cuda.max_memory_reserved()}}))
+print(json.dumps(train("t", *of_workload(*json.loads(sys.argv[1])))["reserved"]))
 """
 
 
-def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSettings]:
+def of_workload(
+    name: str, accumulation: int, checkpointing: bool
+) -> tuple[TrainTask, TrainStageSettings]:
     given = TRAININGS[name], CARD.memory_bytes, str(CARD.capability)
     (_, task, settings), *_ = stages(name, "auto", *given)
     return task, settings.changed(
         "training", steps=2, epochs=None, warmup_steps=0, compile=False, precision="bf16",
-        gradient_checkpointing=checkpointing, effective_batch=16,
+        gradient_checkpointing=checkpointing, micro_batch=8, effective_batch=8 * accumulation,
     )  # fmt: skip
 
 
@@ -60,10 +47,10 @@ def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSe
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("name", TRAININGS)
 def test_the_predicted_memory_is_what_cuda_reserves(rig, name, accumulation, checkpointing):
-    given = {"name": name, "accumulation": accumulation, "checkpointing": checkpointing}
-    found = rig.run(LOOP.format(**given), **MACHINE, env=ALLOCATOR)
-    task, settings = of_workload(name, checkpointing)
+    given = name, accumulation, checkpointing
+    reserved = rig.run(TRAIN, given, name="NVIDIA A100-SXM4-80GB", capability="8.0")
+    task, settings = of_workload(*given)
     phase = task.phases(settings.training, 8 * accumulation)[0]
     recording = record(task, StepCase(settings, phase, 0, 8, accumulation, 1, CARD.capability))
     predicted = memory(recording, CARD, 1, bucketed=False)
-    assert predicted.reserved == pytest.approx(found["reserved"], rel=0.03, abs=SEGMENT)
+    assert predicted.reserved == pytest.approx(reserved, rel=0.03, abs=SEGMENT)

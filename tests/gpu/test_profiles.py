@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.gpu.conftest import PROJECT, Rig, compiler_caches
+from tests.gpu.conftest import Rig
+from tests.gpu.rig.build import PROJECT
 
 pytestmark = pytest.mark.gpu_rig
 
@@ -42,13 +42,10 @@ def cases() -> list[tuple[str, str, list[str], int]]:
 
 
 SCRIPT = """
-import json, os, traceback
-import torch
-from raypipe.training.failure_kinds import expandable_segments
-from tests.gpu.profiles import stages, train
-os.environ |= expandable_segments()
+import json, os, sys, traceback
+from tests.gpu.trainings import stages, train
 found = {}
-for config, profile, overrides, memory in json.loads(os.environ["CASES"]):
+for config, profile, overrides, memory in json.loads(sys.argv[1]):
     os.environ["RIG_MEMORY"] = str(memory)
     try:
         for name, task, settings in stages(config, profile, overrides, memory, "8.6"):
@@ -64,8 +61,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def shares(rig: Rig) -> dict[str, Any]:
     """The share of the card's memory that each training reserves, from one process."""
-    environment = {"CASES": json.dumps(cases())}
-    return rig.run(SCRIPT, name="NVIDIA A40", capability="8.6", env=environment)
+    return rig.run(SCRIPT, cases(), name="NVIDIA A40", capability="8.6")
 
 
 @pytest.mark.parametrize(("config", "profile"), [case[:2] for case in cases()])
@@ -91,12 +87,11 @@ SMALL = {
     "teleclass_newsgroups": [*NEWSGROUPS, "train.classifier.layers=2"],
 }  # fmt: skip
 COMPILED = """
-import json, os
-import torch
+import json, sys
 from raypipe.training.failure_kinds import failure_kind
-from tests.gpu.profiles import stages, train
+from tests.gpu.trainings import stages, train
 found = {}
-for config, overrides in json.loads(os.environ["MODELS"]).items():
+for config, overrides in json.loads(sys.argv[1]).items():
     name, task, settings = next(stages(config, "gpu", overrides, 80 * 10**9, "8.0"))
     sizes = {"precision": "bf16", "micro_batch": 2, "effective_batch": 2}
     eager = train(name, task, settings, compile=False, **sizes)["launches"]
@@ -109,19 +104,14 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("capability", ["8.0", "8.6", "9.0"])
-def test_a_compiled_step_has_fewer_kernels(rig, capability, tmp_path):
-    found = rig.run(
-        COMPILED,
-        capability=capability,
-        env={"MODELS": json.dumps(SMALL), **compiler_caches(tmp_path)},
-    )
+def test_a_compiled_step_has_fewer_kernels(rig, capability):
+    found = rig.run(COMPILED, SMALL, capability=capability)
     for config, share in found.items():
         assert isinstance(share, float), (config, share)
         assert share < 0.9, config
 
 
-def test_what_does_not_compile_is_trained_without(rig, tmp_path):
+def test_what_does_not_compile_is_trained_without(rig):
     """Inductor cannot split a kernel of PABBO's policy, whose number of duels varies."""
-    models = {"pabbo_lda": ["train_small.pabbo.burn_in=0"]}
-    found = rig.run(COMPILED, env={"MODELS": json.dumps(models), **compiler_caches(tmp_path)})
+    found = rig.run(COMPILED, {"pabbo_lda": ["train_small.pabbo.burn_in=0"]})
     assert found == {"pabbo_lda": "compile_error"}

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu.conftest import compiler_caches
-
 pytestmark = pytest.mark.gpu_rig
+
+TRAIN = """
+from tests.gpu import trainings
+trainings.main()
+"""
 
 LOGGED = {"log_every": 1}
 #: micro-batch, accumulation, effective batch and workers
 TWO = (4, 1, 8, 2)
 
 
-def test_a_logged_step_waits_for_no_kernel(rig, tmp_path):
+def test_a_logged_step_waits_for_no_kernel(rig):
     kinds = {name: {"precision": name} for name in ("fp32", "bf16", "fp16")}
     kinds["compiled"] = {"precision": "bf16", "compile": True}
     cases = {name: {"training": LOGGED | kind} for name, kind in kinds.items()}
-    found = rig.train(cases, env=compiler_caches(tmp_path))
+    found = rig.run(TRAIN, cases)
     for name, counted in found.items():
         assert (counted["syncs"], counted["d2h"], counted["h2d"]) == (0, 1, 1), name  # row, batch
     assert found["fp32"]["launches"] < 700
@@ -31,7 +34,7 @@ def test_workers_exchange_the_gradient_once(rig):
         name: {"plan": TWO, "strategy": strategy, "training": LOGGED | training}
         for name, (strategy, training) in kinds.items()
     }
-    found = rig.train(cases, cards=2)
+    found = rig.run(TRAIN, cases, cards=2)
     ddp, fsdp, blocks = found["ddp"], found["fsdp"], found["ddp"]["blocks"]
     whole, sums = ddp["weights"], 3 * 8  # the loss, its weight, and whether the training ends
     assert ddp["reduce_bytes"] == whole + sums
@@ -57,7 +60,7 @@ def test_no_card_keeps_the_whole_gradient_and_bf16_halves_what_is_gathered(rig):
     }
     for name in ("plain", "half"):
         cases[f"fsdp {name} bf16"] = cases[f"fsdp {name}"] | {"training": {"precision": "bf16"}}
-    found = rig.train(cases, cards=2)
+    found = rig.run(TRAIN, cases, cards=2)
     fsdp, more = found["fsdp plain"], found["fsdp accumulating"]
     assert found["fsdp half"]["peak"] <= fsdp["peak"]
     # the gradient has a memory pool of its own, that of the stream that reduces it: it is reserved
@@ -83,7 +86,8 @@ def test_half_precision_keeps_no_copies_of_recomputed_blocks(rig):
     """At micro-batch 1 the copies are larger than the activations that bf16 saves."""
     half, recomputed = {"precision": "bf16"}, {"gradient_checkpointing": True}
     kinds = {"fp32": recomputed, "bf16": recomputed | half, "copies": half, "plain": {}}
-    found = rig.train({name: {"plan": (1, 4, 4, 1), "training": t} for name, t in kinds.items()})
+    cases = {name: {"plan": (1, 4, 4, 1), "training": kind} for name, kind in kinds.items()}
+    found = rig.run(TRAIN, cases)
     assert found["bf16"]["peak"] <= 1.01 * found["fp32"]["peak"]  # one block's copies
     assert found["copies"]["peak"] > found["plain"]["peak"]
     assert found["plain"]["expandable"]
@@ -168,26 +172,14 @@ def test_no_optimizer_waits_for_the_card(rig):
     assert found["adafactor"]["launches"] < found["torch"]["launches"]
 
 
-LOSS = """
-import json, os
-from experiments.common import cross_entropy
-from tests.gpu.trainings import Case, language_model, run
-cross_entropy.linear_cross_entropies.__kwdefaults__["chunk"] = int(os.environ["CHUNK"])
-training = {"precision": "bf16", "compile": os.environ["COMPILED"] == "1"}
-case = Case(language_model("medium"), (32, 2, 64, 1), training=training)
-print(json.dumps(run({"medium": case})["medium"]))
-"""
-
-
 @pytest.mark.parametrize(("compiled", "limit", "launches"), [(False, 25.5, 3000), (True, 22, 1675)])
-def test_the_medium_language_model_fits_with_a_loss_in_chunks(
-    rig, tmp_path, compiled, limit, launches
-):
+def test_the_medium_language_model_fits_with_a_loss_in_chunks(rig, compiled, limit, launches):
     """32 x 2 sequences of 2048 tokens in bf16; with the plain loss it is 43 GiB."""
-    env = {"COMPILED": str(int(compiled)), **compiler_caches(tmp_path)}
-    found = rig.run(LOSS, env={**env, "CHUNK": str(2**27)})
-    assert found["reserved"] < limit * 2**30
-    assert found["launches"] <= launches
-    if not compiled:
-        whole = rig.run(LOSS, env={**env, "CHUNK": str(2**40)})
-        assert whole["peak"] > found["peak"] + 6 * 2**30  # the same in one chunk
+    training = {"precision": "bf16", "compile": compiled}
+    chunks = {"model": "medium", "plan": (32, 2, 64, 1), "training": training}
+    whole = {} if compiled else {"one chunk": chunks | {"chunk": 2**40}}
+    found = rig.run(TRAIN, {"chunks": chunks, **whole})
+    assert found["chunks"]["reserved"] < limit * 2**30
+    assert found["chunks"]["launches"] <= launches
+    if whole:
+        assert found["one chunk"]["peak"] > found["chunks"]["peak"] + 6 * 2**30

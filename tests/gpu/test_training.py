@@ -7,10 +7,9 @@ import pytest
 pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
-import json, sys, tempfile
+import json, sys
 import torch
-sys.path.insert(0, "tests/raypipe/examples")
-from example_tasks import HeldOut, job
+from tests.raypipe.examples.example_tasks import HeldOut, job
 from raypipe.store.tables import read_table
 from raypipe.training import loader, loop
 from raypipe.training.checkpoint import CheckpointStore
@@ -19,7 +18,7 @@ from raypipe.training.parallel import Worker
 from raypipe.training.settings import LoaderSettings
 
 # kernels compute nothing: no loss has a meaning
-settle, loop.refuse_means = History.settle, lambda *_: None
+loop.refuse_means = lambda *_: None
 History.settle = lambda self, measures=None: self._pending and self._pending[2].values()
 pinned, to_device = set(), loader.to_device
 
@@ -38,10 +37,10 @@ class Task(HeldOut):
 
 def asked(workers, **options):
     training = {"checkpoint_every": 2, "precision": "fp16", "steps": 60, "eval_every": 30}
-    return job(Task(dtype=torch.float32, **options), FOLDER, loader=LoaderSettings(workers=workers),
+    return job(Task(dtype=torch.float32, **options), folder, loader=LoaderSettings(workers=workers),
                **training)
 
-worker, said = Worker(0, torch.device("cuda", 0)), []
+folder, worker, said = json.loads(sys.argv[1]), Worker(0, torch.device("cuda", 0)), []
 try:
     loop.train(asked(1, fail_at=5), worker)
 except ConnectionError:
@@ -60,7 +59,7 @@ print(json.dumps({
 
 
 def test_a_training_on_a_card(rig, tmp_path):
-    found = rig.run(SCRIPT.replace("FOLDER", repr(str(tmp_path))))
+    found = rig.run(SCRIPT, str(tmp_path))
     assert found["said"] == ["continues from step 4 of 60 (checkpoint)"]
     assert found["pinned"] == [True]
     assert found["scale"] == 0.0  # the scaler's tensor was on the card, where no kernel filled it

@@ -1,20 +1,20 @@
 """Compile the stand-in libraries for a CUDA wheel of torch: CUDA, cuBLAS, NCCL, and NVML.
 
-``python -m tests.gpu.rig.build PYTHON`` prints the folder of the libraries for that interpreter.
+Where they cannot be built, the test is skipped with what is missing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import pytest
 
 SOURCES = Path(__file__).parent
 PROJECT = SOURCES.parents[2]
@@ -41,22 +41,12 @@ print(json.dumps([importlib.metadata.version("torch"), *(
 """
 
 
-class CannotBuildError(RuntimeError):
-    """The libraries cannot be built here; the message says what is missing."""
-
-
 def cuda_libraries(python: str) -> Path:
-    """Return the folder of all libraries for the CUDA wheel of an interpreter, built once.
-
-    Raises:
-        CannotBuildError: there is no compiler, or no CUDA wheel of torch.
-
-    """
-    _require_compiler()
+    """Return the folder of all libraries for the CUDA wheel of an interpreter, built once."""
     version, (torch, *_), nvidia = json.loads(_output(python, "-c", _FIND_TORCH))
     headers = [path for place in nvidia for path in Path(place).glob("cu1*/include/cuda.h")]
     if not headers:
-        raise CannotBuildError(f"{python}: torch {version} is not a CUDA wheel with headers")
+        pytest.skip(f"{python}: torch {version} is not a CUDA wheel with headers")
     users = [Path(torch, "lib", f"lib{name}.so") for name in _USERS]
 
     def build(folder: Path) -> None:
@@ -69,27 +59,8 @@ def cuda_libraries(python: str) -> Path:
 
 
 def nvml_library() -> Path:
-    """Return the folder of the NVML library alone, which needs no CUDA wheel.
-
-    Raises:
-        CannotBuildError: there is no compiler.
-
-    """
-    _require_compiler()
+    """Return the folder of the NVML library alone, which needs no CUDA wheel."""
     return _built("nvml", _build_nvml)
-
-
-def environment(folder: Path, machine: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of processes on a machine; machine.h lists its variables."""
-    library = folder / CUDA
-    variables = {**os.environ, **machine, "LD_LIBRARY_PATH": str(folder)}
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-        if name not in machine:
-            variables.pop(name, None)
-    if library.exists():
-        variables |= {"LD_PRELOAD": str(library), "RIG_LIBRARY": str(library)}
-        variables["TRITON_LIBCUDA_PATH"] = str(folder)
-    return variables
 
 
 def _built(name: str, build: Callable[[Path], None]) -> Path:
@@ -99,6 +70,8 @@ def _built(name: str, build: Callable[[Path], None]) -> Path:
     target = BUILDS / f"{name}-{digest[:16]}"
     if target.exists():
         return target
+    if missing := [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]:
+        pytest.skip(f"{' and '.join(missing)} not found")
     BUILDS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILDS) as work:
         folder = Path(work) / "built"
@@ -152,17 +125,8 @@ def _symbols(*arguments: str | Path) -> set[str]:
     return {line.split()[-1].partition("@")[0] for line in lines if line.strip()}
 
 
-def _require_compiler() -> None:
-    if missing := [tool for tool in ("gcc", "nm") if shutil.which(tool) is None]:
-        raise CannotBuildError(f"{' and '.join(missing)} not found")
-
-
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise CannotBuildError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+        pytest.skip(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return done.stdout
-
-
-if __name__ == "__main__":
-    print(cuda_libraries(sys.argv[1] if len(sys.argv) > 1 else sys.executable))

@@ -7,15 +7,42 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from raypipe.training import history
+from raypipe.training.job import TrainingJob
 from raypipe.training.parallel import HostCopy
+from tests.raypipe.examples.example_tasks import Regression
+from tests.raypipe.launch.test_train import job
 
 _numbers = itertools.count()
+
+
+class OnCards(Regression):
+    """A training whose workers exchange and read nothing that a kernel computes."""
+
+    def build_model(self) -> nn.Module:
+        history.HostCopy = _Ones  # type: ignore[misc]
+        if dist.is_initialized():
+            exchange_by_store()
+        return super().build_model()
+
+    def evaluate(self, model: nn.Module, device: Any, batch_size: int) -> Mapping[str, float]:
+        return {}
+
+
+def job_of(task: Regression, *plan: int, gpus: float = 1.0) -> TrainingJob:
+    """Return two steps of a training whose workers have so many GPUs each."""
+    share = {"gpus_per_worker": gpus, "cpus_per_worker": 0.5}
+    return replace(job(Path(mkdtemp()), *plan, steps=2, **share), task=task)
 
 
 def exchange_by_store() -> None:
@@ -24,12 +51,9 @@ def exchange_by_store() -> None:
     dist.all_gather_object = _gather
 
 
-def read_ones() -> None:
-    """Let the sums of a logged step be 1, which no kernel computed."""
-    history.HostCopy = _Ones  # type: ignore[misc]
-
-
 class _Ones(HostCopy):
+    """Sums of a logged step that are 1."""
+
     def values(self) -> torch.Tensor:
         return torch.ones_like(super().values())
 
