@@ -20,6 +20,8 @@ class Halves(TwoPhases):
 class ContinuingSettings(rp.Settings):
     pause_s: rp.Operational[float] = 0.0
     """Pause in a forward pass."""
+    fail_at: rp.Operational[int | None] = None
+    """Step whose loss fails."""
     halves: bool = False
     """Whether the training has two phases."""
     probes: int = 1
@@ -27,8 +29,12 @@ class ContinuingSettings(rp.Settings):
     train: rp.TrainStageSettings = rp.TrainStageSettings()
 
 
+READS = ("halves", "pause_s", "fail_at", "train")
+
+
 def build_task(settings: Any, run_dir: rp.RunDirectory | None) -> rp.TrainTask:
-    return Halves() if settings.halves else HeldOut(dropout=0.3, pause_s=settings.pause_s)
+    given = {"pause_s": settings.pause_s, "fail_at": settings.fail_at}
+    return Halves() if settings.halves else HeldOut(dropout=0.3, **given)
 
 
 def probe(context: rp.StageContext) -> None:
@@ -51,7 +57,7 @@ def double(context: rp.StageContext) -> None:
 def stages(settings: ContinuingSettings) -> list[rp.Stage]:
     units = [rp.Unit(f"probe/{number}") for number in range(settings.probes)]
     return [
-        rp.train_stage("train", settings.train, build_task, reads=("halves", "pause_s", "train")),
+        rp.train_stage("train", settings.train, build_task, reads=READS),
         rp.Stage("probe", probe, units, ("train",), reads=()),
         rp.Stage("double", double, needs=("probe",), reads=()),
     ]
