@@ -21,6 +21,7 @@ from tests.command import EXAMPLES, forget, raypipe, table
 TABLES = ("evaluations", "values", "totals", "variants")
 #: how a command ends in or after a unit, and its exit status; the process may just be gone
 ENDS = {"interrupt": 130, "error": 1, "kill": None}
+MOST = {"powers": 3, "runs": 3}
 
 
 def rows_of(folder: str, name: str) -> list[list[Any]]:
@@ -40,28 +41,29 @@ class Resumed:
     """What is asked of a run directory in the current one, and the events that happen to it."""
 
     def __init__(self) -> None:
-        self.numbers, self.powers, self.runs, self.steps = [1, 2], [1], 1, 1
+        self.asked = {"numbers": 2, "powers": 1, "runs": 1, "steps": 1}
         #: lines that a unit had finished with
         self.lost = 0
 
     def command(self, folder: str = "run", expected: int = 0) -> str:
-        given = (f"calls.numbers={self.numbers}", f"calls.steps={self.steps}")
-        given += (f"matrix.calls.power={self.powers}", f"matrix.runs={self.runs}")
+        numbers, powers, runs, steps = self.asked.values()
+        given = (f"calls.numbers={[*range(1, numbers + 1)]}", f"calls.steps={steps}")
+        given += (f"matrix.calls.power={[*range(1, powers + 1)]}", f"matrix.runs={runs}")
         forget(Path.cwd())
         return raypipe("run", "c.yaml", *given, "--local", "--run-dir", folder, expected=expected)
 
     def run(self) -> None:
         self.command()
         assert "nothing to do" in self.command()
-        points = len(self.powers) * self.runs
-        assert len(rows_of("run", "totals")) == points
-        assert len(rows_of("run", "values")) == points * len(self.numbers)
+        numbers, powers, runs, steps = self.asked.values()
+        assert len(rows_of("run", "totals")) == powers * runs
+        assert len(rows_of("run", "values")) == powers * runs * numbers
         budgets = [row[2] for key, row in outcomes("run").items() if key.startswith("calls")]
-        assert budgets == [self.steps] * points * len(self.numbers)
+        assert budgets == [steps] * powers * runs * numbers
 
     def end_early(self, kind: str, after: int) -> None:
         """Ask for more; the command ends after so many units."""
-        self.add_number()
+        self.more("numbers")
         Path("fault.txt").write_text(f"{after} {kind}")
         if (status := ENDS[kind]) is not None:
             self.command(expected=status)
@@ -69,17 +71,9 @@ class Resumed:
             with pytest.raises(BaseException, match=r"^$"):
                 self.command()
 
-    def add_number(self) -> None:
-        self.numbers.append(len(self.numbers) + 1)
-
-    def add_power(self) -> None:
-        self.powers = [1, 2, 3][: len(self.powers) + 1]
-
-    def add_run(self) -> None:
-        self.runs = min(self.runs + 1, 3)
-
-    def add_step(self) -> None:
-        self.steps += 1
+    def more(self, name: str) -> None:
+        """Ask for one more, up to a limit."""
+        self.asked[name] = min(self.asked[name] + 1, MOST.get(name, 99))
 
     def tear_the_last_line(self, part: float) -> None:
         (file,) = Path("run/ledger").glob("*.jsonl")
@@ -93,7 +87,7 @@ class Resumed:
 
 
 EVENTS = [
-    *(("run",), ("add_number",), ("add_power",), ("add_run",), ("add_step",)),
+    *(("run",), *(("more", name) for name in ("numbers", "powers", "runs", "steps"))),
     *(("end_early", kind, after) for kind in ENDS for after in (0, 1)),
     *(("tear_the_last_line", part) for part in (0.0, 0.5, 0.99)),
     *(("delete_a_table", name) for name in ("values", "totals", "stages")),
@@ -123,9 +117,9 @@ def assert_equals_a_fresh_run(events: list[tuple[Any, ...]]) -> None:
 
 def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
     assert_equals_a_fresh_run([
-        *(("add_step",), ("run",), ("delete_a_table", "values"), ("end_early", "error", 0)),
-        *(("run",), ("end_early", "interrupt", 1), ("delete_a_table", "totals")),
-        *(("end_early", "kill", 1), ("tear_the_last_line", 0.5), ("add_power",), ("add_run",)),
+        *(("more", "steps"), ("run",), ("delete_a_table", "values"), ("end_early", "error", 0)),
+        *(("run",), ("end_early", "interrupt", 1), ("delete_a_table", "totals"), ("more", "runs")),
+        *(("end_early", "kill", 1), ("tear_the_last_line", 0.5), ("more", "powers")),
     ])  # fmt: skip
 
 

@@ -105,9 +105,6 @@ def test_stages_come_after_their_needs_and_otherwise_as_given() -> None:
     assert names(in_order(given)) == ["a", "b", "c", "d"]
     assert names(with_needs(given, ["c"])) == ["a", "c"]
     assert names(with_needs(given, ["b", "d"])) == ["a", "b", "c", "d"]
-
-
-def test_a_long_ladder_of_needs_is_walked_once() -> None:
     ladder = [stage("0a"), stage("0b")]
     for step in range(1, 60):  # 2**60 ways down
         above = (f"{step - 1}a", f"{step - 1}b")
@@ -237,35 +234,27 @@ def test_what_stages_record_at_the_same_time_is_all_there(session):
     assert sorted(read_table(session.run_dir, "evaluations")["dataset"]) == keys
 
 
-def test_units_start_when_what_they_need_has_ended(session):
-    """The studies of no model run while the model trains, which waits for them here."""
-    first, calls = threading.Event(), []
+@pytest.mark.parametrize("stays", [False, True])
+def test_units_start_when_what_they_need_has_ended(session, stays):
+    """The studies of no model run while the model trains, which waits for them here.
 
-    def study(context: StageContext) -> None:
-        calls.append([unit.key for unit in context.todo()])
-        finish(context)
-        first.set()
-
-    train = stage("train", do=after(first))
-    assert run_stages([stage("check"), train, studies(study, (), ("train",), ())], session) is None
-    assert calls == [["studies/0", "studies/2"], ["studies/1"]]
-
-
-def test_a_running_stage_takes_further_units(session):
+    The stage of studies has ended and runs again, or it still runs and takes the further ones.
+    """
     started, calls = threading.Event(), []
 
     def study(context: StageContext) -> None:
         calls.append([unit.key for unit in context.todo()])
-        started.set()
-        deadline = time.monotonic() + WAIT_S
-        while not (further := context.further_units()) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        calls.append([unit.key for unit in further])
+        if stays:
+            started.set()
+            while not (further := context.further_units()):
+                time.sleep(0.001)
+            calls.append([unit.key for unit in further])
         finish(context)
+        started.set()
 
     train = stage("train", do=after(started))
-    assert run_stages([stage("check"), train, studies(study, (), ("train",))], session) is None
-    assert calls == [["studies/0"], ["studies/1"]]
+    assert run_stages([stage("check"), train, studies(study, (), ("train",), ())], session) is None
+    assert calls == [["studies/0", "studies/2"], ["studies/1"]]
 
 
 def test_a_failed_need_leaves_out_only_the_units_that_name_it(session):
