@@ -127,22 +127,6 @@ def test_all_cards_are_compared_by_the_same_training(
     assert set(columns(predict(*given, "t4"), "profile")) == {"gpu"}
 
 
-def test_mistakes_are_refused_before_anything_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"--card L5: unknown card; nearest names: .*L4"):
-        predicted("L5")
-    with pytest.raises(ConfigError, match="command line: --stage = 'tokenize': must be a training"):
-        predicted("L4", stage="tokenize")
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    Path("script.yaml").write_text(
-        "experiment: raypipe.scripts\ntrain: {command: 'python train.py {micro_batch}'}\n"
-    )
-    with pytest.raises(ConfigError, match="cannot be predicted, since another program trains"):
-        predict(read("script.yaml"), [], "L4")
-
-
 def test_the_command_prints_a_table() -> None:
     command = ["fit", "lm_pretrain", *SMALL, "--card", "plain"]
     table = CliRunner().invoke(app, command).stdout

@@ -13,15 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.commands.configuration import parse, resolve
-from raypipe.commands.plan import work_of
-from raypipe.errors import ConfigError
-from raypipe.graph.configuration import Configuration
 from raypipe.store.run_directory import RunDirectory
 from raypipe.study.placement import variant_label
 from tests.command import raypipe
 from tests.raypipe.examples.hills import edit, ran, run, table
-from tests.raypipe.examples.sweeping import HERE
 from tests.scenario import cases, play
 
 REFUSED = [
@@ -82,31 +77,6 @@ def test_different_points_have_different_names(one, other):
         assert variant_label(one) != variant_label(other)
     assert len(variant_label(one)) < 100
     assert "/" not in variant_label(one)
-
-
-SWEPT = """
-experiment: example_sweep
-train: {training: {steps: 4, effective_batch: 16}}
-sweep: {stage: train, axes: {training.micro_batch: [4, 8]}}
-matrix: {width: [2, 8]}
-"""
-
-
-def swept(*overrides: str) -> Configuration:
-    return resolve(parse(SWEPT, "c.yaml"), overrides, "cpu", [HERE])
-
-
-def test_a_matrix_leaves_the_sweep_out_and_a_sweep_alone_the_matrix():
-    work = work_of(swept(), (), [HERE])
-    assert {stage.name for stage in work.graph.stages} == {"train"}
-    assert "`raypipe sweep` runs it" in work.note
-    work = work_of(swept(), ["sweep"], [HERE])
-    assert (work.configuration.settings.matrix, work.graph.text, work.note) == (None, "", "")
-    assert "sweep" in {stage.name for stage in work.graph.stages}
-    assert work_of(swept("sweep=null"), (), [HERE]).note == ""
-    taking = swept("train.from_sweep=true")
-    with pytest.raises(ConfigError, match=r"train\.from_sweep: .* run `raypipe sweep` first"):
-        work_of(taking, (), [HERE])
 
 
 @pytest.mark.parametrize(("file", "key", "message"), REFUSED, ids=[case[1] for case in REFUSED])
