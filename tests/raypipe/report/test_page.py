@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,33 +16,16 @@ from raypipe.report.parts import Code, Fold, Heading, Pill, Section, TableView, 
 from raypipe.report.plots import Plot, slug
 from raypipe.report.results import RunResults
 from tests.raypipe.report.page_reader import HOSTILE, Page, page_of, plot_of
+from tests.raypipe.report.test_golden_pages import stored_run
 
-STAGES = {"stage": ["train_small", "20news"], "status": "succeeded", "duration_s": [360.0, 1080.0],
-          "started_at": pd.Timestamp("2026-03-02", tz="UTC"), "gpu_peak_bytes": None}  # fmt: skip
-TABLES = {
-    "stages": STAGES,
-    "trials": {"trial_id": ["a"], "stage": "train_small", "status": "succeeded", "micro_batch": 16},
-    "environment": {"command_id": ["c"], "command": "raypipe run x.yaml", "hostname": "h",
-                    "started_at": "2026-01-01", "git_commit": None},
-    "evaluations": {"dataset": ["20news"], "T": 7},
-}  # fmt: skip
-
-
-def _tables() -> dict[str, pd.DataFrame]:
-    return {name: pd.DataFrame(columns) for name, columns in TABLES.items()}
-
-
-REPETITION = ("raypipe run x.yaml", "squares:\n  power: 2\n")
-
-
-def _files(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> dict[str, bytes]:
-    own = [Section("Figures", plots)]
-    return page_files(RunResults(tables, "A study", *REPETITION, sections=own))
+RUN = stored_run("training")
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return _files(_tables(), plot_of(caption='It "bends".'), *map(plot_of, ("b", "b b", "b-b")))
+    plots = plot_of(caption='It "bends".'), *map(plot_of, ("b", "b b", "b-b"))
+    tables = {name: RUN.tables[name] for name in ("stages", "trials", "environment")}
+    return page_files(replace(RUN, tables=tables, sections=[Section("Figures", plots)]))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +117,7 @@ def test_the_page_is_written_for_readers(page: Page) -> None:
     assert (svg["role"], svg["aria-label"]) == ("img", 'title of curve. It "bends".')
     assert page.all("html")[0]["lang"] == "en"
     assert "raypipe run x.yaml" in page.words
-    assert "power: 2" in page.words
+    assert "steps: 400" in page.words
 
 
 def test_sections_follow_from_the_tables(page: Page) -> None:
@@ -145,9 +129,9 @@ def test_sections_follow_from_the_tables(page: Page) -> None:
         return page_of(RunResults(tables, "x", sections=[Section("Own", [])])).headings
 
     assert headings({}) == []
-    assert headings({name: table.iloc[:0] for name, table in _tables().items()}) == []
-    for name in _tables():
-        assert headings({key: table for key, table in _tables().items() if key != name})
+    assert headings({name: table.iloc[:0] for name, table in RUN.tables.items()}) == []
+    for name in RUN.tables:
+        assert headings({key: table for key, table in RUN.tables.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -160,9 +144,8 @@ def test_sections_follow_from_the_tables(page: Page) -> None:
     ],
 )
 def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> None:
-    tables = _tables()
-    tables["stages"]["status"] = statuses
-    assert f"A study {shown}" in Page(_files(tables)["index.html"].decode()).words
+    stages = RUN.tables["stages"].assign(status=statuses)
+    assert f"training {shown}" in page_of(replace(RUN, tables={"stages": stages})).words
 
 
 def test_two_figures_of_one_name_are_refused() -> None:
