@@ -34,6 +34,12 @@ def remote(tmp_path: Path) -> RunDirectory:
     return run
 
 
+@pytest.fixture(params=["run", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    """A run directory on a local file system, and one on another."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working directory, with a cache of its own beside it."""

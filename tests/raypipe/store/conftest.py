@@ -16,7 +16,6 @@ import pytest
 from pyarrow import fs as arrow_fs
 
 from raypipe.store.lock import Pace
-from raypipe.store.run_directory import RunDirectory
 
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2)
@@ -64,9 +63,3 @@ def server() -> Iterator[str]:
         for bucket in ("runs", "unconditional"):
             files.create_dir(bucket)
         yield address
-
-
-@pytest.fixture(params=["run", "remote"])
-def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
-    """A run directory on a local file system, and one on another."""
-    return request.getfixturevalue(request.param)

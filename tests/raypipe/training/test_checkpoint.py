@@ -16,8 +16,6 @@ from raypipe.training.checkpoint import Checkpoint, CheckpointStore, _Hashing
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 
-WORKER = Worker(0, torch.device("cpu"))
-
 
 def checkpoint(step: int) -> Checkpoint:
     torch.manual_seed(step)
@@ -34,12 +32,6 @@ def assert_is(found: Checkpoint | None, step: int) -> None:
     torch.testing.assert_close(vars(found), vars(checkpoint(step)), rtol=0, atol=0)
 
 
-@pytest.fixture(params=["local", "remote"])
-def store(request: pytest.FixtureRequest) -> CheckpointStore:
-    run: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
-    return CheckpointStore(run, "sweep/0")
-
-
 @pytest.fixture
 def local(run: RunDirectory) -> CheckpointStore:
     return CheckpointStore(run, "sweep/0")
@@ -53,7 +45,8 @@ def names(store: CheckpointStore) -> list[str]:
     return store.run.list(store.run.checkpoints("sweep/0"))
 
 
-def test_the_newest_few_are_kept_bit_for_bit(store: CheckpointStore) -> None:
+def test_the_newest_few_are_kept_bit_for_bit(anywhere: RunDirectory) -> None:
+    store = CheckpointStore(anywhere, "sweep/0")
     assert store.newest() is None
     for step in (1, 2, 9, 10, 100):
         store.save(checkpoint(step))
@@ -131,5 +124,5 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_training(
     monkeypatch.setattr(CheckpointStore, "save", Mock(side_effect=OSError(28, "No space left")))
     asked = job(Regression(), tmp_path)  # one checkpoint, at the end
     with pytest.raises(OSError, match="No space left"):
-        train(asked, WORKER)
+        train(asked, Worker(0, torch.device("cpu")))
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))

@@ -20,7 +20,6 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 from example_tasks import (
     HeldOut,
     Points,
@@ -310,30 +309,21 @@ def assert_as_by_hand(asked: TrainingJob, rel: float | None) -> None:
 LARGE = 8  # layers of 4 MiB each
 
 
+def large(strategy: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LARGE)))
+    if strategy == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+
 def resumed_memory(rank: int, run: RunDirectory, strategy: str) -> int:
     """Return the host memory that a worker takes at most to resume a large model."""
-    worker, store = Worker(rank, CPU, 2), CheckpointStore(run, "large")
-
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LARGE)))
-        if strategy == "fsdp":
-            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        return model, torch.optim.AdamW(model.parameters(), fused=True)
-
-    model, optimizer = build()
-    model(torch.randn(2, 1024)).sum().backward()
-    optimizer.step()
-    contents = gathered(model, optimizer)
-    if rank == 0:
-        store.save(Checkpoint(1, *contents, {}))
-    dist.barrier()
-    del model, optimizer, contents
-    model, optimizer = build()
+    model, optimizer = large(strategy)
     forget_peaks(CPU)
     before = psutil.Process().memory_info().rss
-    found = store.newest() if rank == 0 else None
+    found = CheckpointStore(run, "large").newest() if rank == 0 else None
     stored = (found.model, found.optimizer) if found else ({}, {})
-    load_state(model, optimizer, *stored, worker)
+    load_state(model, optimizer, *stored, Worker(rank, CPU, 2))
     return host_peak_bytes() - before
 
 
@@ -348,7 +338,11 @@ def test_a_worker_that_resumes_holds_only_its_part(
     group: Group, tmp_path: Path, strategy: str, most: float
 ) -> None:
     """Rank 1, in sizes of the weights; every worker held the whole checkpoint several times."""
-    _, peak = group(resumed_memory, RunDirectory.at(tmp_path), strategy)
+    run, (model, optimizer) = RunDirectory.at(tmp_path), large("ddp")
+    model(torch.randn(2, 1024)).sum().backward()
+    optimizer.step()
+    CheckpointStore(run, "large").save(Checkpoint(1, *gathered(model, optimizer), {}))
+    _, peak = group(resumed_memory, run, strategy)
     assert peak < most * LARGE * 4 * 2**20
 
 

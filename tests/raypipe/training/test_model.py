@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,13 @@ class Deep(Regression):
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GraphModule]]:
     """The graphs that torch.compile makes, which are not compiled further."""
     made: list[GraphModule] = []
-    real = torch.compile
 
     def keep(graph: GraphModule, inputs: list[Tensor]) -> GraphModule:
         made.append(graph)
         return graph
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return real(function, backend=keep)
-
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
     yield made
     torch.compiler.reset()
 
