@@ -45,10 +45,8 @@ def _own_signals() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def bench_of(
-    folder: Path, machine: Machine = H100, part: str = "mfu", quick: bool = False
-) -> Bench:
-    return Bench(machine, part, folder / "work", folder / "out", quick)
+def bench_of(folder: Path, machine: Machine = H100, part: str = "mfu") -> Bench:
+    return Bench(machine, part, folder / "work", folder / "out", quick=False)
 
 
 def three_rows(bench: Bench, then: str) -> None:

@@ -33,18 +33,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with the wheel, and the dependencies of this one."""
+    """The programs of an environment with the wheel, and the dependencies of this one."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
-    options = ["--no-deps", "--no-index", "--disable-pip-version-check"]
-    subprocess.run([*pip, *options, str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    place = ["--python", str(folder / "bin/python"), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *place, str(wheel)], check=True)
     # without the .pth files in them, which would add the repository
     below = [entry for entry in sys.path if entry.endswith("site-packages")]
     (packages / "dependencies.pth").write_text("\n".join(below))
-    return python
+    return folder / "bin"
 
 
 @pytest.fixture
@@ -63,13 +62,6 @@ def run(folder: Path, *words: str | Path, status: int = 0) -> subprocess.Complet
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done
-
-
-def command(
-    python: Path, folder: Path, *arguments: str | Path, status: int = 0
-) -> subprocess.CompletedProcess[str]:
-    """The installed command in a folder."""
-    return run(folder, python.parent / "raypipe", *arguments, status=status)
 
 
 def test_the_wheel_is_one_package_with_all_that_is_shipped(wheel: Path) -> None:
@@ -119,15 +111,15 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
-    listed = command(installed, empty, "run", "--list").stdout
+    listed = run(empty, installed / "raypipe", "run", "--list").stdout
     names = [line.split()[0] for line in listed.splitlines()]
     configs = PROJECT / "configs"
     files = [file.relative_to(configs).with_suffix("") for file in configs.rglob("*.yaml")]
     assert sorted(names) == sorted(map(str, files))
-    planned = command(installed, empty, "plan", "quickstart")
+    planned = run(empty, installed / "raypipe", "plan", "quickstart")
     assert "train_small" in planned.stdout
     assert "shipped with raypipe" in planned.stderr
-    wrong = command(installed, empty, "plan", "quikstart", status=2)
+    wrong = run(empty, installed / "raypipe", "plan", "quikstart", status=2)
     assert "did you mean quickstart?" in wrong.stderr
     assert list(empty.iterdir()) == []
 
@@ -145,12 +137,13 @@ def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
         "EXPERIMENT = Experiment('mine', 1, Mine, lambda settings: [])\n"
     )
     (empty / "mine.yaml").write_text("experiment: experiments.mine\n")
-    assert "shown: 3" in command(installed, empty, "config", "mine").stdout
-    shipped = command(installed, empty, "config", "transformer")
+    assert "shown: 3" in run(empty, installed / "raypipe", "config", "mine").stdout
+    shipped = run(empty, installed / "raypipe", "config", "transformer")
     assert "experiment: experiments.transformer\n" in shipped.stdout
     assert "experiment:" not in shipped.stderr
     shutil.copytree(own, own.parent / "transformer")
-    copied = command(installed, empty, "config", "transformer", status=2)  # its keys are unknown
+    # whose keys are unknown
+    copied = run(empty, installed / "raypipe", "config", "transformer", status=2)
     assert f"experiment: {own.parent / 'transformer' / '__init__.py'}, not " in copied.stderr
 
 
@@ -169,7 +162,7 @@ def test_source_and_identities_do_not_depend_on_the_installation(
         "found = resolve(read('teleclass'), (), 'cpu', [Hardware('a', 2, 2**34)])\n"
         "print(found.source().fingerprint, json.dumps(found.settings.identity()))\n"
     )
-    done = run(empty, installed, "-c", code)
+    done = run(empty, installed / "python", "-c", code)
     monkeypatch.chdir(PROJECT)
     exec(code, {})
     assert done.stdout == capsys.readouterr().out
@@ -179,7 +172,7 @@ def test_source_and_identities_do_not_depend_on_the_installation(
         "named = generators.load_generator('experiments.teleclass.generators:from_keywords')\n"
         "assert named is generators.from_keywords\n"
     )
-    run(empty, installed, "-c", loaded)
+    run(empty, installed / "python", "-c", loaded)
 
 
 @pytest.mark.slow
@@ -187,15 +180,15 @@ def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(
     installed: Path, empty: Path, tmp_path: Path
 ) -> None:
     (empty / "tiny.yaml").write_text(CONFIG)  # `experiments.pabbo_lda`, as in the repository
-    run = tmp_path / "run"
-    command(installed, empty, "run", "tiny.yaml", "--run-dir", run)
-    stages = table(run, "stages")
+    out = tmp_path / "out"
+    run(empty, installed / "raypipe", "run", "tiny.yaml", "--run-dir", out)
+    stages = table(out, "stages")
     assert set(stages["status"]) == {"succeeded"}
     assert len(stages) == 7
-    (run / "report" / "index.html").unlink()
+    (out / "report" / "index.html").unlink()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    command(installed, elsewhere, "report", run)
-    assert "perplexity" in (run / "report" / "index.html").read_text()
-    repeated = command(installed, elsewhere, "run", run / "config.yaml", "--run-dir", run)
+    run(elsewhere, installed / "raypipe", "report", out)
+    assert "perplexity" in (out / "report" / "index.html").read_text()
+    repeated = run(elsewhere, installed / "raypipe", "run", out / "config.yaml", "--run-dir", out)
     assert "nothing to do" in repeated.stdout

@@ -259,15 +259,6 @@ def _weights(content: bytes, folder: Path) -> bool:
     return True
 
 
-def _weights_file() -> bytes:
-    def write(folder: Path) -> None:
-        run = RunDirectory.at(folder)
-        write_weights(run, run.model("t"), _checkpoint()[0].model, {"model": "{}"})
-
-    (content,) = written(write).values()
-    return content
-
-
 ROWS = {"a": {"x": 1.5}, "b": {"x": [1, None, "ü"]}, "c": {"x": {"y": True}}}
 
 
@@ -330,14 +321,6 @@ def _cache(content: bytes, folder: Path) -> bool:
     return len(found) == len(ROWS)
 
 
-def _cache_file() -> bytes:
-    def write(folder: Path) -> None:
-        with _cache_at(folder), caches.Cache("x") as kept:
-            kept.put(ROWS)
-
-    return written(write)["x.sqlite"]
-
-
 def _npz_matrix(matrix: object) -> bytes:
     stream = io.BytesIO()
     sparse.save_npz(stream, matrix)
@@ -366,6 +349,14 @@ def readers() -> dict[str, Reader]:
     classes = {"labels.txt": LABELS, "edges.txt": EDGES}
     texts = {"x.txt": b"a\tsome text\nb\tmore text\n"}
 
+    def weights(at: Path) -> None:
+        run = RunDirectory.at(at)
+        write_weights(run, run.model("t"), _checkpoint()[0].model, {"model": "{}"})
+
+    def cache(at: Path) -> None:
+        with _cache_at(at), caches.Cache("x") as kept:
+            kept.put(ROWS)
+
     def configuration(at: Path) -> config.Document:
         return config.read(at / "my.yaml")
 
@@ -390,10 +381,10 @@ def readers() -> dict[str, Reader]:
         ),
         "annotations": of_file((answers,), "answers.json", answered, _annotations),
         "gold": of_file((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
-        "weights": Reader((_weights_file(),), _weights),
+        "weights": Reader(tuple(written(weights).values()), _weights),
         "ledger": Reader((LEDGER,), _ledger),
         "table": Reader((artifacts.to_bytes(pa.table(TABLE)),), _table),
-        "cache": Reader((_cache_file(),), _cache),
+        "cache": Reader((written(cache)["x.sqlite"],), _cache),
     }
     for form, content in {"jsonl": JSONL, "csv": CSV, "parquet": PARQUET, "txt": TXT}.items():
         name = f"x.{form}"

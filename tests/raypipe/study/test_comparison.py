@@ -50,11 +50,6 @@ def summary(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
     return found[found["axis"] == axis].set_index("value")
 
 
-def paired(tables: dict[str, pd.DataFrame], axis: str) -> pd.DataFrame:
-    found = compared(tables)["variant_tests"]
-    return found[found["axis"] == axis].set_index(["first", "second"])
-
-
 def seeded(**columns: list[float]) -> dict[str, pd.DataFrame]:
     """Return trainings of a matrix over two rates and two values of a training's own seed."""
     points, rows = {}, []
@@ -115,7 +110,8 @@ def test_values_are_tested_at_the_points_that_both_have(tables):
         "rate=0.3,seed=.,size=8|rate=0.2,seed=[12],size=4"
     )
     partial = {**tables, "measures": tables["measures"][~missing]}
-    found = paired(partial, "rate")
+    found = compared(partial)["variant_tests"].query("axis == 'rate'")
+    found = found.set_index(["first", "second"])
     ours = tables["measures"].query("method == 'ours'").set_index("variant")["value"]
 
     def of(rate: str, seed: str, *sizes: str) -> float:
