@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.command import forget, raypipe, table
-from tests.scenario import cases, content, named_cases, play
+from tests.scenario import named_cases, play
 
 MODULE = """
 def score(x, scale=1, seed=0):
@@ -31,10 +31,6 @@ def _own(folder: Path) -> None:
     (folder / "own.yaml").write_text(FILE)
 
 
-def calls() -> pd.DataFrame:
-    return table("r", "calls")
-
-
 @pytest.mark.parametrize("case", named_cases(__file__, "commands"))
 def test_commands_on_functions(folder, case):
     play(case["commands"], here=str(folder))
@@ -43,7 +39,7 @@ def test_commands_on_functions(folder, case):
 def test_a_damaged_line_of_the_ledger_costs_only_its_call():
     words = ("map", "own:score", "x=[1,2]", "seed=0", "matrix.runs=2", "--run-dir", "r")
     raypipe(*words)
-    before = calls()
+    before = table("r", "calls")
     file = next(Path("r/ledger").iterdir())
     lines = file.read_bytes().splitlines(keepends=True)
     place = next(n for n, line in enumerate(lines) if b'"key": "calls/seed=0,x=2' in line)
@@ -54,7 +50,7 @@ def test_a_damaged_line_of_the_ledger_costs_only_its_call():
     planned = raypipe("plan", "r/config.yaml", "--run-dir", "r")
     assert planned.count(expected) == 1
     assert raypipe(*words).count(expected) == 1
-    after = calls()
+    after = table("r", "calls")
     assert (before["duration_s"] != after["duration_s"]).sum() == 1
     pd.testing.assert_series_equal(before["loss"], after["loss"])
     assert "nothing to do" in raypipe(*words)
@@ -72,12 +68,3 @@ def test_the_report_needs_no_function(folder, tmp_path_factory, monkeypatch):
     forget(folder)
     raypipe("report", str(folder / "r"))
     assert "loss" in page.read_text()
-
-
-@pytest.mark.parametrize("mistake", cases(__file__, "mistakes"), ids=lambda each: each["problem"])
-def test_a_mistake_is_one_message_and_leaves_nothing(folder, mistake):
-    before = content(folder)
-    shown = raypipe("map", *mistake["words"], expected=2)
-    assert mistake["problem"] in shown
-    assert "Traceback" not in shown
-    assert content(folder) == before

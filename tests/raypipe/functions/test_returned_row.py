@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from raypipe.errors import UnitError
-from raypipe.functions.returned_row import call, lacking, row_of
+from raypipe.functions.returned_row import call, row_of
 from tests.scenario import cases
 
 CASES = cases(__file__, "returned")
@@ -55,20 +55,9 @@ def test_returned_values_become_plain(returned, row):
 
 
 @pytest.mark.parametrize(
-    ("returned", "problem"), [*CASES["wrong"], (np.zeros((3, 2)), "a value of type ndarray")]
+    ("returned", "problem"), [*CASES, (np.zeros((3, 2)), "a value of type ndarray")]
 )
 def test_what_is_not_a_row_is_an_invalid_value(returned, problem):
     with pytest.raises(UnitError, match=problem) as raised:
-        call("calls/x=1", ("worker",), (), lambda x: returned, {"x": 1})
+        call("calls/x=1", ("worker",), ("loss",), lambda x: returned, {"x": 1})
     assert raised.value.kind == "invalid_value"
-
-
-@pytest.mark.parametrize(("returned", "problem"), CASES["lacking"])
-def test_a_number_that_is_to_be_optimized_must_be_returned(returned, problem):
-    assert problem in lacking(returned, ("loss",))
-    assert lacking({"loss": 1}, ("loss",)) == ""
-
-
-def test_an_exit_of_the_function_is_an_error_of_the_call():
-    with pytest.raises(RuntimeError, match=r"called sys.exit\(3\)"):
-        call("k", (), (), lambda: exit(3), {})
