@@ -18,12 +18,10 @@ from raypipe.graph.experiment import Experiment
 from raypipe.hardware import Gpu, Hardware
 from raypipe.training.batching import KEYS
 from raypipe.training.settings import TrainStageSettings
+from tests.scenario import cases
 
 HEAD = "experiment: example_experiment\n"
-CASES = {
-    name: yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text())
-    for name in ("resolved", "refused", "too_large")
-}
+CASES = {name: cases(__file__, name) for name in ("resolved", "refused", "too_large")}
 
 
 def resolve(

@@ -12,11 +12,9 @@ from raypipe.commands import configuration as config
 from raypipe.config import shipped
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
-from raypipe.hardware import Hardware
 from tests.raypipe.toy import TOY
 
 PROJECT = Path(__file__).resolve().parents[3]
-MACHINE = [Hardware("a", 2, 2**34)]
 
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -68,7 +66,7 @@ def test_modules_next_to_the_configuration_are_found_after_those_of_the_current_
         (project / f"{name}.py").write_text(TOY)
         (project / "x.yaml").write_text(f"experiment: {name}\n")
         document = config.read("path/to/x.yaml")
-        assert config.resolve(document, (), "cpu", MACHINE).experiment.name == found
+        assert config.resolve(document, (), "cpu", []).experiment.name == found
     first = import_path.of_workers().split(os.pathsep)
     assert first[:2] == [str(tmp_path), str(project)]
     told = capsys.readouterr().err

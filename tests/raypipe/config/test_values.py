@@ -11,12 +11,13 @@ import yaml
 from raypipe.commands import configuration as config
 from raypipe.config.levels import parse_overrides
 from tests.command import raypipe, table
+from tests.scenario import cases
 
 MODULE = """
-def kind(x, y=None):
-    return {"value": repr(x), "other": repr(y)}
+def kind(x):
+    return {"value": repr(x)}
 """
-CASES = yaml.safe_load(Path(__file__).with_name("values.yaml").read_text())
+CASES = cases(__file__, "values")
 #: what is written in YAML, and the value that a function receives
 VALUES = {
     **{text: text for text in ("1:2", "12:30:45", "010", "-01.5", "1_000", "2024-01-01", "08")},
@@ -33,20 +34,16 @@ def _valued(folder: Path) -> None:
     (folder / "valued.py").write_text(MODULE)
 
 
-def run(*words: str) -> str:
-    return raypipe(*words, "--local")
-
-
 def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_configuration():
     listed = f"[{', '.join(VALUES)}]"
     Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {listed}\n")
-    run("run", "c.yaml", "--run-dir", "file")
+    raypipe("run", "c.yaml", "--run-dir", "file")
     expected = {repr(value) for value in VALUES.values()}
     assert set(table("file", "calls")["value"]) == expected
     words, stored = parse_overrides([f"x={listed}"]), config.read("file/config.yaml").values
     for given in (words["x"], stored["arguments"]["x"]):
         assert {repr(value) for value in given} == expected
-    assert "nothing to do" in run("run", "c.yaml", "--run-dir", "file")
+    assert "nothing to do" in raypipe("run", "c.yaml", "--run-dir", "file")
     of_yaml_11 = yaml.safe_load(Path("file/config.yaml").read_text())["arguments"]["x"]
     assert {repr(x) for x in of_yaml_11} == expected  # for readers other than raypipe
 
@@ -65,16 +62,6 @@ def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hin
 def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
     assert parse_overrides(["arguments.x="]) == {"arguments": {"x": None}}
     assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
-
-
-def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_nothing():
-    text = "function: valued:kind\narguments: {x: 1, y: {d: 4}}\n"
-    text += "matrix: {runs: 1, arguments.y: [1]}\nprofiles: {cpu: {arguments: {y: {}}}}\n"
-    Path("c.yaml").write_text(text)
-    shown = run("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
-    assert "matrix: 1 points" in shown
-    run("run", "c.yaml", "matrix=null", "y.e=5", "--run-dir", "s")
-    assert list(table("s", "calls")["other"]) == ["{'e': 5}"]
 
 
 def test_importing_raypipe_does_not_change_yaml_for_others():
