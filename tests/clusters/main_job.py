@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +33,13 @@ lda:
   {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
    cpus: 1, cache: false}
 """
+TOKEN = "0123456789abcdef" * 4
+#: of commands of the user and of the hosts
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
 STAGES = {"hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"}
 STAGES |= {"lda", "aggregate"}
 

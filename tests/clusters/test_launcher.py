@@ -7,7 +7,6 @@ one that is downloaded; node types, file mounts and the commands that start Ray 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from tests.command import finish, spawn, table, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TOKEN = "0123456789abcdef" * 4
 REQUEST = """
 import time, ray
 from raypipe.launch.nodes import living_nodes
@@ -42,29 +40,20 @@ class Launcher:
 
     def __init__(self, net: namespaces.Network, folder: Path) -> None:
         self.folder = folder
-        self._net, self._key = net, folder / "key"
-        _keygen(self._key)
-        self._state = folder / "machines.json"
-        self._state.write_text("{}")
+        self._net, self.key = net, folder / "key"
+        _keygen(self.key)
+        state = folder / "machines.json"
+        state.write_text("{}")
         module = "tests.clusters.provider.Machines"
-        self.provider = {"type": "external", "module": module, "state": str(self._state)}
-        self._cloud = Machines(self.provider, "raypipe")
+        self.provider = {"type": "external", "module": module, "state": str(state)}
+        self.cloud = Machines(self.provider, "raypipe")
         self.machines: dict[str, Host] = {}
         for name in ("head", "cpu-1", "cpu-2"):
             self.offer(name)
         (folder / "home/.ray").mkdir(parents=True)
-        (folder / "home/.ray/auth_token").write_text(TOKEN)
-        self._environment = {
-            "HOME": str(folder / "home"),
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(PROJECT),
-            "RAY_AUTH_MODE": "token",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-
-    @property
-    def head(self) -> Host:
-        return self.machines["head"]
+        (folder / "home/.ray/auth_token").write_text(main_job.TOKEN)
+        own = {"HOME": str(folder / "home"), "PYTHONPATH": str(PROJECT)}
+        self._environment = main_job.ENVIRONMENT | own
 
     def offer(self, name: str) -> None:
         """One more machine that can be had."""
@@ -75,28 +64,9 @@ class Launcher:
         )
         host.run("mkdir", "-p", "/run/sshd")
         files = ("-f", "/dev/null", "-h", host.folder / "host_key", "-E", host.folder / "sshd.log")
-        options = (f"-oAuthorizedKeysFile={self._key}.pub", "-oStrictModes=no", "-oPidFile=none")
+        options = (f"-oAuthorizedKeysFile={self.key}.pub", "-oStrictModes=no", "-oPidFile=none")
         host.run("/usr/sbin/sshd", *files, *options)
-        self._cloud.offer(host.address, name.partition("-")[0])
-
-    def configuration(self) -> Path:
-        """``cluster.yaml`` for these machines."""
-        # Ray fills in nothing for a provider of ours
-        cluster = completed(yaml.safe_load((PROJECT / "cluster.yaml").read_text()))
-        cluster["provider"] = self.provider
-        cluster["auth"] = {"ssh_user": "root", "ssh_private_key": str(self._key)}
-        for name, kind in cluster["available_node_types"].items():
-            kind["node_config"] = {"type": name}
-            kind["resources"] = {"CPU": 1} | dict.fromkeys(kind["resources"], 1)
-        gpu = cluster["available_node_types"]["gpu"]
-        gpu |= {"min_workers": 0, "resources": {"CPU": 1, "GPU": 1}}
-        environment = Path(sys.executable).parents[1]
-        last = cluster["setup_commands"][-1]
-        cluster["setup_commands"] = [f"ln -sfn {environment} ~/raypipe-env", last]
-        cluster["head_setup_commands"] = []
-        path = self.folder / "cluster.yaml"
-        path.write_text(yaml.safe_dump(cluster))
-        return path
+        self.cloud.offer(host.address, name.partition("-")[0])
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """A command of the user."""
@@ -108,17 +78,11 @@ class Launcher:
 
     def running(self) -> int:
         """How many machines are paid for."""
-        return len(self._cloud.non_terminated_nodes({}))
+        return len(self.cloud.non_terminated_nodes({}))
 
     def request(self, nodes: int) -> None:
         """So many cpu nodes, as raypipe asks for lost ones, until they are there."""
-        self.head.run(sys.executable, "-c", REQUEST.format(nodes=nodes))
-
-    def take_away(self, name: str) -> None:
-        """What happens to a spot machine."""
-        host = self.machines[name]
-        host.power_off()
-        self._cloud.terminate_node(host.address)
+        self.machines["head"].run(sys.executable, "-c", REQUEST.format(nodes=nodes))
 
 
 def _keygen(path: Path) -> None:
@@ -135,8 +99,21 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 @pytest.fixture(scope="module")
 def cluster(launcher: Launcher) -> Iterator[Path]:
-    """The file of a cluster that is up, with the least of its nodes."""
-    file = launcher.configuration()
+    """The file of a cluster that is up, with the least of its nodes: ours for these machines."""
+    # Ray fills in nothing for a provider of ours
+    given = completed(yaml.safe_load((PROJECT / "cluster.yaml").read_text()))
+    given |= {"provider": launcher.provider, "head_setup_commands": []}
+    given["auth"] = {"ssh_user": "root", "ssh_private_key": str(launcher.key)}
+    for name, kind in given["available_node_types"].items():
+        kind["node_config"] = {"type": name}
+        kind["resources"] = {"CPU": 1} | dict.fromkeys(kind["resources"], 1)
+    gpu = given["available_node_types"]["gpu"]
+    gpu |= {"min_workers": 0, "resources": {"CPU": 1, "GPU": 1}}
+    environment = Path(sys.executable).parents[1]
+    last = given["setup_commands"][-1]
+    given["setup_commands"] = [f"ln -sfn {environment} ~/raypipe-env", last]
+    file = launcher.folder / "cluster.yaml"
+    file.write_text(yaml.safe_dump(given))
     shown = launcher.run("ray", "up", "--yes", "--no-config-cache", file)
     assert "Ray runtime started" in shown, shown
     until(lambda: launcher.running() == 2, "the least of the cpu nodes runs", WAIT_S)
@@ -164,7 +141,7 @@ def test_the_main_job_on_a_cluster_that_grows(
     workers = {name.partition(":")[0] for name in evaluated}
     # on the nodes for tasks alone, on the one that came because of them too
     assert workers == {launcher.machines[name].name for name in ("cpu-1", "cpu-2")}
-    (log,) = launcher.head.folder.glob("ray/session_2*/logs/monitor.log")
+    (log,) = launcher.machines["head"].folder.glob("ray/session_2*/logs/monitor.log")
     assert "nodes of type cpu" in log.read_text()
     assert "nodes of type gpu" not in log.read_text()
 
@@ -181,7 +158,9 @@ def test_what_is_taken_away_comes_again(
     command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
     process = launcher.start(*submit(cluster, work, command))
     until(lambda: any(folder.glob("checkpoints/train_small/step_*")), "it trains", WAIT_S, process)
-    launcher.take_away("cpu-2")
+    spot = launcher.machines["cpu-2"]
+    spot.power_off()
+    launcher.cloud.terminate_node(spot.address)
     launcher.offer("cpu-3")
     finish(process, within_s=WAIT_S)
     assert set(table(folder, "failures")["kind"]) == {"node_lost"}

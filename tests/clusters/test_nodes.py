@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,13 +22,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SLOWLY = "delay_task:s=1"
 # a node that does not answer is given up after some ten seconds
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    **main_job.ENVIRONMENT,
+    "RAY_AUTH_TOKEN": main_job.TOKEN,
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",
-    "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONPATH": "",
 }
 NODE = ("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats")
