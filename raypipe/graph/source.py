@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,17 +124,20 @@ def files_from(file: Path, module: str) -> dict[str, Path]:
     return found
 
 
-def _imports(content: bytes) -> Iterator[str]:
+@lru_cache(maxsize=1024)  # a package's parse takes tenths of a second, in each call of a notebook
+def _imports(content: bytes) -> Sequence[str]:
+    """Return the names that a module may import, each once."""
+    found: list[str] = []
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
-        return
+        return found
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return list(dict.fromkeys(found))
 
 
 def _files(root: Path, module: str, own: str) -> list[Path]:
