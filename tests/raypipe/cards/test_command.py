@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from raypipe.cards import forecast
+from raypipe.cards.dry_run import StepCase, record
+from raypipe.cards.recorder import Recording
 from raypipe.cli import app
 from raypipe.commands.configuration import read
 from raypipe.commands.prediction import conclusion, predict, shown
 from raypipe.errors import ConfigError
 from raypipe.training import data_sheets
+from raypipe.training.task import TrainTask
 
 SMALL = (
     "data.source=random", "model.vocabulary=300", "model.width=32", "model.heads=2",
@@ -30,6 +36,22 @@ def own_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         given = mebibytes * 2**20, 1e11, {"fp32": 1e12}, 16e9, 50, 6.1
         known[name] = data_sheets.Card(name, name.lower(), *given)
     monkeypatch.setattr(data_sheets, "cards", lambda: known)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _recorded_once() -> Iterator[None]:
+    """A step is recorded once for all tests."""
+    known: dict[tuple[str, bytes], Recording] = {}
+
+    def recorded(task: TrainTask, case: StepCase) -> Recording:
+        key = repr(case), pickle.dumps(task)
+        if key not in known:
+            known[key] = record(task, case)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forecast, "record", recorded)
+        yield
 
 
 @pytest.fixture
