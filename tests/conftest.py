@@ -6,10 +6,12 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -43,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+def pytest_collection() -> None:
+    """Compile the topic model of a fresh clone in one process; the others load what it compiled."""
+    kernels = "experiments.pabbo_lda.objective.variational_bayes"
+    folder = PROJECT.joinpath(*kernels.split(".")).parent
+    with FileLock(folder / "__pycache__/tests.lock"):
+        if not any(folder.glob("__pycache__/*.nbi")):
+            import_module(kernels)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
