@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -128,6 +129,9 @@ def test_times_in_words():
     assert tuple(rough(s) for s in (0, 89, 91, 5400, 130_000)) == words
     assert [clock_text(s) for s in (5.9, 83, 3723)] == ["0:05", "1:23", "1:02:03"]
     display = Display()
+    expect(display, a=60.0)
+    assert display.snapshot()["left"] == "about 60 s left"
+    display = Display()
     expect(display, a=1e-6)
     display.begin("a", 1)
     time.sleep(0.01)
@@ -149,6 +153,25 @@ def test_time_is_the_median_rate_times_the_work_that_is_left():
     found = durations.estimates([(more, more.units[:2]), (stage("t"), [])])
     assert (found["s"].seconds, found["s"].cpu_s) == pytest.approx((20.0, 40.0))
     assert found["t"].seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "factor"),
+    [
+        ({"steps": 100}, {"steps": 200}, 2),
+        ({"steps": 100}, {"steps": 100, "effective_batch": 4}, 4),
+        ({}, {"epochs": 3}, 3),
+    ],
+)
+def test_the_work_of_a_training_is_its_samples_or_its_epochs(measured, asked, factor):
+    def training(**length):
+        settings = SimpleNamespace(**{"steps": 0, "effective_batch": None, "epochs": None} | length)
+        job = SimpleNamespace(settings=SimpleNamespace(training=settings))
+        return replace(stage("train"), training=job)
+
+    durations, before, after = Durations([HERE]), training(**measured), training(**asked)
+    durations.remember(before, before.units, Estimate(10.0))
+    assert durations.estimates([(after, after.units)]) == {"train": Estimate(10.0 * factor)}
 
 
 def test_other_settings_and_other_machines_are_unknown():

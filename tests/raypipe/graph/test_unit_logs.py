@@ -51,14 +51,15 @@ def test_attempts_follow_each_other_in_one_log_without_credentials(folder):
     assert lines == ["s3://***@c", "at s3://***@bucket/x", "second"]
 
 
-def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
+@pytest.mark.parametrize(("number", "named", "more"), [(3, 2, ""), (1000, 100, " and 899 more")])
+def test_of_equal_failures_one_is_shown_and_the_others_are_named(run, number, named, more):
     logs, said = opened(run)
-    for n in range(1000):
+    for n in range(number):
         logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE))
     logs.close()
     assert len(said) == 2
-    names = ", ".join(f"lda/{n}" for n in range(1, 101))
-    assert said[1] == f"lda/0: the same error 999 more time(s): {names} and 899 more"
+    names = ", ".join(f"lda/{n}" for n in range(1, 1 + named))
+    assert said[1] == f"lda/0: the same error {number - 1} more time(s): {names}{more}"
 
 
 def test_different_failures_are_shown_up_to_a_limit(run):

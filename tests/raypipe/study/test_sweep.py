@@ -155,7 +155,7 @@ def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp
 
 def test_a_quality_sweep_trains_in_full_over_seeds_and_keeps_the_models(tmp_path):
     rates = "sweep.axes.training.learning_rate=[1e-5,0.05,1e38]"
-    axes = ("sweep.axes.training.seed=[0,1,2]", "sweep.axes.width=[4]", rates)
+    axes = ("sweep.seed=1", "sweep.axes.training.seed=[0,1,2]", "sweep.axes.width=[4]", rates)
     assert run(tmp_path, "sweep.kind=quality", "train.training.steps=10", *NONE, *axes) is None
     found, where = table(tmp_path), RunDirectory.at(tmp_path)
     failed = found["status"] == "failed"  # a loss that is no number is a result

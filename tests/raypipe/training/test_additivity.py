@@ -76,6 +76,24 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
+class Counting(nn.Linear):
+    """A model that counts its calls in a buffer, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_the_buffers_of_the_model_are_as_before() -> None:
+    network = Counting()
+    check(PASSES["a sum"], network, samples=4)
+    assert network.calls == 0
+
+
 def test_the_message_has_the_values_and_what_to_write() -> None:
     def loss(model: Any, batch: Batch) -> Loss:
         return Loss(classes(model, batch, "mean") * 0 + 1.5, len(batch["y"]))

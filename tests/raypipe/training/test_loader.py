@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -241,6 +243,18 @@ def test_closing_and_a_damaged_sample_end_the_loader_processes(processes: int) -
         list(batches)
     assert caught.tb is not None  # it refers to the loader; the processes have ended all the same
     assert children() == before
+
+
+def test_what_the_samples_draw_depends_on_the_seed_in_a_loader_process() -> None:
+    def draws(samples: list[int]) -> list[float]:
+        return [torch.rand(()).item(), random.random(), np.random.random()]  # noqa: NPY002
+
+    task, phases = Listing(Numbers(2), collate=draws), [Phase("p", 1, 2, 0.1)]
+    (one,), (same,), (other,) = (
+        load(task, phases, 2, seed=seed, processes=1) for seed in (1, 1, 2)
+    )
+    assert one == same
+    assert not set(one) & set(other)
 
 
 def test_a_loader_process_has_one_thread() -> None:
