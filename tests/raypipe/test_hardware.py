@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -30,9 +31,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """NVML with three GPUs, which is closed as often as it is opened."""
     opened: list[str] = []
 
-    def no_mig(index: int) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
+    no_mig = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     replaced = {
         "nvmlInit": lambda: opened.append(""),
         "nvmlShutdown": opened.pop,
@@ -65,10 +64,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_working_driver_there_are_no_gpus_and_a_note_says_why(
     monkeypatch: pytest.MonkeyPatch, code: int, visible: str, note: str, problem: str | None
 ) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(code)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError(code)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = detect()
     assert (found.gpus, found.driver, found.device) == ((), None, "cpu")

@@ -30,37 +30,12 @@ from raypipe.store.tables import write_table
 from raypipe.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from raypipe.training.tables import STEPS
 from tests import command
+from tests.scenario import cases
 
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
 HERE = [name for name in ALL if all(map(tracking.file_of_module, tracking._PACKAGES[name]))]
-TRIAL, OTHER = "sweep/train_small/0123456789ab", "train_large"
-CONFIGURATION = {
-    "train_small": {"training": {"micro_batch": 1, "steps": 12}},
-    "data": {"hub_token": "hf_abcdef", "source": "s3://me:pa55@bucket/x"},
-}
-OUTCOME = {
-    "trial_id": TRIAL,
-    "stage": "sweep",
-    "status": "succeeded",
-    "point": {"train_small.training.micro_batch": 8, "train_small.training.precision": "bf16"},
-    "micro_batch": 8,
-    "precision": "bf16",
-    "compile": False,
-    "steps": 12,
-    "samples_per_s": 123.0,
-    "energy_j": None,
-}
-
-#: the configuration as trackers show it, and the settings of the trial
-FLAT = {
-    "train_small.training.micro_batch": 1,
-    "train_small.training.steps": 12,
-    "data.hub_token": "***",
-    "data.source": "s3://***@bucket/x",
-}
-SETTINGS = OUTCOME["point"] | {
-    name: OUTCOME[name] for name in ("stage", "micro_batch", "precision", "compile")
-}
+CASE = cases(__file__, "trial")
+TRIAL, OTHER = CASE["outcome"]["trial_id"], "train_large"
 
 
 @pytest.fixture(autouse=True)
@@ -228,7 +203,7 @@ def drive(tracker: TrackerName) -> None:
     if child := os.fork():
         _, ended = os.waitpid(child, 0)
         assert os.WTERMSIG(ended) == signal.SIGKILL
-    with Trackers([tracker], run, "quick-1", "quick", CONFIGURATION) as trackers:
+    with Trackers([tracker], run, "quick-1", "quick", CASE["configuration"]) as trackers:
         if not child:
             for step in range(1, 7):
                 trackers.log(TRIAL, row(step))
@@ -239,7 +214,7 @@ def drive(tracker: TrackerName) -> None:
         # from the checkpoint at step 3; once more from one at step 7
         for step in (*range(4, 11), *range(8, 13)):
             trackers.log(TRIAL, row(step, speed=20.0))
-        trackers.end(TRIAL, OUTCOME)
+        trackers.end(TRIAL, CASE["outcome"])
         write_table(run, STEPS, [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
         for step in (7, 8):
             trackers.log(OTHER, row(step, OTHER))
@@ -283,7 +258,7 @@ def test_a_tracker_shows_each_step_of_a_killed_run_once(tracker, tmp_path):
     held_out = "eval_p_1" if tracker == "mlflow" else "eval_p@1"
     assert trial.curves[held_out] == dict.fromkeys(range(2, 13, 2), 0.5)
     assert trial.curves["final/samples_per_s"] == {12: 123.0}
-    assert trial.settings == plain(FLAT | SETTINGS)  # of the point, not of the configuration
+    assert trial.settings == plain(CASE["shown"])
     assert other.settings["micro_batch"] == 4  # of the last attempt
     # nothing lies elsewhere, and no secret is in any file
     assert {path.name for path in tmp_path.iterdir()} <= {"run", "CACHE", "CONFIG", "DATA"}
@@ -412,11 +387,7 @@ def test_checking_loads_no_tracker():
 
 
 def test_settings_are_flat_and_free_of_secrets():
-    settings = {"a": {"b": {"c": 1}}, "d": None, "e": [1, 2], "f": [], "g": {}, "hub.token": "x"}
-    phases = {"phases": [{"steps": 3}, {"steps": 4}], "max_tokens": 5}
-    simple = {"a.b.c": 1, "e": "[1, 2]", "f": "[]", "hub.token": "***"}
-    nested = {"phases.0.steps": 3, "phases.1.steps": 4, "max_tokens": 5}
-    assert flat(settings | phases) == simple | nested
+    assert flat(CASE["nested"]) == CASE["flat"]
 
 
 def test_metrics_are_finite_numbers():

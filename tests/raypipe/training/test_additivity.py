@@ -72,10 +72,6 @@ MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
 }
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
 class Counting(nn.Linear):
     """A model that counts its calls in a buffer, in training and in evaluation."""
 
@@ -140,7 +136,8 @@ def test_a_mean_is_refused_and_other_losses_pass(name: str, precision: str, samp
     """Also of a model with dropout and batch normalization, and with parts that are no tensors."""
     part = r"metrics\['shape'\]" if name == "a metric" else "total"
     message = rf"loss: Loss\.{part} is a mean, but must be a sum"
-    for network in (None, model()):
+    drops = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    for network in (None, drops):
         with pytest.raises(UnitError, match=message) if name in MEANS else nullcontext():
             loss = (MEANS | PASSES)[name]
             check(loss, network, samples, precision=precision)

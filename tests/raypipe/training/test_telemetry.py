@@ -19,10 +19,10 @@ from raypipe.training import telemetry as module
 from raypipe.training.history import Throughput
 from raypipe.training.telemetry import Program, Telemetry, combine
 from tests.command import until
+from tests.scenario import cases
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 UUID = "GPU-aaaa0000"
-WITHIN_S = 400
 
 
 class Card:
@@ -80,10 +80,6 @@ def test_a_row_is_an_nvml_sample(card: Card) -> None:
     }.items()  # fmt: skip
 
 
-def unsupported(*_: object) -> None:
-    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 @pytest.mark.parametrize(
     ("lost", "memory"),
     [
@@ -96,6 +92,7 @@ def unsupported(*_: object) -> None:
 def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(
     card: Card, monkeypatch: pytest.MonkeyPatch, lost: list[str], memory: int | None
 ) -> None:
+    unsupported = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     for name in lost:
         monkeypatch.setattr(pynvml, f"nvml{name}", unsupported)
     card.memory = 12
@@ -201,7 +198,7 @@ def test_a_busy_cpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return any((row["cpu_util"] or 0) > 0 for row in telemetry.rows())
 
     with Telemetry("small", CPU) as telemetry:
-        until(busy, "a busy CPU", WITHIN_S)
+        until(busy, "a busy CPU", 400)
         assert "telemetry" in {thread.name for thread in threading.enumerate()}
         telemetry.steady()
     rows, summary = telemetry.rows(), telemetry.summary()
@@ -225,25 +222,11 @@ def test_the_time_of_a_child_that_ended_is_counted(
     assert telemetry.summary()["cpu_util_mean"] >= 100 * 0.3 - 2
 
 
-def test_combine_counts_a_gpu_once() -> None:
-    alone = {"device": "cpu", "host_peak_bytes": 5, **dict.fromkeys([
-        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "energy_j",
-        "cpu_util_mean",
-    ])}  # fmt: skip
-    on_cpu = alone | {"gpu_uuid": None}
-    a, b = (alone | {"gpu_uuid": name, "device": name} for name in ("H200", "A100"))
-    summaries = [
-        a | {"gpu_util_mean": 90.0, "energy_j": 100.0, "gpu_peak_bytes": 3, "host_peak_bytes": 8,
-             "cpu_util_mean": 100.0},
-        a | {"gpu_util_mean": 80.0, "energy_j": 101.0, "gpu_peak_bytes": 4, "cpu_util_mean": 50.0},
-        b | {"gpu_util_mean": 45.0, "energy_j": 10.0, "gpu_memory_used_peak_bytes": 6},
-    ]  # fmt: skip
-    assert combine(summaries) == {
-        "device": "A100, H200", "gpu_util_mean": (85 + 45) / 2, "gpu_memory_used_peak_bytes": 6,
-        "gpu_peak_bytes": 4, "energy_j": 111.0,
-        "cpu_util_mean": 75.0, "host_peak_bytes": 8,
-    }  # fmt: skip
-    assert combine([on_cpu, on_cpu]) == alone
+@pytest.mark.parametrize("case", cases(__file__, "tables")["combined"])
+def test_combine_counts_a_gpu_once(case: dict[str, Any]) -> None:
+    alone = dict.fromkeys(case["summary"]) | {"device": "cpu", "gpu_uuid": None}
+    summaries = [alone | given for given in case["of"]]
+    assert combine(summaries) == case["summary"]
 
 
 def test_what_is_no_training_and_the_warm_up_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
