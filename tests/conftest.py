@@ -38,13 +38,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parents[1]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the tests on the shared Ray cluster a group, which one process runs."""
-    for item in items:
-        if "launcher" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+#: the fast tests on the shared Ray cluster, which one process runs
+ON_RAY = (
+    *(
+        f"tests/raypipe/launch/test_{name}.py"
+        for name in ("beside", "nodes", "pool", "train", "tune")
+    ),
+    "tests/raypipe/functions/test_isolation.py",
+    "tests/raypipe/scripts/test_script_on_ray.py",
+    "tests/raypipe/test_cli.py::test_a_run_continues_with_and_without_ray",
+)
 
 
 def pytest_collection() -> None:
@@ -57,15 +60,15 @@ def pytest_collection() -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a group together, so that its cluster starts once, and those of a file."""
-    from xdist.scheduler import LoadGroupScheduling
+    """Keep the tests of a file together, and those on Ray, so that its cluster starts once."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class GroupsAndFiles(LoadGroupScheduling):
+    class RayAndFiles(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return nodeid.split("::")[0] if group == nodeid else group
+            # by name: what xdist 3.8 adds to the names of a group is lost in pytest 9.2
+            return "ray" if nodeid.startswith(ON_RAY) else super()._split_scope(nodeid)
 
-    return GroupsAndFiles(config, log)
+    return RayAndFiles(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)
