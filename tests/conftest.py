@@ -83,6 +83,14 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_sync() -> Iterator[None]:
+    """A command waits for the disk hundreds of times, and no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 def _empty_page(run: RunDirectory, *_: object) -> str:
     path = f"{run.report}/index.html"
     run.write(path, b"")

@@ -45,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working directory, with a cache of its own beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit within a second is seen
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
     monkeypatch.delenv(commands.RUNS, raising=False)
     yield tmp_path
