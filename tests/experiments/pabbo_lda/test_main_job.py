@@ -13,9 +13,10 @@ from tests.command import in_process, raypipe, table
 from tests.experiments.runs import assert_declared
 
 OPTIMIZERS = ("ga", "pabbo_small", "tpe", "random")
+MODEL = "model: {d_model: 16, layers: 1, feed_forward: 16}"
 CONFIG = main_job.CONFIG.replace(
     "cpus: 1, cache: false", f"final_seeds: 1, optimizers: [{', '.join(OPTIMIZERS)}]"
-)
+).replace("{policy_batch", f"{{{MODEL}, policy_batch")
 
 
 def results_of(folder: Path) -> pd.DataFrame:
