@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -27,6 +28,8 @@ PACKAGES = (
     "sentence-transformers",
     "rouge-score",
 )
+#: found by reading many files, and what a process has loaded stays; a missing one may be installed
+_version = cache(version)
 
 
 def now() -> str:
@@ -42,7 +45,7 @@ def ago(seconds: float) -> str:
 def package_version(name: str) -> str | None:
     """Return the installed version of a package, without importing it; None if it is missing."""
     try:
-        return version(name)
+        return _version(name)
     except PackageNotFoundError:
         return None
 
