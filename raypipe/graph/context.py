@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -264,8 +264,11 @@ class StageContext:
         start = time.monotonic()
         while results := pool.finished():
             end = time.monotonic()
-            # what is left of the wait, apart from the longest task
-            self.waited_s += max(0.0, end - start - max(result.duration_s for result in results))
+            # what is left of the wait, apart from the process that worked longest
+            busy = defaultdict[str, float](float)
+            for result in results:
+                busy[result.worker] += result.duration_s
+            self.waited_s += max(0.0, end - start - max(busy.values()))
             if self.began is None:
                 began = self.created[1] + self.waited_s
                 self.began = ago(end - began), began

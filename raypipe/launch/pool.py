@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,11 +24,13 @@ from raypipe.graph.launcher import Control, PoolOptions, TaskResult
 from raypipe.launch import runtime_environment
 from raypipe.launch.failures import kind_of
 from raypipe.launch.nodes import TASKS, Wait, answers, bundle, living_nodes, room
-from raypipe.launch.task import run_in_worker, take_output
+from raypipe.launch.task import Shared, run_in_worker, take_remains, unpacked
 from raypipe.redaction import printable
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
-_AHEAD = 1.25
+_AHEAD, _AHEAD_OF_CHUNKS = 1.25, 2.0
+# seconds that a chunk should take, its most calls, and how much longer than the last one it may be
+_CHUNK_S, _MOST_CALLS, _GROWTH = 0.5, 1000, 8
 _POLL_S = 0.5
 # seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
@@ -43,15 +45,27 @@ _FATAL = re.compile(r"^Fatal Python error: .*(?=\n)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Call:
-    """A queued or running task."""
+    """A queued or running call."""
 
     key: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     cpus: float
     attempt: int = 1
-    name: str = ""
-    started: float = 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Calls that a Ray task runs in sequence, and the clock at its submission."""
+
+    name: str
+    calls: tuple[Call, ...]
+    started: float
+
+    @property
+    def cpus(self) -> float:
+        """The CPUs that it holds."""
+        return self.calls[0].cpus
 
 
 class TaskProcess:
@@ -60,8 +74,8 @@ class TaskProcess:
     def ready(self) -> None:
         """Return once the actor has started."""
 
-    def run(self, *arguments: Any) -> TaskResult:
-        """Run a task."""
+    def run(self, *arguments: Any) -> bytes:
+        """Run a chunk of calls."""
         return run_in_worker(*arguments)
 
 
@@ -70,6 +84,11 @@ class RayPool:
 
     Slightly more tasks are in flight than the nodes can run, so that CPUs never wait and an
     autoscaler sees the demand. The limit follows nodes that join or leave.
+
+    Short calls are sent in chunks of about half a second: a Ray task, which costs about a
+    millisecond, runs several in sequence. How many follows from what the last ones took. Each call
+    has its own result, attempts and time limit. If the process of a chunk dies, the call in which
+    it died has failed, earlier ones have their results, and later ones start again.
 
     A pool that keeps its processes runs tasks in sequence in as many actors as there is room for,
     started on demand. An actor takes its first task once it has started, which may take long, and
@@ -102,10 +121,12 @@ class RayPool:
         # by CPU share: preparing Ray's options takes as long as submitting a task
         self._remotes: dict[float, Any] = {}
         self._waiting: deque[Call] = deque()
-        #: by reference, the call and the actor that runs it, if any
-        self._running: dict[Any, tuple[Call, Any]] = {}
-        # of all running tasks; a running total, since there may be thousands
-        self._running_cpus = 0.0
+        #: by reference, the chunk and the actor that runs it, if any
+        self._running: dict[Any, tuple[Chunk, Any]] = {}
+        # of all waiting calls and running chunks; running totals, since there may be thousands
+        self._waiting_cpus = self._running_cpus = 0.0
+        #: calls of a chunk
+        self._length = 1
         #: actors that run nothing: by the reference to their start, and those that have started
         self._starting: dict[Any, Any] = {}
         self._idle: list[Any] = []
@@ -113,7 +134,7 @@ class RayPool:
     @property
     def has_room(self) -> bool:
         """Whether another task would start now or next."""
-        waiting = sum(call.cpus for call in self._waiting)
+        waiting = self._waiting_cpus / self._length
         return self._running_cpus + waiting < self._limit() - 1e-9
 
     def share(self, value: Any) -> Any:
@@ -129,8 +150,9 @@ class RayPool:
         if cpus is not None and not least <= cpus <= most:
             allowed = "each of its processes has" if least == most else "it allows at most"
             raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool; {allowed} {most:g}")
-        self._waiting.append(Call(key, function, arguments, cpus or most))
-        self._launch()
+        self._wait_with(Call(key, function, arguments, cpus or most))
+        if not self._running or len(self._waiting) >= self._length:
+            self._launch()
 
     def finished(self) -> list[TaskResult]:
         """Wait for at least one task; empty if none is queued or running.
@@ -153,7 +175,7 @@ class RayPool:
             self._control.pause(0 if watched else _POLL_S)
             if not ready:
                 self._check_room()
-            done = [result for reference in ready if (result := self._collect(reference))]
+            done = [result for reference in ready for result in self._collect(reference)]
             self._launch()
             if done:
                 return done
@@ -171,7 +193,7 @@ class RayPool:
             ray.kill(actor)
         for each in (self._waiting, self._running, self._starting, self._idle):
             each.clear()
-        self._running_cpus = 0.0
+        self._waiting_cpus = self._running_cpus = 0.0
         self._control.forget(self)
 
     def _check_room(self) -> None:
@@ -193,7 +215,8 @@ class RayPool:
         self._measure()
         if self._options.gpus or self._options.most_tasks is not None:
             return self.capacity
-        return max(self.capacity * _AHEAD, self.capacity + self._options.cpus)
+        ahead = _AHEAD if self._length == 1 else _AHEAD_OF_CHUNKS
+        return max(self.capacity * ahead, self.capacity + self._options.cpus)
 
     def _measure(self) -> None:
         """Count the capacity of the living nodes; without any, one task waits for the next node."""
@@ -242,59 +265,108 @@ class RayPool:
                 self._remotes[cpus] = ray.remote(run_in_worker).options(max_retries=0, **options)
         return self._remotes[cpus]
 
-    def _start_next(self, remote: Any, actor: Any = None) -> None:
-        """Start the oldest queued call as a Ray task or an actor call of ``run_in_worker``."""
-        name = f"{secrets.token_hex(8)}.raypipe"
-        call = replace(self._waiting.popleft(), name=name, started=time.monotonic())
-        reference = remote.remote(
-            call.name,
-            call.key,
-            call.attempt,
-            max(1, int(call.cpus)),
-            self._options.time_limit_s,
-            call.function,
-            *call.arguments,
-        )
-        self._running[reference] = call, actor
-        self._running_cpus += call.cpus
+    def _wait_with(self, call: Call, *, first: bool = False) -> None:
+        """Queue a call, in front of all others or behind them."""
+        self._waiting.appendleft(call) if first else self._waiting.append(call)
+        self._waiting_cpus += call.cpus
 
-    def _collect(self, reference: Any) -> TaskResult | None:
-        """Return the outcome of a ready reference; None if it ends no attempt."""
-        call, actor = self._running.pop(reference, (None, None))
-        if call is None:
+    def _next_calls(self) -> tuple[Call, ...]:
+        """Take the calls of the next chunk from the queue; a repeated one is alone."""
+        calls = [self._waiting.popleft()]
+        while (
+            len(calls) < self._length
+            and self._waiting
+            and calls[0].attempt == self._waiting[0].attempt == 1
+            and calls[0].cpus == self._waiting[0].cpus
+        ):
+            calls.append(self._waiting.popleft())
+        waiting = self._waiting_cpus - len(calls) * calls[0].cpus
+        self._waiting_cpus = round(waiting, 6) if self._waiting else 0.0
+        return tuple(calls)
+
+    def _start_next(self, remote: Any, actor: Any = None) -> None:
+        """Start the oldest queued calls as a Ray task or an actor call of ``run_in_worker``."""
+        calls = self._next_calls()
+        chunk = Chunk(f"{secrets.token_hex(8)}.raypipe", calls, time.monotonic())
+        shared: dict[Any, Shared] = {}  # Ray replaces references that are arguments of the task
+        for argument in (a for call in calls for a in call.arguments):
+            if isinstance(argument, ray.ObjectRef):
+                shared.setdefault(argument, Shared(len(shared)))
+        sent = [
+            (
+                call.key,
+                call.attempt,
+                call.function,
+                tuple(shared[a] if isinstance(a, ray.ObjectRef) else a for a in call.arguments),
+            )
+            for call in calls
+        ]
+        threads, limit_s = max(1, int(chunk.cpus)), self._options.time_limit_s
+        reference = remote.remote(chunk.name, threads, limit_s, sent, *shared)
+        self._running[reference] = chunk, actor
+        self._running_cpus += chunk.cpus
+
+    def _collect(self, reference: Any) -> list[TaskResult]:
+        """Return the outcomes of a ready reference, which may end no attempt."""
+        chunk, actor = self._running.pop(reference, (None, None))
+        if chunk is None:
             actor = self._starting.pop(reference)
         else:  # remove the rounding errors of fractions
-            self._running_cpus = round(self._running_cpus - call.cpus, 6)
+            self._running_cpus = round(self._running_cpus - chunk.cpus, 6)
         try:
-            result: TaskResult | None = ray.get(reference)
+            content = ray.get(reference)
         except RayError as error:
-            if actor is not None and kind_of(error) is None:  # Ray's refusal of a value
-                self._idle.append(actor)
-            elif actor is not None:
+            if actor is not None:
                 ray.kill(actor)  # Ray may only have lost contact with it
-            if call is None and self._waiting:
-                call = self._waiting.popleft()  # for which the actor was to start
-            return None if call is None else self._lost(call, error)
-        if actor is not None and result is not None and result.error and self._options.gpus:
+            if chunk is None and self._waiting:  # for which the actor was to start
+                chunk = Chunk("", self._next_calls(), time.monotonic())
+            return [] if chunk is None else self._lost(chunk, error)
+        results = [] if chunk is None else unpacked(content)
+        if actor is not None and self._options.gpus and any(each.error for each in results):
             ray.kill(actor)  # some CUDA errors break the rest of the process
         elif actor is not None:
             self._idle.append(actor)
-        return result
+        if chunk is not None:
+            self._put_back(chunk.calls[len(results) :])
+            self._measure_calls(results)
+        return results
 
-    def _lost(self, call: Call, error: RayError) -> TaskResult:
-        """Return the result of an attempt without one: its process or node died, or Ray failed it.
+    def _measure_calls(self, results: Sequence[TaskResult]) -> None:
+        """Choose how many calls a chunk has, by what those of the last one took."""
+        if self._options.gpus:  # an error of CUDA would fail the others
+            return
+        seconds = sum(result.duration_s for result in results) / len(results)
+        wanted = int(min(_CHUNK_S / max(seconds, 1e-9), _GROWTH * len(results)))
+        self._length = max(1, min(wanted, _MOST_CALLS))
 
-        Ray rejects a value that it cannot send.
+    def _put_back(self, calls: Sequence[Call]) -> None:
+        """Queue calls that did not begin, in front of all others."""
+        for call in reversed(calls):
+            self._wait_with(call, first=True)
+
+    def _lost(self, chunk: Chunk, error: RayError) -> list[TaskResult]:
+        """Return the results of a chunk whose process or node died, or that Ray failed.
+
+        The call in which it died has failed. If nothing is known of it, it is the first one. Ray
+        rejects arguments that a worker cannot read.
         """
         kind = kind_of(error)
         if kind is None:
+            if len(chunk.calls) > 1:  # each alone: some may be all right
+                self._put_back(chunk.calls)
+                self._length = 1
+                return []
             text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
-            return self._failed(call, "error", text.rpartition("\n")[2], trace=Trace(text))
+            trace = Trace(text)
+            return [self._failed(chunk.calls[0], "error", text.rpartition("\n")[2], trace=trace)]
         if kind == "node_lost":
-            return self._failed(call, kind, str(error))
+            self._put_back(chunk.calls[1:])
+            return [self._failed(chunk.calls[0], kind, str(error))]
+        results, started_at, output = _remains(chunk.name)
+        call, *later = chunk.calls[len(results) :]
+        self._put_back(later)
         message = _CRASHED if isinstance(error, WorkerCrashedError) else str(error)
-        output, started_at = _left_output(call.name)
-        seconds = time.monotonic() - call.started  # with the time in Ray's queue
+        seconds = time.monotonic() - chunk.started  # with the time in Ray's queue
         if started_at is not None:
             seconds = (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()
         limit = self._options.time_limit_s
@@ -303,22 +375,22 @@ class RayPool:
         elif fatal := _FATAL.findall(output):
             message = f"the worker process died: {fatal[-1]}"
         known = {"output": output, "started_at": started_at, "duration_s": max(0.0, seconds)}
-        return self._failed(call, kind, message, **known)
+        return [*results, self._failed(call, kind, message, **known)]
 
     def _failed(self, call: Call, kind: FailureKind, message: str, **known: Any) -> TaskResult:
         """Return the result of a failed attempt; queue the next one, if any."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
-            self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
+            self._wait_with(replace(call, attempt=call.attempt + 1), first=True)
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again, **known)
 
 
-def _left_output(name: str) -> tuple[str, str | None]:
-    """Return what a task printed whose process died, and its start, as ``take_output``."""
-    found, nodes = [take_output(name)], living_nodes()
+def _remains(name: str) -> tuple[list[TaskResult], str | None, str]:
+    """Return what a process left on any node that died in a chunk, as ``take_remains``."""
+    found, nodes = [take_remains(name)], living_nodes()
     if found[0][1] is None and len(nodes) > 1:
         with suppress(RayError):
-            found += answers(nodes, take_output, name, timeout_s=_SEARCH_S, max_retries=0)
+            found += answers(nodes, take_remains, name, timeout_s=_SEARCH_S, max_retries=0)
     return max(found, key=lambda each: each[1] or "")
 
 

@@ -1,4 +1,4 @@
-"""CPU task: one function call with limited threads and time, whose output is captured.
+"""CPU task: function calls with limited threads and time, whose output is captured.
 
 Like all that tasks import, this module imports no torch.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
 import tempfile
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +33,120 @@ from raypipe.provenance import now
 _STANDARD = (1, 2)  # standard output and standard error
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
+#: seconds after which, and bytes of results after which a chunk begins no further call
+_CHUNK_S, _CHUNK_BYTES = 1.0, 2**20
+#: end of the name of the file with the results of a chunk that runs
+_RESULTS = ".results"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Place of an argument in those that the calls of a chunk share."""
+
+    place: int
 
 
 def run_in_worker(
-    name: str, key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
-) -> TaskResult:
-    """Run a task with ``run_task`` in a worker, whose guard ends what the task started.
+    name: str,
+    threads: int,
+    limit_s: float | None,
+    calls: Sequence[tuple[str, int, Callable[..., Any], tuple[Any, ...]]],
+    *shared: Any,
+) -> bytes:
+    """Run a chunk of calls in sequence in a worker, whose guard ends what they started.
 
-    What it prints goes to a file next to Ray's logs, and is returned with its result. If the
-    process dies, the file remains there. At the time limit the process ends, whatever blocks it,
-    and writes a stack trace to standard error. ``name`` is that of the file, unique to the attempt.
-    """
-    path = _folder() / name
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        begin = os.write(file, f"{now()}\n".encode())
-        _start_guard()
-        with redirected(file), forks_end_at(signal.SIGTERM):
-            if limit_s is not None:
-                faulthandler.dump_traceback_later(limit_s, exit=True)
-            result = run_task(key, attempt, threads, *call)
-        return replace(result, output=_bounded(file, begin))
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        os.close(file)
-        path.unlink(missing_ok=True)
+    What they print goes to a file next to Ray's logs, and is returned with the results. If the
+    process dies, the file remains there, and another one with the results so far. At the time
+    limit of a call the process ends, whatever blocks it, and writes a stack trace to standard
+    error. A chunk ends early once it took a second, or its results have a megabyte.
 
-
-def take_output(name: str) -> tuple[str, str | None]:
-    """Return and remove the output of a dead process that ran this attempt of a task on this node.
+    Args:
+        name: of the files, unique to the chunk.
+        threads: math threads.
+        limit_s: seconds that a call may take.
+        calls: key, number of the attempt, function and arguments of each.
+        shared: arguments of which calls have the place.
 
     Returns:
-        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
+        The pickled results of the calls that began, for ``unpacked``.
 
     """
     path = _folder() / name
+    printed = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    kept = os.open(f"{path}{_RESULTS}", os.O_WRONLY | os.O_CREAT, 0o600)
+    injected, limits = faults.from_environment(), MathThreads()
+    packed, size, begin, end = list[bytes](), 0, 0, time.monotonic() + _CHUNK_S
+    try:
+        _start_guard()
+        with redirected(printed), forks_end_at(signal.SIGTERM):
+            for key, attempt, function, arguments in calls:
+                at = now()
+                before = packed[-1] if packed else b""
+                os.write(kept, before + pickle.dumps((at, begin)))
+                if limit_s is not None:
+                    faulthandler.dump_traceback_later(limit_s, exit=True)
+                limits.apply(threads)
+                given = (shared[a.place] if isinstance(a, Shared) else a for a in arguments)
+                result = _run(injected, key, attempt, at, function, *given)
+                _flush()
+                if (written := os.fstat(printed).st_size) > begin:
+                    result = replace(result, output=_bounded(printed, begin))
+                    begin = written
+                packed.append(_packed(result))
+                size += len(packed[-1])
+                if time.monotonic() > end or size > _CHUNK_BYTES:
+                    break
+        return b"".join(packed)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for file in (printed, kept):
+            os.close(file)
+        path.unlink(missing_ok=True)
+        Path(f"{path}{_RESULTS}").unlink(missing_ok=True)
+
+
+def _packed(result: TaskResult) -> bytes:
+    """Return a pickled result; one whose value cannot be sent is an error."""
+    try:
+        return pickle.dumps(result)
+    except Exception:  # objects raise anything; cloudpickle also sends what no module has
+        from ray import cloudpickle  # not where a command runs without Ray
+
+        try:
+            return bytes(cloudpickle.dumps(result))
+        except Exception as error:
+            message = f"its value cannot be sent back ({message_of(error)}); return plain values"
+            lost = replace(result, value=None, error=message, kind="error", trace=trace_of(error))
+            return pickle.dumps(lost)
+
+
+def unpacked(content: bytes) -> list[TaskResult]:
+    """Return the results of a chunk."""
+    stream, results = BytesIO(content), list[TaskResult]()
+    while stream.tell() < len(content):
+        results.append(pickle.load(stream))
+    return results
+
+
+def take_remains(name: str) -> tuple[list[TaskResult], str | None, str]:
+    """Return and remove what a process left on this node that died in a chunk.
+
+    Returns:
+        The results before the call in which it died; the start of that call as in ``TaskResult``,
+        None if nothing is found; and what it printed.
+
+    """
+    path, results, start, begin = _folder() / name, list[TaskResult](), None, 0
+    kept = Path(f"{path}{_RESULTS}")
+    with suppress(OSError, EOFError, pickle.UnpicklingError), kept.open("rb") as stream:
+        kept.unlink()
+        while True:
+            start, begin = pickle.load(stream)
+            results.append(pickle.load(stream))
     with suppress(OSError), path.open("rb") as file:
         path.unlink()
-        start = file.readline()
-        return _bounded(file.fileno(), len(start)), start.decode().strip() or None
-    return "", None
+        return results, start, _bounded(file.fileno(), begin)
+    return results, start, ""
 
 
 @cache
@@ -104,19 +180,50 @@ def _start_guard() -> None:
     process_tree.adopt_orphans()
 
 
-def run_task(
-    key: str, attempt: int, threads: int, function: Callable[..., Any], *arguments: Any
-) -> TaskResult:
-    """Run a function with limited math threads; an exception becomes the result.
+class MathThreads:
+    """Limit of the math threads of this process.
 
-    Workers are reused and keep their thread counts, so the limit is set for every task. What a
-    process has once is as before afterwards: see ``_as_before``.
+    Workers are reused and keep their thread counts, so each chunk sets it; and since calls load
+    libraries, it is set again once there are more modules.
     """
-    faults.from_environment().at_task(key, attempt)
+
+    def __init__(self) -> None:
+        self._limits: list[threadpool_limits] = []
+        self._set = (0, 0)
+
+    def apply(self, number: int) -> None:
+        """Set the limit in the libraries that are loaded now."""
+        if self._set != (now := (number, len(sys.modules))):
+            self._limits.append(threadpool_limits(number))
+            self._set = now
+
+    def restore(self) -> None:
+        """Set the numbers that there were before."""
+        while self._limits:
+            self._limits.pop().restore_original_limits()
+
+
+def run_task(key: str, function: Callable[..., Any], *arguments: Any) -> TaskResult:
+    """Run a function in this process; an exception becomes the result.
+
+    What a process has once is as before afterwards: see ``_as_before``.
+    """
+    return _run(faults.from_environment(), key, 1, now(), function, *arguments)
+
+
+def _run(
+    injected: faults.Faults,
+    key: str,
+    attempt: int,
+    at: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> TaskResult:
+    injected.at_task(key, attempt)
     outcome: dict[str, Any]
-    at, clock, cpu = now(), time.perf_counter(), time.process_time()
+    clock, cpu = time.perf_counter(), time.process_time()
     try:
-        with threadpool_limits(limits=threads), _as_before():
+        with _as_before():
             outcome = {"value": function(*arguments)}
     except UnitError as error:
         outcome = {"error": error.message, "kind": error.kind, "trace": error.trace}
@@ -145,7 +252,8 @@ def _as_before() -> Iterator[None]:
     That is the working directory, the environment, ``sys.argv``, ``sys.path``, and the objects of
     standard output and error. State of modules stays, as it is what makes a second call faster.
     """
-    directory, environment = _directory(), os.environ.copy()
+    directory, environment = _directory(), _environment()
+    environment.clear()
     lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
     streams = sys.stdout, sys.stderr
     try:
@@ -155,13 +263,30 @@ def _as_before() -> Iterator[None]:
         for name, value, before in lists:
             value[:] = before
             setattr(sys, name, value)
-        if os.environ.copy() != environment:
-            for name in {*os.environ} - {*environment}:
+        for before in environment[:1]:
+            for name in {*os.environ} - {*before}:
                 del os.environ[name]
-            os.environ.update(environment)
+            os.environ.update(before)
         if directory is not None and _directory() != directory:
             with suppress(OSError):  # somebody has removed it
                 os.chdir(directory)
+
+
+@cache
+def _environment() -> list[dict[str, str]]:
+    """Return a list that has, once emptied, the environment before each change of it.
+
+    Python raises an audit event before a change. A copy for each call would take longer than all
+    else that surrounds it.
+    """
+    copies: list[dict[str, str]] = []
+
+    def note(event: str, _: tuple[Any, ...]) -> None:
+        if event in ("os.putenv", "os.unsetenv") and not copies:
+            copies.append(os.environ.copy())
+
+    sys.addaudithook(note)
+    return copies
 
 
 @contextmanager
@@ -200,9 +325,10 @@ os.register_at_fork(
 
 def _directory() -> str | None:
     """Return the working directory; None if it was removed."""
-    with suppress(OSError):
-        return str(Path.cwd())
-    return None
+    try:
+        return os.getcwd()  # noqa: PTH109 - before and after each call; pathlib takes 7 times as long
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -230,7 +356,12 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the user's code closed it
             stream.flush()
-    ctypes.CDLL(None).fflush(None)
+    _c_library().fflush(None)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def no_breakpoint(*arguments: Any, **options: Any) -> None:

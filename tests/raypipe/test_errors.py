@@ -65,7 +65,7 @@ NO_NAME = "Expecting property name enclosed in double quotes: line 1 column 2 (c
     ids=["a function", "a cause", "below torch", "above a library"],
 )
 def test_a_traceback_begins_and_ends_in_the_user_s_code(function, argument, frame, error, text):
-    result = run_task("k", 1, 1, function, argument)
+    result = run_task("k", function, argument)
     assert (result.error, result.kind) == (error, "error")
     assert result.trace.text.startswith("Traceback (most recent call last):\n")
     assert text in result.trace.text
@@ -77,7 +77,7 @@ def test_a_traceback_begins_and_ends_in_the_user_s_code(function, argument, fram
 
 
 def test_without_own_code_the_called_package_is_the_user_s():
-    result = run_task("k", 1, 1, pow, 0, -1)
+    result = run_task("k", pow, 0, -1)
     assert result.error.startswith("ZeroDivisionError")
     assert result.trace.text.endswith(result.error)
 
@@ -95,7 +95,7 @@ def test_an_exception_that_cannot_be_shown_or_pickled_is_recorded():
         raise MuteError
 
     for function, text in ((fail, "one"), (mute, "<exception str() failed>")):
-        result = run_task("k", 1, 1, function)
+        result = run_task("k", function)
         assert result.error.endswith(text)
         assert pickle.loads(pickle.dumps(result)) == result
         assert result.trace.frame.endswith(f"in {function.__name__}")

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -143,8 +144,8 @@ def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monke
     """As of two commands on one cluster, whose tasks died."""
     monkeypatch.setattr(task, "_folder", lambda: tmp_path)
     for name in ("one", "two"):
-        in_child(task.run_in_worker, name, "unit", 1, 1, None, die, f"words of {name}")
-    found = [task.take_output(name)[0] for name in ("three", "two", "one", "one")]
+        in_child(task.run_in_worker, name, 1, None, [("unit", 1, die, (f"words of {name}",))])
+    found = [task.take_remains(name)[2] for name in ("three", "two", "one", "one")]
     assert found == ["", "words of two\n", "words of one\n", ""]
 
 
@@ -201,14 +202,50 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
 def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
     with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         submitted, done, most = 0, 0, 0
-        while done < 20 * cpus:
-            while submitted < 20 * cpus and pool.has_room:
-                pool.submit(str(submitted), pow, submitted, 2)
+        while done < 6 * cpus:
+            while submitted < 6 * cpus and pool.has_room:
+                pool.submit(str(submitted), time.sleep, 0.6)  # longer than a chunk takes
                 submitted += 1
             most = max(most, submitted - done)
             done += len(pool.finished())
     assert submitted == done
     assert 2 * cpus <= most <= 3 * cpus
+
+
+def act(number: int, what: str, calls: Path) -> int:
+    """Do something, and note the call."""
+    with calls.open("a") as file:
+        file.write(f"{number}\n")
+    print(f"{number} begins", flush=True)
+    if what == "raise":
+        raise ValueError(number)
+    if what == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "hang":
+        time.sleep(60)
+    return number
+
+
+@pytest.mark.parametrize("length", [1, 7, 1000])
+def test_each_call_of_a_chunk_has_its_own_outcome(launcher, length, tmp_path, monkeypatch):
+    """The others run once, whatever happens to one."""
+    for name, value in {"_MOST_CALLS": length, "_GROWTH": length, "_CHUNK_S": 1e9}.items():
+        monkeypatch.setattr(pool_module, name, value)
+    number = 30 + length
+    what = {number // 4: "raise", number // 2: "crash", 3 * number // 4: "hang"}
+    with launcher.pool(PoolOptions(1, attempts=2, time_limit_s=2)) as pool:
+        calls = pool.share(tmp_path / "calls")
+        for each in range(number):
+            pool.submit(str(each), act, each, what.get(each, ""), calls)
+        done = collect(pool)
+    kinds = {"raise": ["error"], "crash": ["worker_died"] * 2, "hang": ["timeout"] * 2, "": [None]}
+    for each in range(number):
+        results, expected = done[str(each)], kinds[what.get(each, "")]
+        assert [(r.kind, r.attempt) for r in results] == [*zip(expected, (1, 2), strict=False)]
+        assert all(r.output.startswith(f"{each} begins\n") for r in results)
+        assert [r.value for r in results if r.kind is None] == [each] * (expected == [None])
+    ran = Counter(map(int, (tmp_path / "calls").read_text().split()))
+    assert ran == {each: len(done[str(each)]) for each in range(number)}
 
 
 def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path, keep):

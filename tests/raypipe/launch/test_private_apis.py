@@ -74,5 +74,5 @@ def test_the_end_of_a_worker_is_not_the_task_s_exit() -> None:
         raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.")
 
     with pytest.raises(SystemExit):
-        run_task("k", 1, 1, ended_by_ray)
-    assert run_task("k", 1, 1, sys.exit, 3).error == "SystemExit: 3"
+        run_task("k", ended_by_ray)
+    assert run_task("k", sys.exit, 3).error == "SystemExit: 3"
