@@ -1,15 +1,14 @@
-"""Benchmark raypipe's overhead: against bare Ray, by number of units, and by number of nodes.
+"""Benchmark raypipe's overhead: against its peers, by number of units, and by number of nodes.
 
-    python -m benchmarks.scale overhead   # raypipe against bare Ray tasks
-    python -m benchmarks.scale units      # 10^3 to 10^5 units, through the command
+    python -m benchmarks.scale calls      # 4 to 10^6 calls against bare Ray tasks and joblib
     python -m benchmarks.scale studies    # the main job with evaluations looked up in a table
     python -m benchmarks.scale nodes      # 1 to 16 simulated nodes
 
-``overhead`` runs the same units as Ray tasks that record nothing, and as a stage of an experiment
-that records each unit durably. They alternate in random order in this process, on one Ray instance.
-Units sleep for 100 ms, use the CPU for 100 ms, or do nothing, on a quarter of a CPU or a whole one.
-The other benchmarks run the command in a separate process and measure its peak resident memory, its
-CPU time and the files that it leaves. Every result records the machine's load.
+``calls`` runs the same calls by ``raypipe map``, as Ray tasks and by joblib, of which only raypipe
+records each call durably. It compares the CPU time of all processes of a command, without what the
+start costs, which the same command with four calls has. All benchmarks run commands in separate
+processes and measure their peak resident memory and CPU time. Every result records the machine's
+load.
 
 Results: ``benchmarks/results/scale/``; conclusions: ``docs/scaling.md``.
 """
@@ -17,7 +16,6 @@ Results: ``benchmarks/results/scale/``; conclusions: ``docs/scaling.md``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,71 +24,44 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.rounds import write_report
+from benchmarks.scaling import calls as against_peers
 from benchmarks.scaling import nodes as simulated
-from benchmarks.scaling import overhead as against_ray
 from benchmarks.scaling import runs
 from benchmarks.scaling import studies as made_up
-from benchmarks.scaling.overhead import OURS, REFERENCE, Case
-from raypipe.launch.cluster import RayLauncher
 
 OUT = Path("benchmarks/results/scale")
-GOAL = 0.9
-CASES = (
-    Case("sleep", 0.25, 160),
-    Case("sleep", 1.0, 40),
-    Case("spin", 0.25, 40),
-    Case("spin", 1.0, 40),
-    Case("noop", 0.25, 2000),
-    Case("noop", 1.0, 2000),
-)
 NUMBERS = (1_000, 10_000, 100_000)
 NODES = (1, 2, 4, 8, 16)
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-def overhead(
-    rounds: Annotated[int, typer.Option(min=2, help="of each case")] = 15,
-    only: Annotated[str, typer.Option(help="only cases of that kind")] = "",
-    seed: Annotated[int, typer.Option(help="of the order of the contenders")] = 0,
+def calls(
+    rounds: Annotated[int, typer.Option(min=1, help="of each case")] = 3,
+    only: Annotated[str, typer.Option(help="only cases whose name has this text")] = "",
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """Compare the pool and the ledger with bare Ray tasks, alternately, in this process."""
+    """Compare commands of many calls with bare Ray tasks and joblib, alternately."""
     started = _now()
-    launcher = RayLauncher()
     cases: dict[str, Any] = {}
-    try:
-        for case in CASES:
-            if only and case.kind != only:
-                continue
-            rows = against_ray.run_rounds(case, launcher, rounds, seed)
-            summary = against_ray.summarize(rows)
-            cases[case.name] = {"units": case.units, "summary": summary, "rounds": rows}
-            ratio, rate = summary["ratio"], summary[OURS]["units_per_s"]["median"]
+    for case in against_peers.CASES:
+        if only not in case.name:
+            continue
+        rows = against_peers.rounds(case, rounds)
+        found = against_peers.summarize(case, rows)
+        cases[case.name] = {"summary": found, "rounds": rows}
+        typer.echo(
+            f"{case.name}: {found['tree_cpu_s']['median']:.1f} s of CPU, "
+            f"{found['cpu_s']['median']:.1f} s in the driver, {found['wall_s']['median']:.1f} s, "
+            f"{found['peak_bytes']['median'] / 1e6:.0f} MB"
+        )
+        for peer, goal in case.goals:
+            cpu, wall = found[peer]["cpu"], found[peer]["wall"]
             typer.echo(
-                f"{case.name}: {ratio['median']:.3f} of bare Ray's rate "
-                f"({ratio['low']:.3f} to {ratio['high']:.3f}), {rate:.0f} units/s against "
-                f"{summary[REFERENCE]['units_per_s']['median']:.0f}; driver CPU "
-                f"{summary[OURS]['driver_cpu_us_per_unit']['median']:.0f} us a unit against "
-                f"{summary[REFERENCE]['driver_cpu_us_per_unit']['median']:.0f}"
+                f"  CPU {cpu['median']:.2f} of {peer}'s ({cpu['low']:.2f} to {cpu['high']:.2f}; "
+                f"goal {goal:g}), wall {wall['median']:.2f}"
             )
-            _write(out / "overhead.json", started, {"goal": GOAL, "cases": cases})
-    finally:
-        launcher.close()
-
-
-@app.command()
-def units(
-    numbers: Annotated[list[int] | None, typer.Option(help="of units, rising")] = None,
-    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
-) -> None:
-    """Measure the command with growing numbers of units that do nothing."""
-
-    def configuration(number: int, folder: Path) -> str:
-        del folder
-        return f"experiment: benchmarks.scaling.experiment\nwork: {{count: {number}}}\n"
-
-    _grow(numbers, configuration, ["units", "summary"], out / "units.json")
+        _write(out / "calls.json", started, {"cases": cases})
 
 
 @app.command()
@@ -99,21 +70,13 @@ def studies(
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
     """Measure the main job with growing numbers of evaluations, looked up in a table."""
-    _grow(numbers, made_up.configuration, ["lda"], out / "studies.json")
-
-
-def _grow(
-    numbers: list[int] | None,
-    configuration: Callable[[int, Path], str],
-    stages: list[str],
-    file: Path,
-) -> None:
     started = _now()
     rows: list[dict[str, Any]] = []
     for number in numbers or NUMBERS:
         with TemporaryDirectory(prefix="raypipe-scale-") as name:
             folder = Path(name)
-            rows.append(row := runs.measure(configuration(number, folder), stages, folder))
+            text = made_up.configuration(number, folder)
+            rows.append(row := runs.measure(text, ["lda"], folder))
         cost = row["run"]
         typer.echo(
             f"{row['evaluations']} evaluations: {row['per_s']:.0f} a second, driver "
@@ -121,7 +84,7 @@ def _grow(
             f"{row['files']} files, {row['bytes'] / 1e6:.1f} MB; continue "
             f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 1e6:.0f} MB"
         )
-        _write(file, started, {"an_evaluation": runs.model(rows), "runs": rows})
+        _write(out / "studies.json", started, {"an_evaluation": runs.model(rows), "runs": rows})
 
 
 @app.command()

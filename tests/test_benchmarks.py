@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.scaling import overhead
+from benchmarks.scaling import calls
 from benchmarks.topics import protocol
 from benchmarks.topics.leaderboard import against_control, leaderboard, medians
 from benchmarks.topics.protocol import BUDGET, Corpus, start_of, study
@@ -20,14 +19,16 @@ from benchmarks.trials.__main__ import measure
 from benchmarks.trials.experiment import sweep_of
 from experiments.pabbo_lda.objective.objectives import TabularObjective
 from experiments.pabbo_lda.space import Point, Space
-from raypipe.launch.inline import InlineLauncher
 
 SPACE = Space(2, 100)
 
 
-def test_the_overhead_benchmark_finishes_its_units(tmp_path: Path) -> None:
-    case = overhead.Case("noop", 1.0, 5)
-    assert overhead.by_raypipe(case, InlineLauncher(), tmp_path / "run") == 5
+def test_the_benchmark_of_calls_compares_the_processes_of_two_commands() -> None:
+    case = calls.Case("empty", 4, (("joblib", 1.5),), local=True)
+    found = calls.summarize(case, calls.rounds(case, 1))
+    assert 0 < found["cpu_s"]["median"] <= found["tree_cpu_s"]["median"]
+    assert found["joblib"]["cpu"]["median"] > 0
+    assert found["peak_bytes"]["median"] > 10**7
 
 
 def test_the_benchmark_of_trials_trains_and_times_every_point() -> None:

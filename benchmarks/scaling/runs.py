@@ -2,71 +2,105 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from raypipe import process_tree
 from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 
-_SAMPLE_S = 0.05
+#: seconds between samples, and those in which processes that a command left may end
+_SAMPLE_S, _LEFT_S = 0.05, 10.0
+#: of a second, in which Linux counts the CPU time of a process
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Resources of a command's process, without Ray's processes; ``peak_bytes`` is resident memory.
+    """Resources of a command.
 
-    ``cpu_by_time`` has its CPU seconds by time, in seconds since the epoch.
+    ``cpu_s`` and ``peak_bytes``, its resident memory, are those of its own process; ``tree_cpu_s``
+    counts all processes that it started, Ray's as well. ``cpu_by_time`` has its own CPU seconds by
+    time, in seconds since the epoch.
     """
 
     wall_s: float
     cpu_s: float
+    tree_cpu_s: float
     peak_bytes: int
     cpu_by_time: tuple[tuple[float, float], ...]
 
     @property
     def whole(self) -> dict[str, float]:
         """Measurements of the command as a whole."""
-        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "peak_bytes": self.peak_bytes}
+        names = ("wall_s", "cpu_s", "tree_cpu_s", "peak_bytes")
+        return {name: getattr(self, name) for name in names}
 
 
 def run_command(
     arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
 ) -> Cost:
-    """Run ``raypipe`` with the given arguments.
+    """Run ``raypipe`` with the given arguments, as ``run``."""
+    return run([sys.executable, "-m", "raypipe", *map(str, arguments)], log, environment)
+
+
+def run(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Cost:
+    """Run a command.
 
     Raises:
         RuntimeError: its exit status is not 0; the message has the end of its output.
 
     """
+    process_tree.adopt_orphans()  # Ray's processes outlive the one that started them
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    command = [sys.executable, "-m", "raypipe", *map(str, arguments)]
     clock = time.perf_counter()
-    cpu: list[tuple[float, float]] = [(time.time(), 0.0)]
-    peak = 0
+    own: list[tuple[float, float]] = [(time.time(), 0.0)]
+    cpu, peak, wall, end = dict[int, float](), 0, None, math.inf
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=everything)
-        status, seen = Path(f"/proc/{process.pid}/status"), psutil.Process(process.pid)
-        while process.poll() is None:
-            try:
-                times = seen.cpu_times()
-                cpu.append((time.time(), max(cpu[-1][1], times.user + times.system)))
-                peak = max(peak, _peak(status.read_text()))
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                break
+        while wall is None or (_is_left() and time.monotonic() < end):
+            cpu |= _cpu_of_processes()
+            with suppress(FileNotFoundError, ProcessLookupError):
+                peak = max(peak, _peak(Path(f"/proc/{process.pid}/status").read_text()))
+            own.append((time.time(), cpu.get(process.pid, 0.0)))
             time.sleep(_SAMPLE_S)
-        process.wait()
+            if wall is None and process.poll() is not None:
+                wall, end = time.perf_counter() - clock, time.monotonic() + _LEFT_S
     if process.returncode:
         raise RuntimeError(f"exit status {process.returncode}: {log.read_text()[-2000:]}")
-    return Cost(time.perf_counter() - clock, cpu[-1][1], peak, tuple(cpu))
+    return Cost(wall, own[-1][1], sum(cpu.values()), peak, tuple(own))
+
+
+def _is_left() -> bool:
+    """Whether this process has children; collects those that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
+def _cpu_of_processes() -> dict[int, float]:
+    """Return the CPU seconds of each process that descends from this one, by its ID."""
+    parents, cpu = dict[int, int](), dict[int, float]()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            pid = int(file.parent.name)
+            parents[pid], cpu[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
+    mine = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    return {pid: cpu[pid] for pid in mine - {os.getpid()}}
 
 
 def _peak(status: str) -> int:
