@@ -174,6 +174,7 @@ def run(
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
+    report: bool = True,
 ) -> Run:
     """Run an experiment; finished work is kept and never repeated.
 
@@ -193,6 +194,7 @@ def run(
             2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
+        report: Write the page of the results at the end; `raypipe report` writes it later.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -217,6 +219,7 @@ def sweep(
     address: str | None = None,
     time_budget: str | None = None,
     write: Location | None = None,
+    report: bool = True,
 ) -> Run:
     r"""Measure the points of the section `sweep` and recommend one for this machine.
 
@@ -230,6 +233,7 @@ def sweep(
         address: As of run.
         time_budget: As of run.
         write: Write the configuration with the best point there.
+        report: As of run.
 
     Examples:
         raypipe sweep configs/quickstart.yaml
@@ -264,6 +268,7 @@ def map(
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
+    report: bool = True,
 ) -> Run:
     """Call a function for every combination of its arguments; each call becomes a row.
 
@@ -286,6 +291,7 @@ def map(
         address: As of run.
         time_budget: As of run.
         local: As of run.
+        report: As of run.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -748,10 +754,10 @@ def command_line(verb: Callable[..., Any], given: Mapping[str, Any]) -> list[str
     words = ["raypipe", verb.__name__]
     for name, parameter in inspect.signature(verb).parameters.items():
         value, option = given.get(name), f"--{name.replace('_', '-')}"
-        if value is None or value is False or value == parameter.default:
+        if value is None or value == parameter.default:
             continue
-        if value is True:
-            words.append(option)
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
             continue
         if isinstance(value, Mapping):
             value = _texts(value)

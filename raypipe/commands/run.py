@@ -70,6 +70,7 @@ def execute(
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
+    report: bool = True,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
 ) -> tuple[RunDirectory, str, str]:
     """Run an experiment. Options are those of :func:`raypipe.run`.
@@ -109,7 +110,8 @@ def execute(
             print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
         if warning:
             print(warning, flush=True)
-        if complete and not stored.damage and _is_shown(work, place, stored, stages):
+        is_shown = complete and not stored.damage and _is_shown(work, place, stored, stages)
+        if is_shown and (place.exists(f"{place.report}/index.html") or not report):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             at_end(configuration, stored)
             return place, "succeeded", ""
@@ -127,6 +129,8 @@ def execute(
             if ledger.version != seen:  # another command wrote in between
                 stages = work.resumed(place, ledger).stages
             run_id = _record(work, place, ledger, code)
+            if not report:  # that of an earlier command does not show what this one stores
+                place.delete(place.report)
             about = command, configuration.profile, code.fingerprint
             begun = first_status(place, work.name, run_id, *about)
             status = stack.enter_context(StatusWriter(place, begun, display.snapshot, check))
@@ -160,7 +164,7 @@ def execute(
             )
             with budget.watched(launcher, display.say):
                 failed = _run_graph(work.graph, session)
-            _report(work, session, command, status)
+            _end(work, session, command if report else None, status)
         except KeyboardInterrupt:
             failed = ""
             interrupted = "the time budget is over" if budget.is_over else "interrupted"
@@ -183,7 +187,9 @@ def execute(
             display.say(f"continue with: {command}")
         elif not interrupted:
             at_end(configuration, ledger)
-            display.say(f"done: {place.shown} (report: {place.shown}/report/index.html)")
+            page = f"report: {place.shown}/report/index.html"
+            without = f"without a report; write it with: raypipe report {place.shown}"
+            display.say(f"done: {place.shown} ({page if report else without})")
         if status is not None:
             status.end(outcome, failed or interrupted)
         return place, outcome, failed or interrupted
@@ -245,7 +251,7 @@ def _run_directory(location: str | os.PathLike[str] | None, work: Work) -> RunDi
 
 
 def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage]) -> bool:
-    """Whether the tables and the report exist, written after the last unit was stored.
+    """Whether the tables exist, written after the last unit was stored, as is the report, if any.
 
     A stage that failed in units that are not asked for any more is not shown as it is, nor is a
     damaged table, or one that now declares otherwise which values are better.
@@ -255,7 +261,7 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
         return False
     single = single_tables(ledger, declared(work.configuration.experiment))
     tables = [run_dir.partition(table.name, "data") for table in single]
-    files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
+    files = [run_dir.config, *tables]
     if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
         return False
     wanted = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
@@ -310,10 +316,13 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return str(error)
 
 
-def _report(work: Work, session: Session, command: str, status: StatusWriter) -> None:
-    """Write the report, and say what came out: the result, what is not finite, lost comparisons."""
+def _end(work: Work, session: Session, command: str | None, status: StatusWriter) -> None:
+    """Write the report, and say what came out: the result, what is not finite, lost comparisons.
+
+    Without the ``command`` that continues, no report is written.
+    """
     experiment, say = work.configuration.experiment, session.display.say
-    if session.ledger.rows("stages"):
+    if command is not None and session.ledger.rows("stages"):
         from raypipe.report.page import build  # matplotlib is slow to import
 
         own = of_report(experiment)
