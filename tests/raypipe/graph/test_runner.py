@@ -30,7 +30,8 @@ from raypipe.graph.unit_logs import Failure
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.tables import read_table
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from tests.raypipe.composed import composed, run_stages, session_in
 
 Do = Callable[[StageContext], None]
@@ -341,6 +342,23 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
     assert {table.name for table in CORE if not table.partitioned} <= written
     for table in written:
         assert "run_id" in read_table(session.run_dir, table)
+
+
+@pytest.mark.parametrize(("asked", "workers"), [(2, 2), ("auto", 1)])
+def test_a_training_has_the_workers_that_are_asked_for(tmp_path, asked, workers):
+    """On CPUs ``auto`` is one, which uses them all."""
+    given: list[int] = []
+
+    class Noting(Threads):
+        def train(self, job: TrainingJob, *others: Any) -> dict[str, Any]:
+            given.append(job.plan.workers)
+            return super().train(job, *others)
+
+    training = TrainingSettings(micro_batch=4, accumulation=1, effective_batch=8, steps=2)
+    settings = TrainStageSettings(training=training, scaling=ScalingSettings(workers=asked))
+    stages = [train_stage("train", settings, lambda s, _: Regression())]
+    run_stages(stages, session_in(tmp_path / "run", Noting()))
+    assert given == [workers]
 
 
 def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, tmp_path, monkeypatch):
