@@ -24,7 +24,7 @@ SPACE = Space(2, 100)
 
 
 def test_the_benchmark_of_calls_compares_the_processes_of_two_commands() -> None:
-    case = calls.Case("empty", 4, (("joblib", 1.5),), local=True)
+    case = calls.CallCase("empty", 4, (("joblib", 1.5),), local=True)
     found = calls.summarize(case, calls.rounds(case, 1))
     assert 0 < found["cpu_s"]["median"] <= found["tree_cpu_s"]["median"]
     assert found["joblib"]["cpu"]["median"] > 0

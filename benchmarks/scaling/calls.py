@@ -18,7 +18,7 @@ _FEW = 4
 
 
 @dataclass(frozen=True)
-class Case:
+class CallCase:
     """Calls of a function, and the largest ratios to the CPU time of the peers that are wanted.
 
     The ratios are those of whole commands, or of what the calls cost apart from the start.
@@ -36,17 +36,17 @@ class Case:
 
 
 CASES = (
-    Case("empty", _FEW, (("ray", 1.15),)),
-    Case("empty", _FEW, (("joblib", 1.5),), local=True),
-    Case("empty", 10_000, (("ray", 0.05), ("joblib", 2.5))),
-    Case("busy_1ms", 10_000, (("ray", 0.5), ("joblib", 1.6))),
-    Case("busy_10ms", 1_000, (("joblib", 1.15),)),
-    Case("empty", 100_000),
-    Case("empty", 1_000_000),
+    CallCase("empty", _FEW, (("ray", 1.15),)),
+    CallCase("empty", _FEW, (("joblib", 1.5),), local=True),
+    CallCase("empty", 10_000, (("ray", 0.05), ("joblib", 2.5))),
+    CallCase("busy_1ms", 10_000, (("ray", 0.5), ("joblib", 1.6))),
+    CallCase("busy_10ms", 1_000, (("joblib", 1.15),)),
+    CallCase("empty", 100_000),
+    CallCase("empty", 1_000_000),
 )
 
 
-def measure(contender: str, case: Case, number: int) -> Cost:
+def measure(contender: str, case: CallCase, number: int) -> Cost:
     """Run the calls as a command of its own, in a new folder.
 
     Raises:
@@ -62,7 +62,7 @@ def measure(contender: str, case: Case, number: int) -> Cost:
         return run([sys.executable, *words], Path(name, "log"))
 
 
-def rounds(case: Case, number: int) -> list[dict[str, Any]]:
+def rounds(case: CallCase, number: int) -> list[dict[str, Any]]:
     """Return a row per round and contender, which begin in turn."""
     rows: list[dict[str, Any]] = []
     names = ["raypipe", *(peer for peer, _ in case.goals)]
@@ -77,7 +77,7 @@ def rounds(case: Case, number: int) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize(case: Case, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(case: CallCase, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return raypipe's resources, and the ratios of the CPU times of a round by peer."""
     of = {(row["round"], row["contender"]): row for row in rows}
     mine = [row for row in rows if row["contender"] == "raypipe"]

@@ -55,7 +55,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class CallChunk:
     """Calls that a Ray task runs in sequence, and the clock at its submission."""
 
     name: str
@@ -122,7 +122,7 @@ class RayPool:
         self._remotes: dict[float, Any] = {}
         self._waiting: deque[Call] = deque()
         #: by reference, the chunk and the actor that runs it, if any
-        self._running: dict[Any, tuple[Chunk, Any]] = {}
+        self._running: dict[Any, tuple[CallChunk, Any]] = {}
         # of all waiting calls and running chunks; running totals, since there may be thousands
         self._waiting_cpus = self._running_cpus = 0.0
         #: calls of a chunk
@@ -287,7 +287,7 @@ class RayPool:
     def _start_next(self, remote: Any, actor: Any = None) -> None:
         """Start the oldest queued calls as a Ray task or an actor call of ``run_in_worker``."""
         calls = self._next_calls()
-        chunk = Chunk(f"{secrets.token_hex(8)}.raypipe", calls, time.monotonic())
+        chunk = CallChunk(f"{secrets.token_hex(8)}.raypipe", calls, time.monotonic())
         shared: dict[Any, Shared] = {}  # Ray replaces references that are arguments of the task
         for argument in (a for call in calls for a in call.arguments):
             if isinstance(argument, ray.ObjectRef):
@@ -319,7 +319,7 @@ class RayPool:
             if actor is not None:
                 ray.kill(actor)  # Ray may only have lost contact with it
             if chunk is None and self._waiting:  # for which the actor was to start
-                chunk = Chunk("", self._next_calls(), time.monotonic())
+                chunk = CallChunk("", self._next_calls(), time.monotonic())
             return [] if chunk is None else self._lost(chunk, error)
         results = [] if chunk is None else unpacked(content)
         if actor is not None and self._options.gpus and any(each.error for each in results):
@@ -344,7 +344,7 @@ class RayPool:
         for call in reversed(calls):
             self._wait_with(call, first=True)
 
-    def _lost(self, chunk: Chunk, error: RayError) -> list[TaskResult]:
+    def _lost(self, chunk: CallChunk, error: RayError) -> list[TaskResult]:
         """Return the results of a chunk whose process or node died, or that Ray failed.
 
         The call in which it died has failed. If nothing is known of it, it is the first one. Ray
