@@ -49,4 +49,4 @@ bench:
 	$(PYTHON) -m benchmarks.trials matrix
 	$(PYTHON) -m benchmarks.lda
 	$(PYTHON) -m benchmarks.teleclass
-	$(PYTHON) -m benchmarks.scale overhead
+	$(PYTHON) -m benchmarks.scale calls
