@@ -194,7 +194,8 @@ def run(
             2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
-        report: Write the page of the results at the end; `raypipe report` writes it later.
+        report: Write the page of the results at the end. Without it, `raypipe report` writes it
+            later, and the page of an earlier command is removed.
 
     Raises:
         ConfigError: a mistake; nothing was started.

@@ -28,7 +28,7 @@ PACKAGES = (
     "sentence-transformers",
     "rouge-score",
 )
-#: found by reading many files, and what a process has loaded stays; a missing one may be installed
+#: reading metadata is slow, and a process keeps what it imported; a missing package is not cached
 _version = cache(version)
 
 

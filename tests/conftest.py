@@ -50,6 +50,14 @@ ON_RAY = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a fast test on the shared Ray cluster that would start another one."""
+    for item in items:
+        on_ray = "launcher" in getattr(item, "fixturenames", ())
+        if on_ray and not item.get_closest_marker("slow") and not item.nodeid.startswith(ON_RAY):
+            raise pytest.UsageError(f"{item.nodeid}: uses `launcher`; name its file in ON_RAY")
+
+
 def pytest_collection() -> None:
     """Compile the topic model of a fresh clone in one process; the others load what it compiled."""
     kernels = "experiments.pabbo_lda.objective.variational_bayes"

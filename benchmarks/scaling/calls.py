@@ -19,9 +19,9 @@ _FEW = 4
 
 @dataclass(frozen=True)
 class CallCase:
-    """Calls of a function, and the largest ratios to the CPU time of the peers that are wanted.
+    """Calls of a function; for each peer, the goal for raypipe's CPU time divided by the peer's.
 
-    The ratios are those of whole commands, or of what the calls cost apart from the start.
+    Of a few calls it is the time of the whole command, of many that without what the start takes.
     """
 
     function: str
@@ -47,7 +47,7 @@ CASES = (
 
 
 def measure(contender: str, case: CallCase, number: int) -> Cost:
-    """Run the calls as a command of its own, in a new folder.
+    """Run the calls as a separate command, in a new folder.
 
     Raises:
         RuntimeError: the command failed.

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raypipe import process_tree
 from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 
 #: seconds between samples, and those in which processes that a command left may end
 _SAMPLE_S, _LEFT_S = 0.05, 10.0
-#: of a second, in which Linux counts the CPU time of a process
+#: the parts of a second in which Linux counts the CPU time of a process
 _TICKS = os.sysconf("SC_CLK_TCK")
+#: variable that names the command which a process belongs to
+_MARK = "RAYPIPE_BENCHMARK"
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,17 @@ def run(command: Sequence[str], log: Path, environment: Mapping[str, str] | None
         RuntimeError: its exit status is not 0; the message has the end of its output.
 
     """
-    process_tree.adopt_orphans()  # Ray's processes outlive the one that started them
-    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    mark = f"{_MARK}={log}"  # in the environment of all that the command starts
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {}), _MARK: str(log)}
     clock = time.perf_counter()
     own: list[tuple[float, float]] = [(time.time(), 0.0)]
-    cpu, peak, wall, end = dict[int, float](), 0, None, math.inf
+    cpu, found = dict[int, float](), dict[int, float]()
+    peak, wall, end = 0, None, math.inf
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=everything)
-        while wall is None or (_is_left() and time.monotonic() < end):
-            cpu |= _cpu_of_processes()
+        while wall is None or (found and time.monotonic() < end):  # Ray's processes end later
+            found = _cpu_of_processes(mark)
+            cpu |= found
             with suppress(FileNotFoundError, ProcessLookupError):
                 peak = max(peak, _peak(Path(f"/proc/{process.pid}/status").read_text()))
             own.append((time.time(), cpu.get(process.pid, 0.0)))
@@ -80,27 +83,15 @@ def run(command: Sequence[str], log: Path, environment: Mapping[str, str] | None
     return Cost(wall, own[-1][1], sum(cpu.values()), peak, tuple(own))
 
 
-def _is_left() -> bool:
-    """Whether this process has children; collects those that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-        return True
-    return False
-
-
-def _cpu_of_processes() -> dict[int, float]:
-    """Return the CPU seconds of each process that descends from this one, by its ID."""
-    parents, cpu = dict[int, int](), dict[int, float]()
-    for file in Path("/proc").glob("[0-9]*/stat"):
+def _cpu_of_processes(mark: str) -> dict[int, float]:
+    """Return the CPU seconds of each process by its ID that has a mark in its environment."""
+    cpu: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            fields = file.read_text().rpartition(")")[2].split()
-            pid = int(file.parent.name)
-            parents[pid], cpu[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS
-    mine = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
-        mine |= more
-    return {pid: cpu[pid] for pid in mine - {os.getpid()}}
+            if mark.encode() in (folder / "environ").read_bytes():
+                user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+                cpu[int(folder.name)] = (int(user) + int(system)) / _TICKS
+    return cpu
 
 
 def _peak(status: str) -> int:

@@ -6,19 +6,15 @@ import os
 import time
 from typing import Literal
 
-Kind = Literal["noop", "sleep", "spin"]
+Kind = Literal["noop", "sleep"]
 
 
 def unit(kind: Kind, seconds: float, number: int) -> tuple[float, int]:
-    """Do nothing, sleep, or spin until this process has used the given seconds of CPU time.
+    """Do nothing, or sleep for the given seconds.
 
     Return a value and the PID of the parent process. Each node, even a simulated one, has a raylet
     that starts its workers, so the parent identifies the node.
     """
     if kind == "sleep":
         time.sleep(seconds)
-    elif kind == "spin":
-        begin = time.process_time()
-        while time.process_time() - begin < seconds:
-            pass
     return float(number % 97), os.getppid()

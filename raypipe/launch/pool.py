@@ -150,7 +150,7 @@ class RayPool:
         if cpus is not None and not least <= cpus <= most:
             allowed = "each of its processes has" if least == most else "it allows at most"
             raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool; {allowed} {most:g}")
-        self._wait_with(Call(key, function, arguments, cpus or most))
+        self._queue(Call(key, function, arguments, cpus or most))
         if not self._running or len(self._waiting) >= self._length:
             self._launch()
 
@@ -265,7 +265,7 @@ class RayPool:
                 self._remotes[cpus] = ray.remote(run_in_worker).options(max_retries=0, **options)
         return self._remotes[cpus]
 
-    def _wait_with(self, call: Call, *, first: bool = False) -> None:
+    def _queue(self, call: Call, *, first: bool = False) -> None:
         """Queue a call, in front of all others or behind them."""
         self._waiting.appendleft(call) if first else self._waiting.append(call)
         self._waiting_cpus += call.cpus
@@ -342,7 +342,7 @@ class RayPool:
     def _put_back(self, calls: Sequence[Call]) -> None:
         """Queue calls that did not begin, in front of all others."""
         for call in reversed(calls):
-            self._wait_with(call, first=True)
+            self._queue(call, first=True)
 
     def _lost(self, chunk: CallChunk, error: RayError) -> list[TaskResult]:
         """Return the results of a chunk whose process or node died, or that Ray failed.
@@ -381,7 +381,7 @@ class RayPool:
         """Return the result of a failed attempt; queue the next one, if any."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
-            self._wait_with(replace(call, attempt=call.attempt + 1), first=True)
+            self._queue(replace(call, attempt=call.attempt + 1), first=True)
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again, **known)
 
 

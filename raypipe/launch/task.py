@@ -41,7 +41,7 @@ _RESULTS = ".results"
 
 @dataclass(frozen=True)
 class Shared:
-    """Place of an argument in those that the calls of a chunk share."""
+    """Place of an argument among those that calls of a chunk share."""
 
     place: int
 
@@ -65,7 +65,7 @@ def run_in_worker(
         threads: math threads.
         limit_s: seconds that a call may take.
         calls: key, number of the attempt, function and arguments of each.
-        shared: arguments of which calls have the place.
+        shared: the values of arguments that are ``Shared``.
 
     Returns:
         The pickled results of the calls that began, for ``unpacked``.
@@ -274,10 +274,10 @@ def _as_before() -> Iterator[None]:
 
 @cache
 def _environment() -> list[dict[str, str]]:
-    """Return a list that has, once emptied, the environment before each change of it.
+    """Return a list to which the environment is added before it changes, if the list is empty.
 
-    Python raises an audit event before a change. A copy for each call would take longer than all
-    else that surrounds it.
+    Python raises an audit event before a change. A copy for each call would take most of the time
+    that a call costs.
     """
     copies: list[dict[str, str]] = []
 
