@@ -140,8 +140,10 @@ def raypipe(*arguments: str | Path, expected: int = 0) -> str:
 
 def forget(folder: Path) -> None:
     """Import the modules below a folder anew, as another process would."""
+    below = f"{folder}{os.sep}"
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}"):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(below):
             del sys.modules[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -87,8 +88,11 @@ def _little_to_collect() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """What the packages look for when the interpreter ends is there again."""
-    gc.unfreeze()
+    """What the packages look for when the interpreter ends is there again.
+
+    Not before: pytest collects garbage several times at its end.
+    """
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -247,7 +247,6 @@ def worker_group(workers: int, folder: Path) -> Iterator[Callable[..., list[Any]
 
 
 def _join(ranks: SimpleQueue[int], workers: int, folder: Path) -> None:
-    gc.freeze()  # each training collects garbage: not among what is imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{folder}/meeting"
@@ -256,6 +255,7 @@ def _join(ranks: SimpleQueue[int], workers: int, folder: Path) -> None:
 
 def _call(member: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
     """Call a function in one process; all end together, so that each takes one call."""
+    gc.freeze()  # each training collects garbage: not among what is imported
     try:
         result = member(dist.get_rank(), *arguments)
         dist.barrier()
