@@ -64,7 +64,7 @@ MERGES = (
         ("configuration", HEAD + b"a: &a {b: *a}", "a value holds itself"),
         ("configuration", HEAD + b"study: {runs: 0x" + b"f" * 5000 + b"}", "5002 characters"),
         ("configuration", HEAD + b"study: {runs: " + b"9" * 50 + b"}", "must not be beyond"),
-        ("configuration", HEAD + b"a: " + b"[" * 50_000, "maximum nesting depth"),
+        ("configuration", HEAD + b"a: " + b"[" * 50_000, "nested too deeply"),
         ("configuration", HEAD + b"a: " + b"[" * 70 + b"]" * 70, "nested too deeply"),
         ("configuration", HEAD + b"a: " + b"x" * 50_000, "xxx..."),
         ("configuration", HEAD + b"x" * 2**21, "over 1048576 characters"),
