@@ -86,7 +86,9 @@ def quickstart(bench: Bench) -> None:
 
 def _quickstart(bench: Bench) -> Row:
     small = {"train_small.pabbo.horizon": 3, "train_small.training.effective_batch": 4}
-    given = {"train_small.training.steps": bench.pick(400, 80, 3)} | bench.pick({}, {}, small)
+    whole = {"train_small.pabbo.horizon": 30, "train_small.pabbo.policy_batch": 16}
+    given = {"train_small.training.steps": bench.pick(400, 80, 3), **whole}
+    given |= bench.pick({}, {}, small)
     run_dir, began = bench.folder / "quickstart", time.monotonic()
     status = raypipe("run", "quickstart", given, run_dir, "--only", "train_small")
     seconds = time.monotonic() - began

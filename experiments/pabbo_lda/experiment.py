@@ -23,7 +23,7 @@ from experiments.pabbo_lda.pabbo.evaluation import (
 from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings
 from experiments.pabbo_lda.pabbo.model import PabboModelSettings, restore_model, shipped_weights
 from experiments.pabbo_lda.pabbo.training import PabboTask, PreferenceTask
-from experiments.pabbo_lda.report_sections import sections
+from experiments.pabbo_lda.report_sections import larger_study, sections
 from experiments.pabbo_lda.settings import CurveStageSettings, MainSettings, PabboStageSettings
 from experiments.pabbo_lda.study.comparison import aggregate
 from experiments.pabbo_lda.study.runner import forget_studies, run_studies, study_specs
@@ -252,10 +252,13 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
 def run_aggregate(context: StageContext) -> None:
     """Derive the tables of comparisons from all finished studies."""
     found = map(context.ledger.rows, ("study_history", "evaluations", "studies"))
-    for table, rows in aggregate(*found).items():
+    tables = aggregate(*found)
+    for table, rows in tables.items():
         stale = {key for key, _ in context.ledger.items(table)} - rows.keys()
         context.ledger.remove(table, stale)
         context.ledger.put(table, rows)
+    for text in larger_study(tables["convergence"].values()):
+        context.say(text)
 
 
 EXPERIMENT = Experiment(

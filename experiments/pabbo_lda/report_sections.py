@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.pabbo_lda.figures import Tables, figures, runs_of
+from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study.comparison import NOISE
 from raypipe import formatting, parts, plots, stats
 
@@ -25,13 +27,14 @@ _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusio
 
 def sections(tables: Tables) -> list[parts.Section]:
     """Return results, figures and statistics; a section whose tables are missing has no content."""
+    studies = tables.get("convergence", pd.DataFrame())
     return [
         parts.Section(
             "Results",
             _results(tables),
             covers=("summary",),
             findings=verdicts(tables),
-            advice=_repetitions(tables),
+            advice=[*_repetitions(tables), *larger_study(studies.to_dict("records"))],
         ),
         parts.Section("Figures", figures(tables), covers=_DRAWN),
         parts.Section("Statistics", _statistics(tables), covers=_TESTS, certainty=_tested(tables)),
@@ -133,6 +136,19 @@ def _repetitions(tables: Tables) -> list[str]:
     return [
         f"{runs_of(runs)} cannot tell the optimizers apart: paired tests of all pairs take "
         f"{needed}. Set lda.runs={needed}."
+    ]
+
+
+def larger_study(convergence: Iterable[Mapping[Any, Any]]) -> list[str]:
+    """Return which configuration is the study itself, if these studies have fewer repetitions."""
+    study, rows = LdaSettings(), list(convergence)
+    runs = len({row["run"] for row in rows})
+    if not 0 < runs < study.runs:
+        return []
+    return [
+        f"The study itself is configs/pabbo_lda.yaml (raypipe run pabbo_lda): {study.runs} runs "
+        f"of {study.evaluations} evaluations; here: {runs} of "
+        f"{max(row['evaluations'] for row in rows)}."
     ]
 
 
