@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Durations
-from raypipe.graph.stored_results import Resumed, is_done, resume
+from raypipe.graph.stored_results import Resumed, resume, unfinished
 from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.report.formatting import duration
 from raypipe.store.ledger import Ledger, Row
@@ -232,8 +232,7 @@ def plan(
     for stage in graph.at_most(ledger):
         todo = stage.units
         if ledger is not None:
-            seen = stage.seen(ledger)
-            todo = [unit for unit in stage.units if not is_done(seen, unit)]
+            todo = unfinished(stage, stage.seen(ledger))
         by_name.setdefault(stage.name, []).append((stage, todo))
     durations, rows = Durations(nodes), []
     for name, stages in by_name.items():

@@ -322,7 +322,7 @@ def _end(work: Work, session: Session, command: str | None, status: StatusWriter
     Without the ``command`` that continues, no report is written.
     """
     experiment, say = work.configuration.experiment, session.display.say
-    if command is not None and session.ledger.rows("stages"):
+    if command is not None and session.ledger.count("stages"):
         from raypipe.report.page import build  # matplotlib is slow to import
 
         own = of_report(experiment)

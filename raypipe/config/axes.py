@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -71,7 +71,8 @@ class AxisSettings(Settings):
         if not isinstance(given, Mapping):
             raise ValueError(_KINDS)  # noqa: TRY004 - pydantic words a ValueError
         if given.get("values") is not None:
-            return {**given, "values": values_of(given["values"])}
+            values = values_of(given["values"])
+            return {**given, "values": values and list(values)}
         return given
 
     @model_validator(mode="after")
@@ -116,7 +117,7 @@ class AxesSettings(Settings):
         return given
 
 
-def values_of(value: Any) -> list[Any] | None:
+def values_of(value: Any) -> Sequence[Any] | None:
     """Return the values of an axis: of a list, integers ``0..4`` or a range with a step.
 
     None for any other value.
@@ -135,7 +136,7 @@ def values_of(value: Any) -> list[Any] | None:
             raise ValueError(f"the range {value} is empty: its end lies before its start")
         if last - first >= _MOST:
             raise ValueError(f"the range {value} has more than {_MOST:,} values")
-        return list(range(first, last + 1))
+        return range(first, last + 1)
     if not value:
         raise ValueError("is an empty list: it has no value")
     seen: set[str] = set()

@@ -16,6 +16,8 @@ from raypipe.config.axes import WITHOUT_NULL, AxesSettings, dotted, is_range, va
 from raypipe.config.settings import Settings
 from raypipe.redaction import refuse_secrets
 
+#: ``json.dumps`` would make one for each value
+_SORTED = json.JSONEncoder(sort_keys=True)
 #: values of a point by dotted key
 Point = dict[str, Any]
 
@@ -100,7 +102,7 @@ def _listed(axis: Any) -> list[Any]:
         raise ValueError(
             "must be a list of values, a range 0..4, or {low: ..., high: ..., step: ...}"
         )
-    return values
+    return list(values)
 
 
 Axis = Annotated[tuple[Any, ...], BeforeValidator(_listed)]
@@ -228,7 +230,7 @@ def value_text(value: Any) -> str:
     """
     if isinstance(value, str) and text_value(value) is value and not set(value) & set(",="):
         return value
-    return json.dumps(value, sort_keys=True)
+    return _SORTED.encode(value)
 
 
 def text_value(text: str) -> Any:

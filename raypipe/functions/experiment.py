@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
 from raypipe.functions.reference import calls, check_signature
 from raypipe.functions.returned_row import call, lacking
-from raypipe.graph.experiment import Experiment, Stage, Unit
+from raypipe.graph.experiment import Experiment, Stage, Unit, Units
 from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
@@ -140,15 +140,25 @@ def _table(settings: FunctionSettings) -> Table:
     row = "a call of the function; further columns are its arguments and what it returned"
     columns = (_WRITTEN[0], *better, *_WRITTEN[1:])
     axes = tuple(name for name in settings.arguments if name != SEED)
+    values = {name: values_of(value) or [value] for name, value in settings.arguments.items()}
     places = {
-        name: {repr(item): place for place, item in enumerate(values_of(value) or [value])}
-        for name, value in settings.arguments.items()
+        name: of_axis
+        if isinstance(of_axis, range)
+        else {repr(item): place for place, item in enumerate(of_axis)}
+        for name, of_axis in values.items()
     }
     return Table(CALLS, row, columns, open=True, axes=axes, order=partial(_position, places))
 
 
-def _position(places: Mapping[str, Mapping[str, int]], row: Row) -> tuple[int, ...]:
-    return tuple(place.get(repr(row.get(name)), len(place)) for name, place in places.items())
+def _position(places: Mapping[str, range | Mapping[str, int]], row: Row) -> tuple[int, ...]:
+    """Return the places of the arguments of a row among the values of each axis."""
+    return tuple(_place(axis, row.get(name)) for name, axis in places.items())
+
+
+def _place(axis: range | Mapping[str, int], value: Any) -> int:
+    if not isinstance(axis, range):
+        return axis.get(repr(value), len(axis))
+    return value - axis.start if type(value) is int and value in axis else len(axis)
 
 
 def _stages(
@@ -167,19 +177,20 @@ def _stages(
             workload=f"{len(units)} calls of {reference}",
             on_gpu=bool(settings.gpus),
             strict_code=settings.version is None,
-            verify=partial(_verify, settings),
+            verify=partial(_verify, settings) if _numbers(settings) else None,
         )
     ]
 
 
-def _units(settings: FunctionSettings) -> list[Unit]:
-    return [
-        Unit(
-            f"{CALLS}/{_name_of(arguments)}",
-            {"arguments": arguments, "version": settings.version or 1},
-        )
-        for arguments in calls(settings.arguments)
-    ]
+def _units(settings: FunctionSettings) -> Units:
+    number, arguments_of = calls(settings.arguments)
+    version = settings.version or 1
+
+    def parts(place: int) -> tuple[str, Row]:
+        arguments = arguments_of(place)
+        return f"{CALLS}/{_name_of(arguments)}", {"arguments": arguments, "version": version}
+
+    return Units(range(number), parts)
 
 
 def _asked(settings: FunctionSettings) -> set[str]:
@@ -198,23 +209,27 @@ def _name_of(arguments: Mapping[str, Any]) -> str:
 def _run(function: Callable[..., Any], context: StageContext) -> None:
     settings, numbers = context.settings, _numbers(context.settings)
     options = PoolOptions(settings.cpus, settings.gpus, settings.time_limit_s, settings.attempts)
-    todo = {unit.key: unit for unit in context.todo()}
-    total, failures = len(context.stage.units), list[TaskResult]()
+    todo, running = context.todo(), dict[str, Unit]()
+    total, failures = len(context.stage.units), 0
+    first: TaskResult | None = None  # that failed
     done = total - len(todo)
     context.begin(total, done)
     with context.pool(options) as pool:
         shared = pool.share(function)
-        tasks = (
-            (key, call, key, _RESERVED, numbers, shared, unit.literals["arguments"])
-            for key, unit in todo.items()
-        )
-        for batch in context.outcomes(pool, tasks):
+
+        def tasks() -> Iterator[tuple[Any, ...]]:
+            for unit in todo:
+                running[unit.key] = unit
+                arguments = unit.literals["arguments"]
+                yield unit.key, call, unit.key, _RESERVED, numbers, shared, arguments
+
+        for batch in context.outcomes(pool, tasks()):
             problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
             # if not even the first calls have it, they are stored: probably the name is wrong
             wrong = next(iter(problems), "") if not done and all(problems.values()) else ""
-            rows = dict[str, Row]()
+            rows, units = dict[str, Row](), list[Unit]()
             for result in batch:
-                unit, problem = todo[result.key], problems.get(result.key)
+                unit, problem = running.pop(result.key), problems.get(result.key)
                 if problem and not wrong:
                     result = replace(result, error=problem, kind="invalid_value")
                     about = Failure(unit.key, result.attempt, "invalid_value", problem, "gave up")
@@ -227,16 +242,16 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
                 if result.error is None:
                     written = {"worker": result.worker, "attempt": result.attempt}
                     named = {"call": unit.key.partition("/")[2], **given}
-                    rows[result.key] = {**named, **without_secrets(values), **written}
+                    rows[unit.key] = {**named, **without_secrets(values), **written}
+                    units.append(unit)
                 else:
-                    failures.append(result)
+                    first, failures = first or result, failures + 1
             done += len(rows)
-            context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
+            context.finish_all(units, {CALLS: rows}, whole=True)
             if wrong:
                 raise UnitError(wrong, "invalid_value", problems[wrong])
-            context.advance(done, f"{len(failures)} failed" if failures else "")
-    if failures:
-        first = failures[0]
-        more = f" ({len(failures)} of {total} calls failed)" if len(failures) > 1 else ""
+            context.advance(done, f"{failures} failed" if failures else "")
+    if first is not None:
+        more = f" ({failures} of {total} calls failed)" if failures > 1 else ""
         message = f"{brief(first.error or '', 700)}{more}"
         raise UnitError(first.key, first.kind or "error", message, trace=first.trace)

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from textwrap import dedent
 from types import CodeType, ModuleType
@@ -131,8 +130,8 @@ def _name(function: Callable[..., Any]) -> str:
     return name if name.isidentifier() else "function"
 
 
-def calls(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each call; the last argument changes fastest.
+def calls(arguments: Mapping[str, Any]) -> tuple[int, Callable[[int], dict[str, Any]]]:
+    """Return the number of calls, and what returns the arguments of each; the last one is fastest.
 
     Raises:
         ValueError: there are more than a million calls.
@@ -141,8 +140,15 @@ def calls(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     lists = [values_of(value) or [value] for value in arguments.values()]
     if (number := math.prod(map(len, lists))) > _MOST_CALLS:
         raise ValueError(f"arguments: {number:,} calls; at most {_MOST_CALLS:,} are possible")
-    for values in product(*lists):
-        yield dict(zip(arguments, values, strict=True))
+
+    def of_call(place: int) -> dict[str, Any]:
+        found = list[Any]()
+        for values in reversed(lists):
+            place, which = divmod(place, len(values))
+            found.append(values[which])
+        return dict(zip(arguments, reversed(found), strict=True))
+
+    return number, of_call
 
 
 def check_signature(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from raypipe.config import shipped
 from raypipe.config.levels import did_you_mean, nested, settings_of
 from raypipe.config.settings import Level, NotIdentity
 from raypipe.errors import ConfigError, trace_of
-from raypipe.graph.experiment import Experiment, Stage, Unit, in_order
+from raypipe.graph.experiment import Experiment, Stage, Unit, Units, in_order
 from raypipe.graph.identity import Identity, SettingsView, fingerprint, values_of
 from raypipe.graph.source import SourceCode
 from raypipe.training.settings import LENGTH_KEYS
@@ -87,13 +88,17 @@ def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]
         needed = {need: composed[need].fingerprint for need in stage.needs}
         budgets = {need: [u.budget for u in composed[need].units] for need in stage.needs}
         extents = {need: _extents(composed[need]) for need in stage.needs}
-        units = []
-        for unit in stage.units or (Unit(stage.name),):
+        listed: list[Unit] = []
+        is_listed = not isinstance(stage.units, Units)
+        for unit in stage.units or (Unit(stage.name),) if is_listed else ():
             needs = needed if unit.needs is None else {need: needed[need] for need in unit.needs}
             literals = {**unit.literals, **({"budgets": budgets} if stage.always_rerun else {})}
             found = {name: each for need in needs for name, each in extents[need].items()}
             identity = Identity(shared, hashed, literals, needs)
-            units.append(replace(unit, identity=identity, extents=found))
+            listed.append(replace(unit, identity=identity, extents=found))
+        units: Sequence[Unit] = listed
+        if isinstance(stage.units, Units):
+            units = stage.units.composed(partial(Identity, shared, hashed, needs={}))
         training = stage.training
         if training is not None:
             training = replace(training, settings_view=view)
@@ -113,8 +118,9 @@ def _reads_by_default(settings: BaseModel, others: Set[str]) -> tuple[str, ...]:
 def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """Return a training's settings without its length if that is the budget of its unit."""
     training = stage.training
-    budgets = {unit.budget_key for unit in stage.units}
-    if training is None or budgets - {training.length_key(stage.name)}:
+    if training is None:
+        return values
+    if {unit.budget_key for unit in stage.units} - {training.length_key(stage.name)}:
         return values
     own = dict(values.get(stage.name, {}))
     rest = {k: v for k, v in own.get("training", {}).items() if k not in LENGTH_KEYS}

@@ -18,7 +18,7 @@ from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import SettingsView
 from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
 from raypipe.graph.progress import Display, Durations
-from raypipe.graph.stored_results import IDENTITIES, is_done
+from raypipe.graph.stored_results import IDENTITIES, unfinished
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
 from raypipe.provenance import ago, now
@@ -115,7 +115,6 @@ class StageContext:
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
         self._outcomes = outcomes or Outcomes({*stage.needed_keys})
-        self._units = {unit.key: unit for unit in stage.units}
         self._offered: set[str] = set()
         self._ended = 0
 
@@ -135,36 +134,46 @@ class StageContext:
         """The durable record, which results are written to: the rows that the stage sees."""
         return self.stage.seen(self.session.ledger)
 
-    def unfinished(self) -> list[Unit]:
-        """Return the units that are not finished, in order."""
-        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+    @cached_property
+    def _units(self) -> Mapping[str, Unit]:
+        return {unit.key: unit for unit in self.stage.units}
 
-    def todo(self) -> list[Unit]:
+    def unfinished(self) -> Sequence[Unit]:
+        """Return the units that are not finished, in order."""
+        return unfinished(self.stage, self.ledger)
+
+    def todo(self) -> Sequence[Unit]:
         """Return the units to compute: not finished, and their needs are done; in order.
 
         If units need different stages, there are more of them when those have ended. The framework
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
         self._ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
+        if not self.stage.needs:
+            return self.unfinished()
         ready = [unit for unit in self.unfinished() if self._is_ready(unit)]
         self._offered.update(unit.key for unit in ready)
         return ready
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        if len(self._outcomes.ended) == self._ended:
+        if not self.stage.needs or len(self._outcomes.ended) == self._ended:
             return []
         before = set(self._offered)
         return [unit for unit in self.todo() if unit.key not in before]
 
     def waits(self) -> bool:
         """Whether further units can be computed once stages that run now have ended."""
+        if not self.stage.needs:
+            return False
         ended, failed = self._outcomes.ended, self._outcomes.failed
         needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
         return any(not each <= ended and not failed(each) for each in needs)
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
+        if not self.stage.needs:
+            return []
         needs = {need for unit in self.unfinished() for need in self.stage.unit_needs[unit.key]}
         return sorted(self._outcomes.failed(needs))
 
@@ -228,7 +237,7 @@ class StageContext:
     def fail(self, failure: Failure) -> None:
         """Record a failed attempt, write its log, and show it unless others like it were shown."""
         row = {**failure.row(), "stage": self.stage.name, "log": self.logs.file(failure.unit)}
-        key = f"{self.stage.name}/{failure.unit}/{len(self.ledger.rows('failures'))}"
+        key = f"{self.stage.name}/{failure.unit}/{self.ledger.count('failures')}"
         self.ledger.put("failures", {key: row})
         self.logs.failed(failure)
 

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,54 @@ class Unit:
     def fingerprint(self) -> str:
         """The hash of the identity."""
         return self.composed.fingerprint
+
+
+class Units(Sequence[Unit]):
+    """Units without needs that differ only in key and literals, made whenever they are asked for.
+
+    There may be a million: in memory they would take as much as all results.
+
+    Args:
+        places: one for each unit.
+        parts: returns the key and the literals of the unit of a place.
+        identity: returns the identity with literals; None before the framework composed it.
+
+    """
+
+    def __init__(
+        self,
+        places: Sequence[int],
+        parts: Callable[[int], tuple[str, Mapping[str, Any]]],
+        identity: Callable[[Mapping[str, Any]], Identity | None] = lambda _: None,
+    ) -> None:
+        self._places, self._parts, self._identity = places, parts, identity
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return self._at(self._places[place])
+        return self._unit(self._places[place])
+
+    def __iter__(self) -> Iterator[Unit]:
+        return map(self._unit, self._places)
+
+    def composed(self, identity: Callable[[Mapping[str, Any]], Identity]) -> Units:
+        """Return them with identities."""
+        return Units(self._places, self._parts, identity)
+
+    def where(self, condition: Callable[[Unit], bool]) -> Units:
+        """Return those that meet a condition."""
+        places = (place for place in self._places if condition(self._unit(place)))
+        return self._at(array("L", places))
+
+    def _at(self, places: Sequence[int]) -> Units:
+        return Units(places, self._parts, self._identity)
+
+    def _unit(self, place: int) -> Unit:
+        key, literals = self._parts(place)
+        return Unit(key, literals, identity=self._identity(literals))
 
 
 @dataclass(frozen=True)
@@ -164,10 +213,12 @@ class Stage:
 
     @cached_property
     def unit_needs(self) -> Mapping[str, frozenset[str]]:
-        """By unit, the keys of the stages that must end before it can be computed.
+        """By unit, the keys of the stages that must end before it can be computed; empty if none.
 
         Needs of the stage that no unit names apply to all units.
         """
+        if not self.needs:
+            return {}
         keys = dict(zip(self.needs, self.needed_keys, strict=True))
         named = {need for unit in self.units for need in unit.needs or ()}
         common = frozenset(key for need, key in keys.items() if need not in named)

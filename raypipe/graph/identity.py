@@ -22,6 +22,10 @@ from raypipe.config.settings import identity_values
 if TYPE_CHECKING:
     from raypipe.store.ledger import Row
 
+#: ``json.dumps`` would make one for each of a million identities
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_SCALARS = (str, int, float, type(None))
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -72,8 +76,8 @@ def canonical_json(value: Any) -> str:
         TypeError: a value has no stable form (a path, a callable, a set, an array).
 
     """
-    _check(value, "identity")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    _check(value, ())
+    return _CANONICAL.encode(value)
 
 
 def fingerprint(value: Any) -> str:
@@ -96,20 +100,29 @@ def differences(
     return found
 
 
-def _check(value: Any, where: str) -> None:
-    if value is None or isinstance(value, str | bool | int | float):
+def _check(value: Any, where: tuple[Any, ...]) -> None:
+    """Check a value; ``where`` is the part around it, as ``where``, and its key or number in it."""
+    if isinstance(value, _SCALARS):
         return
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{where}: the key {key!r} is not a string")
-            _check(item, f"{where}.{key}")
+                raise TypeError(f"{_path(where)}: the key {key!r} is not a string")
+            _check(item, (where, key))
         return
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check(item, f"{where}[{index}]")
+            _check(item, (where, index))
         return
-    raise TypeError(f"{where}: a {type(value).__name__} has no stable form; give plain values")
+    kind = type(value).__name__
+    raise TypeError(f"{_path(where)}: a {kind} has no stable form; give plain values")
+
+
+def _path(where: tuple[Any, ...]) -> str:
+    if not where:
+        return "identity"
+    around, key = where
+    return _path(around) + (f"[{key}]" if isinstance(key, int) else f".{key}")
 
 
 class SettingsView:

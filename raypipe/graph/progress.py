@@ -30,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypipe.config.matrix import is_seed
-from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.experiment import Stage, Unit, Units
 from raypipe.graph.identity import fingerprint
 from raypipe.hardware import Hardware
 from raypipe.redaction import printable, without_credentials
@@ -435,6 +435,8 @@ def remaining(
 
 def _work(stage: Stage, units: Sequence[Unit]) -> float:
     """Return the size of units: samples or epochs of a training, otherwise their budgets."""
+    if isinstance(units, Units):
+        return float(len(units) * units[0].budget if units else 0)
     if stage.training is None:
         return float(sum(unit.budget for unit in units))
     training = stage.training.settings.training

@@ -18,9 +18,9 @@ from functools import partial
 
 from raypipe.errors import UnitError, message_of, trace_of
 from raypipe.graph.context import Outcomes, Session, StageContext
-from raypipe.graph.experiment import Stage, in_order
+from raypipe.graph.experiment import Stage, Unit, in_order
 from raypipe.graph.progress import Estimate
-from raypipe.graph.stored_results import BEGUN, all_stored, is_done, is_outdated
+from raypipe.graph.stored_results import BEGUN, all_stored, is_outdated, unfinished
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables
@@ -85,7 +85,7 @@ class _RunningGraph:
     def complete(self, stages: Sequence[Stage], at_end: Callable[[], None]) -> str | None:
         """Run all stages; return the first failure."""
         session, outcomes, ordered = self._session, self._outcomes, in_order(stages)
-        if session.ledger.rows("units"):  # an earlier command may have been killed before it
+        if session.ledger.count("units"):  # an earlier command may have been killed before it
             self._write_tables()
         left = [s for s in stages if s.always_rerun or not all_stored([s], session.ledger)]
         is_concurrent = session.launcher.concurrent and (self._grow is not None or len(left) > 1)
@@ -141,8 +141,7 @@ class _RunningGraph:
         session, ledger = self._session, self._session.ledger
         if session.durations is not None:
             self._estimates |= session.durations.estimates(
-                (s, [u for u in s.units if s.always_rerun or not is_done(s.seen(ledger), u)])
-                for s in stages
+                (s, s.units if s.always_rerun else unfinished(s, s.seen(ledger))) for s in stages
             )
         cpus = sum(node.cpus for node in session.nodes)
         session.display.expect(self._stages, self._estimates, cpus, len(session.gpus))
@@ -189,7 +188,7 @@ class _RunningGraph:
     def _run(self, stage: Stage) -> _Work:
         """Run a stage unless it is stored or cannot run; return why it failed."""
         session, failed = self._session, self._outcomes.failed
-        broken = bool(stage.units) and all(map(failed, stage.unit_needs.values()))
+        broken = bool(stage.units) and all(map(failed, stage.starts))
         if broken:
             needs = f"needs {', '.join(failed(stage.needed_keys))}"
             self._record(stage, "skipped")
@@ -210,8 +209,14 @@ class _RunningGraph:
         stage, session, display = context.stage, context.session, context.session.display
         status, message = "failed", None
         units = context.unfinished()
-        stored = {unit.key: context.ledger.get("units", unit.key) for unit in units}
-        outdated = [u for u in units if (row := stored[u.key]) and is_outdated(row, u)]
+        begun, outdated = list[Unit](), list[Unit]()
+        for unit in units if stage.needs or context.ledger.count("units") else ():
+            stored = context.ledger.get("units", unit.key)
+            if stored is not None and is_outdated(stored, unit):
+                outdated.append(unit)
+            # if what they need goes on before they are finished, their parts are out of date
+            if unit.extents and (stored is None or is_outdated(stored, unit)):
+                begun.append(unit)
         waits = stage.training is not None
         note = "waiting for resources" if waits else stage.workload
         display.start(stage.key, note, waits=waits)
@@ -220,8 +225,6 @@ class _RunningGraph:
                 context.say("computed again: what it needs has gone on")
                 if stage.forget is not None:
                     stage.forget(context, outdated)
-            # if what they need goes on before they are finished, their parts are out of date
-            begun = [u for u in units if u.extents and (u in outdated or not stored[u.key])]
             if begun:
                 context.ledger.put_tables(context.records(begun, BEGUN))
             context.todo()
@@ -236,7 +239,7 @@ class _RunningGraph:
                     paused = time.monotonic()
                     yield ended
                     context.waited_s += time.monotonic() - paused
-                else:
+                elif len(self._outcomes.ended) == ended:  # none has ended meanwhile
                     break
             if needs := context.failed_needs():
                 message = f"needs {', '.join(needs)}"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from raypipe.config.shipped import importable, logical_source
 from raypipe.errors import ConfigError
-from raypipe.graph.experiment import Stage
+from raypipe.graph.experiment import Stage, Units
 from raypipe.graph.identity import fingerprint as hash_of
 from raypipe.redaction import printable, source_without_secrets
 from raypipe.store.ledger import Ledger
@@ -153,7 +153,8 @@ def _files(root: Path, module: str, own: str) -> list[Path]:
 
 def with_scripts(source: SourceCode, stages: Sequence[Stage]) -> SourceCode:
     """Return the source of an experiment with the source files of scripts that its stages start."""
-    units = (unit for stage in stages for unit in stage.units)
+    listed = (stage.units for stage in stages if not isinstance(stage.units, Units))  # of calls
+    units = (unit for of_stage in listed for unit in of_stage)
     named = (unit.literals.get("files") for unit in units)
     names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
     paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
@@ -193,7 +194,7 @@ def code_text(run_dir: RunDirectory) -> str:
     """
     ledger = Ledger.to_read(run_dir)
     units: dict[str, list[str]] = {}
-    for key, row in ledger.items("units"):
+    for key, row in ledger.scan("units"):
         units.setdefault(row["code"], []).append(key)
     parts, earlier = list[str](), dict[str, str]()
     for fingerprint, _ in ledger.items("code"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raypipe.errors import ConfigError
+from raypipe.graph.experiment import Units
 from raypipe.graph.identity import differences
 from raypipe.store.run_directory import variant_name
 
@@ -69,10 +70,20 @@ def is_continued(stored: Row | None, unit: Unit) -> bool:
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:
     """Whether a unit's result is stored, for its whole budget, and not out of date."""
-    stored = ledger.get("units", unit.key)
+    return _is_whole(ledger.get("units", unit.key), unit)
+
+
+def _is_whole(stored: Row | None, unit: Unit) -> bool:
     if stored is None or stored["status"] != "succeeded" or is_outdated(stored, unit):
         return False
     return bool(stored["budget"] >= unit.budget)
+
+
+def unfinished(stage: Stage, ledger: Ledger) -> Sequence[Unit]:
+    """Return the units of a stage that are not finished, in order."""
+    if isinstance(stage.units, Units):
+        return stage.units.where(lambda unit: not is_done(ledger, unit))
+    return [unit for unit in stage.units if not is_done(ledger, unit)]
 
 
 def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:
@@ -107,12 +118,16 @@ def resume(
         changes = differences({key: (stored or asked).get(key) for key in asked}, asked)
         _refuse(where, "the run", {f"{name}.{key}": values for key, values in changes.items()})
     stages, is_whole = known(ledger)
+    if not ledger.count("units"):
+        return Resumed(stages, is_whole and all_stored(stages, ledger), "")
     edited, fixed = set[str](), set[str]()
+    edits: dict[str, list[str]] = {}  # by code
     for stage in stages:
         seen = stage.seen(ledger)
-        for unit in stage.units if not stage.always_rerun else ():
+        for unit in stage.units:
             stored = seen.get("units", unit.key)
-            if stored is None:
+            is_whole = is_whole and _is_whole(stored, unit)
+            if stored is None or stage.always_rerun:
                 continue
             if stored["status"] != BEGUN:
                 _refuse_changed_unit(where, ledger, stage, unit, stored)
@@ -122,12 +137,14 @@ def resume(
                         stage.verify(seen, unit)
                     except ValueError as error:
                         raise ConfigError(f"{where}: {unit.key}: {error}") from None
-            if source is not None and (code := ledger.get("code", stored["code"])):
-                names = source.changes(code["modules"])
-                edited.update(names)
-                fixed.update(names if stage.strict_code else ())
+            if source is not None and stored["code"] not in edits:
+                code = ledger.get("code", stored["code"])
+                edits[stored["code"]] = source.changes(code["modules"]) if code else []
+            names = edits.get(stored["code"], ())
+            edited.update(names)
+            fixed.update(names if stage.strict_code else ())
     warning = _of_code(where, edited, fixed) if edited else ""
-    return Resumed(stages, is_whole and all_stored(stages, ledger), warning)
+    return Resumed(stages, is_whole, warning)
 
 
 def _refuse_changed_unit(where: str, ledger: Ledger, stage: Stage, unit: Unit, stored: Row) -> None:

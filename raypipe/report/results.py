@@ -366,7 +366,7 @@ class RunResults:
         found = self.tables.get("failures", pd.DataFrame(columns=["stage", "unit", "kind"]))
         if self.declared.asked is None or self.varied:
             return found
-        return found[found["unit"].isin(list(self.declared.asked()))]
+        return found[found["unit"].isin(self.declared.asked())] if len(found) else found
 
     @cached_property
     def not_finite(self) -> list[str]:
@@ -425,9 +425,8 @@ class RunResults:
         if table is None or self.declared.asked is None or self.varied:
             return None
         asked, rows = set(self.declared.asked()), self.tables.get(table.name)
-        name = table.columns[0].name
-        stored = set() if rows is None else {f"{table.name}/{call}" for call in rows[name]}
-        return len(asked & stored), len(asked)
+        stored = () if rows is None else rows[table.columns[0].name]
+        return sum(f"{table.name}/{call}" in asked for call in stored), len(asked)
 
     @cached_property
     def varied(self) -> dict[str, list[str]]:

@@ -1,8 +1,9 @@
 """Ledger: the durable record of finished units and their results.
 
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
-appends, and each append is on disk before it returns. The results tables derive from it. On a local
-file system the ledger is one growing file. Object storage cannot append, so there it is a few
+appends, and each append is on disk before it returns. The results tables derive from it. Memory has
+the place of each row, not the row: there may be millions. On a local file system the ledger is one
+growing file. Object storage cannot append, so there it is a few
 segments, which are merged before they become many. Each line ends with its number in the file and
 the CRC-32 of the line, which reveals damaged, missing and misplaced lines. No two writers use the
 same segment name, and each segment is complete: if a replaced writer's segment arrives late, it
@@ -17,24 +18,32 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from io import BytesIO
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from threading import RLock
 from typing import Any
 
+import pyarrow as pa
+
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 Row = dict[str, Any]
-#: table, key, and the row; None if it was removed
-_Entry = tuple[str, str, Row | None]
+#: table, key, and the row as JSON; ``null`` if it was removed
+_Entry = tuple[str, str, bytes]
+#: by table and key the place of a row in the segments: its first byte times this, plus its length
+_Places = dict[str, dict[str, int]]
+_LONGEST = 2**30
+#: bytes that are read at once
+_BLOCK = 2**22
 _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
-_CRC = b', "crc": '
+# parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
+_WORDS = 9  # what quotes separate before the row
+_ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
 #: which have the unit's key, by table
@@ -48,11 +57,13 @@ REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
 INTERNAL = frozenset({_UNITS, _RUNS, "identities", "code"})
 
+#: ``json.dumps`` would make one for each row
+_SORTED = json.JSONEncoder(sort_keys=True)
 log = logging.getLogger(__name__)
 
 
 class Ledger:
-    """The rows of a run, in memory and on disk.
+    """The rows of a run on disk, found by their keys.
 
     Opening reads the stored rows. An incomplete last line, left by a killed process, is dropped;
     a reader reports it. After a damaged or missing line inside, only units count as finished whose
@@ -81,14 +92,17 @@ class Ledger:
     ) -> None:
         self._run, self._before_writing = run, before_writing
         self._stamp = stamp or {}
-        self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self.changes = 0
-        self._segments: list[str] = []
-        self._end = (0, 0)  # the bytes and the lines of the last segment
         self._writable = writable
         self._token = secrets.token_hex(4)
+        self._places: _Places = {}
+        self._segments: list[str] = []
         self._damaged: dict[str, list[str]] = {}  # by segment, its damaged lines in words
+        # where each segment that is open begins, if they are seen as one file
+        self._starts: list[int] = []
+        self._files: list[pa.NativeFile] = []
+        self._end = (0, 0)  # the bytes of all, and the lines of the last one
         self._read_all()
         self.damage = self._keep_intact_units() if self._damaged else ""
         if self.damage and writable:
@@ -113,49 +127,53 @@ class Ledger:
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
-        tables = {
-            table: {
-                key: row if table in INTERNAL else {**self._stamp, **row}
-                for key, row in rows.items()
-            }
+        entries = [
+            (table, key, json.dumps(row if table in INTERNAL else {**self._stamp, **row}).encode())
             for table, rows in tables.items()
-        }
-        entries = [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
+            for key, row in rows.items()
+        ]
         with self._lock:
             self._append(entries)
-            self.changes += 1
-            for table, rows in tables.items():
-                if rows:
-                    self._tables.setdefault(table, {}).update(rows)
+            self.changes += bool(entries)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
         """Remove rows durably; missing ones are ignored."""
         with self._lock:
-            known = [key for key in keys if key in self._tables.get(table, {})]
-            self._append([(table, key, None) for key in known])
-            self.changes += 1
-            for key in known:
-                del self._tables[table][key]
+            known = [key for key in keys if key in self._places.get(table, {})]
+            self._append([(table, key, _REMOVED) for key in known])
+            self.changes += bool(known)
 
     def get(self, table: str, key: str) -> Row | None:
         """Return the newest row of a key, or None."""
         with self._lock:
-            return self._tables.get(table, {}).get(key)
+            place = self._places.get(table, {}).get(key)
+            return None if place is None else json.loads(self._text(place))
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
-        with self._lock:
-            return list(self._tables.get(table, {}).values())
+        return [row for _, row in self.scan(table)]
 
     def items(self, table: str) -> list[tuple[str, Row]]:
         """Return all keys of a table with their rows."""
+        return list(self.scan(table))
+
+    def scan(self, table: str) -> Iterator[tuple[str, Row]]:
+        """Yield the present keys of a table with their rows, which are read one by one."""
         with self._lock:
-            return list(self._tables.get(table, {}).items())
+            keys = list(self._places.get(table, {}))
+        for key in keys:
+            if (row := self.get(table, key)) is not None:
+                yield key, row
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        with self._lock:
+            return len(self._places.get(table, {}))
 
     def tables(self) -> list[str]:
         """Return the names of the tables that have rows."""
         with self._lock:
-            return list(self._tables)
+            return [table for table, places in self._places.items() if places]
 
     def _append(self, entries: Sequence[_Entry]) -> None:
         if not self._writable:
@@ -163,36 +181,50 @@ class Ledger:
         if not entries:
             return
         self._before_writing()
-        if self._run.is_local and self._segments:
+        if self._run.is_local and self._files:
             self._append_local(entries)
         elif len(self._segments) < _MAX_SEGMENTS:
-            self._write_segment(entries)
+            file, lines = self._write_segment(entries)
+            self._add(file, sum(map(len, lines)), len(lines))
+            _note(self._places, entries, lines, self._starts[-1])
         else:
             self._rewrite(entries)
 
     def _append_local(self, entries: Sequence[_Entry]) -> None:
-        size, lines = self._end
-        content = encode(entries, lines)
+        begin, number = self._end
+        lines = encode(entries, number)
         with Path(self._run.ledger, self._segments[-1]).open("ab") as stream:
-            stream.truncate(size)  # what an append left that was interrupted, or had no room
-            stream.write(content)
+            # what an append left that was interrupted, or had no room
+            stream.truncate(begin - self._starts[-1])
+            stream.writelines(lines)
             stream.flush()
             os.fsync(stream.fileno())
-        self._end = size + len(content), lines + len(entries)
+        self._end = begin + sum(map(len, lines)), number + len(lines)
+        _note(self._places, entries, lines, begin)
 
-    def _write_segment(self, entries: Sequence[_Entry]) -> None:
+    def _write_segment(self, entries: Sequence[_Entry]) -> tuple[pa.NativeFile, list[bytes]]:
+        """Write a new segment; return it opened, and its lines."""
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
         writer = "" if self._run.is_local else f"-{self._token}"
         name = f"{int(last) + 1:08d}{writer}.jsonl"
-        content = encode(entries, 0)
+        lines = encode(entries, 0)
+        content = b"".join(lines)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
-        self._end = len(content), len(entries)
+        return self._opened(name, content), lines
 
     def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
         """Write all rows and the new ones to one segment, then remove the segments it replaces."""
-        earlier = [(t, key, row) for t, rows in self._tables.items() for key, row in rows.items()]
-        self._write_segment([*earlier, *entries])
+        earlier = [
+            (table, key, self._text(place))
+            for table, places in self._places.items()
+            for key, place in places.items()
+        ]
+        file, lines = self._write_segment([*earlier, *entries])
+        places: _Places = {}
+        _note(places, [*earlier, *entries], lines, 0)
+        end = sum(map(len, lines)), len(lines)
+        self._places, self._starts, self._files, self._end = places, [0], [file], end
         *replaced, new = self._segments
         for old in replaced:
             path = f"{self._run.ledger}/{old}"
@@ -202,13 +234,36 @@ class Ledger:
                 self._run.delete(path)
         self._segments, self._damaged = [new], {}
 
+    def _add(self, file: pa.NativeFile, size: int, lines: int) -> None:
+        """Add an open segment behind the others."""
+        begin, _ = self._end
+        self._starts, self._files = [*self._starts, begin], [*self._files, file]
+        self._end = begin + size, lines
+
+    def _opened(self, name: str, content: bytes | None = None) -> pa.NativeFile:
+        """Open a segment; what an object store has is read once, or known already."""
+        path = f"{self._run.ledger}/{name}"
+        if self._run.is_local:
+            return self._run.fs.open_input_file(path)
+        return pa.BufferReader(self._run.read(path) if content is None else content)
+
+    def _text(self, place: int) -> bytes:
+        """Return a row as JSON. Raises OSError if its line is damaged since it was read."""
+        begin, length = divmod(place, _LONGEST)
+        number = bisect(self._starts, begin) - 1
+        parts = _parts(self._files[number].read_at(length, begin - self._starts[number]))
+        if parts is None:
+            raise OSError(f"{self._run.ledger}: a line was damaged while this command runs")
+        return parts[1]
+
     def _keep_intact_units(self) -> str:
         """Keep the units whose results match their checksums; return a message about the damage."""
-        found = self._tables.get(_UNITS, {})
+        found = dict(self.scan(_UNITS))
         named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
-        known = {*found, *(key for table in named for key in self._tables.get(table, ()))}
-        intact = {key: unit for key, unit in found.items() if self._is_intact(key, unit)}
-        self._tables[_UNITS] = intact
+        known = {*found, *(key for table in named for key in self._places.get(table, ()))}
+        intact = {key for key, unit in found.items() if self._is_intact(key, unit)}
+        for key in found.keys() - intact:
+            del self._places[_UNITS][key]
         places = [f"{line} of {name}" for name, lines in self._damaged.items() for line in lines]
         more = f" and {len(places) - _MOST_NAMED} more" * (len(places) > _MOST_NAMED)
         again = f"{len(known) - len(intact)} of {len(known)} units run again"
@@ -223,7 +278,8 @@ class Ledger:
     def _read_all(self) -> None:
         """Read the rows of all segments."""
         for _ in range(_READINGS):
-            self._tables, self._segments, self._damaged = {}, [], {}
+            self._places, self._segments, self._damaged = {}, [], {}
+            self._starts, self._files, self._end = [], [], (0, 0)
             try:
                 for name in self._run.list(self._run.ledger):
                     if name.endswith(".jsonl"):
@@ -243,12 +299,12 @@ class Ledger:
 
     def _read(self, name: str) -> None:
         """Read the rows of a segment, and note its damaged lines."""
-        path = f"{self._run.ledger}/{name}"
-        content = self._run.read(path)
-        damaged, last, size = list[str](), 0, 0
-        for number, line in enumerate(BytesIO(content), start=1):
+        damaged, last, size, (begin, _) = list[str](), 0, 0, self._end
+        file = self._opened(name)
+        for number, line in enumerate(_lines(file), start=1):
             if not line.endswith(b"\n"):  # the next append overwrites it
                 if not self._writable:
+                    path = f"{self._run.ledger}/{name}"
                     log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
                 break
             last, size = last + 1, size + len(line)
@@ -260,13 +316,9 @@ class Ledger:
             if place != last:
                 damaged.append(f"before line {number}")
                 last = place
-            rows = self._tables.setdefault(table, {})
-            if row is None:
-                rows.pop(key, None)
-            else:
-                rows[key] = row
+            _note(self._places, [(table, key, row)], [line], begin + size - len(line))
         self._segments.append(name)
-        self._end = size, last
+        self._add(file, size, last)
         if damaged:
             self._damaged[name] = damaged
 
@@ -318,17 +370,15 @@ class LedgerView(Ledger):
                 return row
         return None
 
-    def rows(self, table: str) -> list[Row]:
-        """Return all visible rows of a table, in the order in which their keys first appeared."""
-        return [row for row in self._ledger.rows(table) if self._sees(row)]
+    def scan(self, table: str) -> Iterator[tuple[str, Row]]:
+        """Yield the keys of all visible rows of a table with their rows."""
+        for key, row in self._ledger.scan(table):
+            if self._sees(row):
+                yield key.removesuffix(f"@{row.get('variant', BASE)}"), row
 
-    def items(self, table: str) -> list[tuple[str, Row]]:
-        """Return the keys of all visible rows of a table with their rows."""
-        return [
-            (key.removesuffix(f"@{row.get('variant', BASE)}"), row)
-            for key, row in self._ledger.items(table)
-            if self._sees(row)
-        ]
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table in all variants."""
+        return self._ledger.count(table)
 
     def tables(self) -> list[str]:
         """Return the names of the tables that have rows in any variant."""
@@ -357,29 +407,62 @@ def _has_variant(table: str) -> bool:
 def checksum(row: Row) -> int:
     """Return the checksum of a result, without the columns that are added on its way."""
     own = {name: value for name, value in row.items() if name not in _ADDED}
-    return zlib.crc32(json.dumps(own, sort_keys=True).encode())
+    return zlib.crc32(_SORTED.encode(own).encode())
 
 
-def encode(entries: Iterable[_Entry], before: int) -> bytes:
+def encode(entries: Iterable[_Entry], before: int) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
-        content = {"table": table, "key": key, "row": row, "line": number}
-        line = json.dumps(content).removesuffix("}").encode()
+        head = json.dumps({"table": table, "key": key}).removesuffix("}").encode()
+        line = b"%s%s%s%s%d" % (head, _ROW, row, _LINE, number)
         lines.append(b"%s%s%d}\n" % (line, _CRC, zlib.crc32(line)))
-    return b"".join(lines)
+    return lines
 
 
-def decode(line: Any) -> tuple[str, str, Row | None, int] | None:
-    """Return table, key, row and number of a line; None if it is damaged, or not bytes."""
-    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        content = line.rpartition(_CRC)[0]
-        if line != b"%s%s%d}\n" % (content, _CRC, zlib.crc32(content)):
-            return None
-        # shared strings: 10^5 rows have the same names
-        entry = json.loads(line, object_pairs_hook=lambda pairs: {intern(k): v for k, v in pairs})
-        table, key, row, number = entry["table"], entry["key"], entry["row"], entry["line"]
-        kinds = ((table, str), (key, str), (row, dict | None), (number, int))
-        if all(isinstance(value, kind) for value, kind in kinds):
-            return table, key, row, number
+def decode(line: Any) -> tuple[str, str, bytes, int] | None:
+    """Return table, key, row as JSON, and number of a line; None if damaged, or not bytes."""
+    try:
+        head, row, number = _parts(line) or (b"", b"", b"")
+        words = head.split(b'"')
+        if len(words) == _WORDS and b"\\" not in head:
+            table, key = words[3].decode(), words[7].decode()
+        else:  # with characters that JSON escapes
+            table, key = json.loads(head + b"}").values()
+        if isinstance(key, str) and (row == _REMOVED or row[:1] + row[-1:] == b"{}"):
+            return intern(table), key, row, int(number)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        pass
     return None
+
+
+def _parts(line: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Return what is before the row of a line, the row, and the number; None if damaged."""
+    content, _, end = line.rpartition(_CRC)
+    if end != b"%d}\n" % zlib.crc32(content):
+        return None
+    head, _, rest = content.partition(_ROW)
+    row, _, number = rest.rpartition(_LINE)
+    return head, row, number
+
+
+def _lines(file: pa.NativeFile) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends."""
+    rest = b""
+    while chunk := file.read(_BLOCK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def _note(places: _Places, entries: Iterable[_Entry], lines: Iterable[bytes], begin: int) -> None:
+    """Note the places of lines, of which the first begins at a byte, by table and key."""
+    for (table, key, row), line in zip(entries, lines, strict=True):
+        of_table = places.setdefault(table, {})
+        if row == _REMOVED:
+            of_table.pop(key, None)
+        else:
+            of_table[key] = begin * _LONGEST + len(line)
+        begin += len(line)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import PurePath
 from types import UnionType
 from typing import Any, Literal
@@ -30,6 +31,8 @@ from raypipe.store.run_directory import RunDirectory
 _BETTER, _DECLARED = b"better", b"raypipe"
 #: what the metadata of a file has of its table's declaration
 _STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
+#: rows that are in memory at a time while a table is written
+_BATCH = 10_000
 #: types of columns: that of Arrow, and those of the values in the ledger
 _TYPES: Mapping[str, tuple[pa.DataType, type | UnionType]] = {
     "text": (pa.string(), str),
@@ -146,7 +149,7 @@ def by_name(tables: Iterable[Table]) -> dict[str, Table]:
 def write_table(
     run_dir: RunDirectory,
     table: Table,
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     run_id: str,
     partition: str = "data",
     place: int = 0,
@@ -171,7 +174,7 @@ def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
     tables = [
         table
         for table in declared.values()
-        if not table.partitioned and (not table.optional or ledger.rows(table.name))
+        if not table.partitioned and (not table.optional or ledger.count(table.name))
     ]
     others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
     return [*tables, *(Table(name, "") for name in others)]
@@ -182,9 +185,7 @@ def write_tables(
 ) -> None:
     """Write all tables that are one file from the ledger."""
     for place, table in enumerate(single_tables(ledger, declared)):
-        rows = ledger.rows(table.name)
-        if table.order is not None:
-            rows = sorted(rows, key=table.order)
+        rows = (row for _, row in ledger.scan(table.name))
         write_table(run_dir, table, rows, run_id, place=place)
 
 
@@ -313,26 +314,34 @@ def _reading(path: str) -> Iterator[None]:
         raise ConfigError(f"{path} is damaged ({error}); {advice}") from error
 
 
-def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
-    absent = {VARIANT.name: variant}
-    arrays = {RUN_ID.name: pa.array([run_id] * len(rows), pa.string())}
-    arrays |= {
-        c.name: _declared(table.name, c, [row.get(c.name, absent.get(c.name)) for row in rows])
-        for c in table.all_columns
-        if c is not RUN_ID
-    }
-    undeclared = dict.fromkeys(
-        name for row in rows for name in row if name not in arrays and name not in table.internal
-    )
-    for name in undeclared:
-        arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
+def _to_arrow(table: Table, rows: Iterable[Row], run_id: str, variant: str) -> pa.Table:
+    """Return rows as an Arrow table; of many rows there are few in memory at a time."""
+    declared = {column.name: column for column in table.all_columns}
+    absent = {RUN_ID.name: run_id, VARIANT.name: variant}
+    chunks: dict[str, list[pa.Array]] = {name: [] for name in declared}
+    undeclared: dict[str, list[Any]] = {}
+    names: dict[str, None] = {}
+    order: list[Any] = []
+    count, left = 0, iter(rows)
+    while batch := list(islice(left, _BATCH)):
+        for name, column in declared.items():
+            values = [row.get(name, absent.get(name)) for row in batch]
+            chunks[name].append(_declared(table.name, column, values))
+        names |= dict.fromkeys(n for row in batch for n in row if n not in table.internal)
+        for name in names.keys() - declared.keys():
+            known = undeclared.setdefault(name, [None] * count)
+            known += [_plain(row.get(name)) for row in batch]
+        order += map(table.order, batch) if table.order is not None else ()
+        count += len(batch)
+    arrays = {n: pa.chunked_array(c, _TYPES[declared[n].type][0]) for n, c in chunks.items()}
+    arrays |= {name: _inferred(undeclared[name]) for name in names if name in undeclared}
     if table.open:  # columns in the order of the rows, after those that the framework adds
         added = [name for name in arrays if name in ADDED]
-        names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    known = {column.name: {_BETTER: column.better} for column in table.columns if column.better}
-    fields = [pa.field(_plain(n), a.type, metadata=known.get(n)) for n, a in arrays.items()]
-    return pa.table(list(arrays.values()), schema=pa.schema(fields))
+    better_of = {column.name: {_BETTER: column.better} for column in table.columns if column.better}
+    fields = [pa.field(_plain(n), a.type, metadata=better_of.get(n)) for n, a in arrays.items()]
+    found = pa.table(list(arrays.values()), schema=pa.schema(fields))
+    return found.take(sorted(range(count), key=order.__getitem__)) if order else found
 
 
 def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:

@@ -323,7 +323,7 @@ class StudyGraph:
         """
         source = self._source(ledger)
         entries, rows = self._entries(source), ledger.rows(source.table) if source.table else []
-        if not ledger.rows("units"):
+        if not ledger.count("units"):
             del entries["matrix"]
         if not rows:
             entries.pop(_ENTRY, None)

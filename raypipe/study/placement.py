@@ -146,7 +146,7 @@ class Placement:
             for built in having:
                 found.update(key for n in built.stages[name].needs for key in self._decisive[n])
             identities: dict[str, str] = {}
-            for built in having:
+            for built in having if len(having) > 1 else ():
                 values = value_text([built.point[key] for key in sorted(found)])
                 own = _identity(built.stages[name])
                 if identities.setdefault(values, own) != own:

@@ -284,8 +284,14 @@ def _within(found: list[tuple[str, object]]) -> bool:
     return all(ROWS.get(key) == row for key, row in found)
 
 
-LEDGER = encode(
-    [*(("evaluations", *each) for each in ROWS.items()), *(("units", key, {}) for key in ROWS)], 0
+LEDGER = b"".join(
+    encode(
+        [
+            *(("evaluations", key, json.dumps(row).encode()) for key, row in ROWS.items()),
+            *(("units", key, b"{}") for key in ROWS),
+        ],
+        0,
+    )
 )
 TABLE = {"n": list(range(50)), "text": [f"row {i}" for i in range(50)], "x": [0.5] * 50}
 
