@@ -1,5 +1,8 @@
 """Rounds of chaos: a real run that is disturbed at random, then ended, is the undisturbed one.
 
+Of three rounds the first is the main job with a sweep, the second with a matrix, and the third is
+thousands of calls of milliseconds, which are sent in chunks.
+
 ``python -m tests.chaos.rounds --rounds 50`` prints how often each disturbance was survived, and
 how often tasks and trainings failed and were tried again.
 """
@@ -41,6 +44,8 @@ sweep:
   constraints: {effective_batch: 4}
 """
 _MATRIX = "matrix: {lda.max_iter: [2, 3], runs: 2}\n"
+_CALLS = ["map", "tests.chaos.calls:square", "number=0..3999", "--time-limit", "6s"]
+_KINDS = 3
 
 # the names of the disturbances that had something to disturb, how often the run had each kind of
 # failure, and what it must share with an undisturbed one
@@ -48,19 +53,22 @@ Ended = tuple[list[str], Counter[str], Mapping[str, pd.DataFrame]]
 
 
 def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str]) -> Ended:
-    """A run with a sweep, in odd rounds a matrix, is disturbed, then ended; nothing is left of it.
+    """A run of the round's kind is disturbed, then ended; nothing is left of it.
 
     It ends undisturbed: alone, or on nodes whose stores are empty after it.
     """
     with surroundings.disk(folder / f"{number:03d}") as home:
-        config, stages = home / "chaos.yaml", ["train_small", "lda"]
-        if number % 2:
+        config = home / "chaos.yaml"
+        arguments = ["run", str(config), "--only", "train_small", "lda"]
+        if number % _KINDS == 0:
+            config.write_text(_BASE + _SWEEP)
+            arguments.append("sweep")
+        elif number % _KINDS == 1:
             config.write_text(_BASE.replace("runs: 2", "runs: 1") + _MATRIX)
         else:
-            config.write_text(_BASE + _SWEEP)
-            stages = ["sweep", *stages]
+            arguments = _CALLS
         name, rng = f"{seed}-{number}-{os.getpid()}", Random(f"{seed}-{number}")
-        scene = Scene(home, name, [str(config), "--only", *stages], rng)
+        scene = Scene(home, name, arguments, rng)
         done = []
         try:
             for disturbance in disturbances:
@@ -86,6 +94,9 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[str])
             pass
         assert not list(scene.folder.rglob("*.tmp"))
         failures = Counter(read_table(run, "failures")["kind"])
+        if arguments is _CALLS:
+            calls = read_table(run, "calls").sort_values("number", ignore_index=True)
+            return done, failures, {"calls": calls[["number", "value"]]}
         return done, failures, main_job.outcome(scene.folder, "variant")
 
 
@@ -115,7 +126,7 @@ def run_rounds(
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         undisturbed = {
             number: pool.submit(run_round, number, seed, folder, ())
-            for number in {each % 2 - 2 for each in numbers}
+            for number in {each % _KINDS - _KINDS for each in numbers}
         }
         rounds = {
             pool.submit(run_round, number, seed, folder, draw(number, seed, chosen, most)): number
@@ -125,7 +136,7 @@ def run_rounds(
         for future in as_completed(rounds):
             try:
                 done, kinds, tables = future.result()
-                main_job.assert_same(tables, expected[rounds[future] % 2 - 2])
+                main_job.assert_same(tables, expected[rounds[future] % _KINDS - _KINDS])
             except Exception as error:  # the other rounds go on
                 error.add_note(f"in round {rounds[future]} of seed {seed}")
                 broken.append(error)

@@ -32,7 +32,7 @@ class Scene:
     Args:
         home: where both lie; a file system of its own where the user may mount one.
         name: of the round.
-        arguments: of the command.
+        arguments: the verb, and its arguments.
         rng: of all draws.
 
     """
@@ -52,8 +52,11 @@ class Scene:
     def start(self, address: str = "", *, within_s: float = LONGEST_S, **environment: str) -> None:
         """Start a command and let it go on for a while; tasks of it die and hang by themselves."""
         kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
-        step = self.rng.randint(1, 80)
-        faults = f"delay_task:s=0.2,kill_task:p={kill},hang_task:p={hang},kill_worker:step={step}"
+        delay, step = self.rng.choice([0.01, 0.2]), self.rng.randint(1, 80)
+        if self.arguments[0] == "map":  # a few of thousands of short calls
+            kill, hang, delay = kill / 400, hang / 400, 0.0
+        faults = f"delay_task:s={delay},kill_task:p={kill},hang_task:p={hang}"
+        faults += f",kill_worker:step={step}"
         self.launch(address, RAYPIPE_FAULTS=faults, **environment)
         self.wait(self.rng.uniform(0, within_s))
 
@@ -64,7 +67,7 @@ class Scene:
     def another(self, address: str = "", **environment: str) -> Popen[str]:
         """A command beside the one of this scene."""
         own = {"RAYPIPE_CACHE": str(self.home / "cache"), MARK: self.name}
-        given = ("run", *self.arguments, "--run-dir", self.folder)
+        given = (*self.arguments, "--run-dir", self.folder)
         if address:
             given = (*given, "--address", address)
         return start(PROJECT, *given, environment={**own, **environment})
