@@ -131,7 +131,7 @@ class Run:
             ConfigError: there is no such metric, or a table is damaged.
 
         """
-        from raypipe.commands.configuration import results_of
+        from raypipe.commands.results import results_of
 
         bests = results_of(self.directory).bests
         for each in bests:
@@ -660,7 +660,8 @@ def show(run_dir: str, *, code: bool = False) -> str:
         code: Print the kept source code, with the units that ran with it.
 
     """
-    from raypipe.commands.summary import opened, show_text
+    from raypipe.commands.results import opened
+    from raypipe.commands.summary import show_text
     from raypipe.graph.source import code_text
 
     run = opened(run_dir)
@@ -713,7 +714,7 @@ def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:
     """
     from raypipe.commands.compare import compare as compared
     from raypipe.commands.compare import text
-    from raypipe.commands.summary import opened
+    from raypipe.commands.results import opened
     from raypipe.commands.table_view import terminal_width
 
     if len(run_dirs) < 2:
@@ -731,7 +732,7 @@ def watch(run_dir: str) -> int:
         run_dir: The directory of a run.
 
     """
-    from raypipe.commands.summary import opened
+    from raypipe.commands.results import opened
     from raypipe.commands.summary import watch as follow
 
     return follow(opened(run_dir))

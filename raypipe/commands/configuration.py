@@ -41,14 +41,14 @@ from raypipe.graph.tables import CORE
 from raypipe.hardware import Hardware
 from raypipe.redaction import without_secrets
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import Table, by_name, declarations, read_table
+from raypipe.store.tables import Table, by_name
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.study.tables import TABLES as STUDIES
 from raypipe.tracking import TrackerName
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
-    from raypipe.report.results import Declarations, RunResults
+    from raypipe.report.results import Declarations
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
 
@@ -271,29 +271,6 @@ def of_report(experiment: Experiment) -> Declarations:
     own = {table.name for table in experiment.tables}
     core = {name: table for name, table in declared(experiment).items() if name not in own}
     return Declarations(sentence(experiment), experiment.tables, core, experiment.asked)
-
-
-def results_of(run: RunDirectory) -> RunResults:
-    """Read the results of a run, without the code of its experiment and the logged steps.
-
-    Raises:
-        ConfigError: a table or the configuration is damaged.
-
-    """
-    from raypipe.report.results import Declarations, RunResults
-
-    configuration = ""
-    with suppress(FileNotFoundError):
-        configuration = run.read(run.config).decode(errors="replace")
-    core = by_name((*CORE, *STUDIES))
-    known = {table.name: table for table in declarations(run)}
-    left_out = {name for name, table in core.items() if table.partitioned}
-    found = {name: read_table(run, name) for name in known if name not in left_out}
-    own = Declarations(
-        tables=[table for name, table in known.items() if name not in core],
-        core={name: known.get(name, table) for name, table in core.items()},
-    )
-    return RunResults(found, configuration=configuration, declared=own, directory=run)
 
 
 def sentence(experiment: Experiment) -> str:

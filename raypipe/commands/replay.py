@@ -28,7 +28,7 @@ from raypipe.commands.configuration import (
     stored_document,
 )
 from raypipe.commands.plan import Work, work_of
-from raypipe.commands.summary import opened
+from raypipe.commands.results import opened
 from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.context import Session

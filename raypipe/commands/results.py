@@ -1,4 +1,4 @@
-"""``raypipe results``: read a results table of a run directory."""
+"""Results of a run: its tables, which ``raypipe results`` prints as text, and its best points."""
 
 from __future__ import annotations
 
@@ -7,23 +7,42 @@ import io
 import json
 import math
 import sys
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from raypipe.commands.summary import opened
 from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.levels import near_and_all
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials
 from raypipe.store import tables
-from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory, is_run
+from raypipe.study.tables import TABLES as STUDIES
+
+if TYPE_CHECKING:
+    from raypipe.report.results import RunResults
 
 #: rows on a terminal
 _MOST_ROWS = 100
+
+
+def opened(location: str) -> RunDirectory:
+    """Return the run directory at a location. Raises ConfigError if there is none."""
+    run = RunDirectory.at(location)
+    run.check()
+    reason = "it has no status.json and no ledger/"
+    if run.is_file:
+        reason = "it is a file"
+    elif not run.exists(run.path()):
+        reason = "it does not exist"
+    elif is_run(run.list(run.path())):
+        return run
+    raise ConfigError(
+        f"{run.shown}: is not a run directory: {reason}; `raypipe ls` lists run directories"
+    )
 
 
 def existing(run_dir: str) -> RunDirectory:
@@ -40,6 +59,29 @@ def table(run: RunDirectory, name: str) -> pa.Table:
     if name not in (*names, *tables.by_name(CORE)):
         raise ConfigError(f"{run.shown}: no table {name!r}{near_and_all(name, names)}")
     return tables.read_arrow(run, name)
+
+
+def results_of(run: RunDirectory) -> RunResults:
+    """Read the results of a run, without the code of its experiment and the logged steps.
+
+    Raises:
+        ConfigError: a table or the configuration is damaged.
+
+    """
+    from raypipe.report.results import Declarations, RunResults  # with pandas
+
+    configuration = ""
+    with suppress(FileNotFoundError):
+        configuration = run.read(run.config).decode(errors="replace")
+    core = tables.by_name((*CORE, *STUDIES))
+    known = {each.name: each for each in tables.declarations(run)}
+    left_out = {name for name, each in core.items() if each.partitioned}
+    found = {name: tables.read_table(run, name) for name in known if name not in left_out}
+    own = Declarations(
+        tables=[each for name, each in known.items() if name not in core],
+        core={name: known.get(name, each) for name, each in core.items()},
+    )
+    return RunResults(found, configuration=configuration, declared=own, directory=run)
 
 
 def results(
@@ -72,7 +114,7 @@ def results(
         rows = table(run, name)
     else:
         names = run.list(run.path("results"))
-        counts = [len(tables.read_arrow(run, each)) for each in names]
+        counts = [tables.count_rows(run, each) for each in names]
         rows = pa.table({"table": pa.array(names, pa.string()), "rows": pa.array(counts)})
     if sort:
         order = []
@@ -80,7 +122,7 @@ def results(
             is_falling = key not in rows.column_names and key.startswith("-")
             column = _column(rows, key.removeprefix("-") if is_falling else key, "--sort")
             order.append((column, "descending" if is_falling else "ascending"))
-        rows = rows.take(pc.sort_indices(rows, sort_keys=order))
+        rows = rows.sort_by(order)
     if columns:
         rows = rows.select([_column(rows, each, "--columns") for each in _names(columns)])
     if form == "csv":

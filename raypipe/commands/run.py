@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from raypipe import faults, import_path, tracking
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
-from raypipe.commands.configuration import declared, of_report, resolve, results_of
+from raypipe.commands.configuration import declared, of_report, resolve
 from raypipe.commands.plan import Work, check_gpus, work_of
+from raypipe.commands.results import results_of
 from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml

@@ -19,7 +19,7 @@ from pyarrow import fs as arrow_fs
 from rich.console import Console
 from rich.text import Text
 
-from raypipe.commands.configuration import results_of
+from raypipe.commands.results import opened, results_of
 from raypipe.commands.table_view import cell, terminal_width, view, wrapped
 from raypipe.config.levels import did_you_mean
 from raypipe.errors import ConfigError
@@ -108,22 +108,6 @@ class Summary:
     def results(self) -> RunResults:
         """The results; those of a run that goes on are not all yet."""
         return results_of(self.run)
-
-
-def opened(location: str) -> RunDirectory:
-    """Return the run directory at a location. Raises ConfigError if there is none."""
-    run = RunDirectory.at(location)
-    run.check()
-    reason = "it has no status.json and no ledger/"
-    if run.is_file:
-        reason = "it is a file"
-    elif not run.exists(run.path()):
-        reason = "it does not exist"
-    elif is_run(run.list(run.path())):
-        return run
-    raise ConfigError(
-        f"{run.shown}: is not a run directory: {reason}; `raypipe ls` lists run directories"
-    )
 
 
 def summary(run: RunDirectory) -> Summary:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
 from io import StringIO
 from textwrap import fill
@@ -61,13 +61,18 @@ def view(
         how: how to see what is left out.
 
     """
-    if not isinstance(rows, pa.Table):
-        rows = pa.Table.from_pylist(list(rows))
+    if isinstance(rows, pa.Table):
+        values = rows.to_pydict()
+        measures = better(rows.schema)
+    else:  # as a table of Arrow it would import pandas
+        values = {name: [row.get(name) for row in rows] for name in (rows[0] if rows else ())}
+        measures = {}
     if not len(rows):
-        return f"(no rows; columns: {', '.join(rows.column_names)})"
+        return f"(no rows; columns: {', '.join(values)})"
     if not whole:
-        rows = rows.drop_columns([name for name in _HIDDEN if name in rows.column_names])
-    cells = {name: [cell(value) for value in rows[name].to_pylist()] for name in rows.column_names}
+        values = {name: column for name, column in values.items() if name not in _HIDDEN}
+    cells = {name: [*map(cell, column)] for name, column in values.items()}
+    numbers = {name for name, column in values.items() if _is_number(column)}
     same = {
         name: texts[0]
         for name, texts in cells.items()
@@ -78,12 +83,12 @@ def view(
     widest = {name: max(map(cell_len, (name, *cells[name]))) for name in names}
     shown = names
     if width is None:
-        lines = _plain(names, cells, widest, rows.schema)
+        lines = _plain(names, cells, widest, numbers)
     elif len(rows) == 1 and _total(widest.values()) > width:
         longest = max(map(cell_len, names))
         lines = [f"{name:{longest}}  {cells[name][0]}" for name in names]
     else:
-        first = [*(first or [*rows.column_names[:1], *better(rows.schema)])]
+        first = [*(first or [*[*values][:1], *measures])]
         ranked = sorted(names, key=lambda name: [*first, name].index(name))
         least = {name: max(map(cell_len, (name, *" ".join(cells[name]).split()))) for name in names}
         shown = []
@@ -92,7 +97,7 @@ def view(
             if place < kept or (fits and (whole or widest[name] <= _LONGEST)):
                 shown.append(name)
         shown.sort(key=names.index)
-        lines = _wrapping(shown, cells, widest, least, rows.schema, width)
+        lines = _wrapping(shown, cells, widest, least, numbers, width)
     others = {name: text for name, text in same.items() if name not in names}
     left_out = [name for name in names if name not in shown]
     notes = {
@@ -130,23 +135,29 @@ def _total(sizes: Iterable[int]) -> int:
     return sum(size + _GAP for size in sizes) - _GAP
 
 
-def _is_number(schema: pa.Schema, name: str) -> bool:
-    kind = schema.field(name).type
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+def _is_number(values: Iterable[Any]) -> bool:
+    """Whether values are numbers, apart from missing ones."""
+    kinds = {*map(type, values)} - {type(None)}
+    return bool(kinds) and kinds <= {int, float}
 
 
-def _plain(names: Sequence[str], cells: Cells, widest: Sizes, schema: pa.Schema) -> list[str]:
+def _plain(names: Sequence[str], cells: Cells, widest: Sizes, numbers: Container[str]) -> list[str]:
     """Return a line per row, however long; rich would need a second for a thousand rows."""
     parts = []
     for name in names:
         padded = [(text, " " * (widest[name] - cell_len(text))) for text in (name, *cells[name])]
-        is_number = _is_number(schema, name)
+        is_number = name in numbers
         parts.append([space + text if is_number else text + space for text, space in padded])
     return [(" " * _GAP).join(line).rstrip() for line in zip(*parts, strict=True)]
 
 
 def _wrapping(
-    names: Sequence[str], cells: Cells, widest: Sizes, least: Sizes, schema: pa.Schema, width: int
+    names: Sequence[str],
+    cells: Cells,
+    widest: Sizes,
+    least: Sizes,
+    numbers: Container[str],
+    width: int,
 ) -> list[str]:
     """Return rows whose texts wrap between words; the columns with the most room are narrowed."""
     sizes = {name: widest[name] for name in names}
@@ -155,7 +166,7 @@ def _wrapping(
         sizes[name] = max(least[name], sizes[name] - 1)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
     for name in names:
-        justify: JustifyMethod = "right" if _is_number(schema, name) else "left"
+        justify: JustifyMethod = "right" if name in numbers else "left"
         table.add_column(Text(name), width=sizes[name], justify=justify, overflow="fold")
     for row in zip(*(cells[name] for name in names), strict=True):
         table.add_row(*map(Text, row))

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from itertools import islice
 from pathlib import PurePath
 from types import UnionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,6 +26,9 @@ from raypipe.redaction import encodable
 from raypipe.store.artifacts import from_bytes, to_bytes
 from raypipe.store.ledger import INTERNAL, Ledger, Row
 from raypipe.store.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: metadata of Parquet columns and files, so that a run directory can be read without its experiment
 _BETTER, _DECLARED = b"better", b"raypipe"
@@ -251,6 +254,20 @@ def read_arrow(run_dir: RunDirectory, table: str, partition: str | None = None) 
         return pa.concat_tables(parts, promote_options="permissive")
 
 
+def count_rows(run_dir: RunDirectory, table: str) -> int:
+    """Return the number of rows that the files of a table declare.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    count = 0
+    for path in _files(run_dir, table):
+        with _reading(path), run_dir.fs.open_input_file(path) as file:
+            count += pq.read_metadata(file).num_rows
+    return count
+
+
 def declarations(run_dir: RunDirectory) -> list[Table]:
     """Return the tables of a run in the order of their declaration, as far as their files say.
 
@@ -355,9 +372,8 @@ def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
                 f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
                 f"{column.type}"
             )
-    if column.type == "time":  # ISO 8601, with or without a fraction of a second
-        times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
-        return pa.array(times, kind)
+    if column.type == "time":
+        values = [datetime.fromisoformat(text) if text else None for text in values]
     if column.type == "text":
         values = [_plain(value) for value in values]
     elif column.type == "texts":
