@@ -1,6 +1,7 @@
 """Benchmark raypipe's overhead: against its peers, by number of units, and by number of nodes.
 
     python -m benchmarks.scale calls      # 4 to 10^6 calls against bare Ray tasks and joblib
+    python -m benchmarks.scale looking    # commands that look at 10^4 calls, and at 200 runs
     python -m benchmarks.scale studies    # the main job with evaluations looked up in a table
     python -m benchmarks.scale nodes      # 1 to 16 simulated nodes
 
@@ -25,6 +26,7 @@ import typer
 
 from benchmarks.rounds import write_report
 from benchmarks.scaling import calls as against_peers
+from benchmarks.scaling import looking as looks
 from benchmarks.scaling import nodes as simulated
 from benchmarks.scaling import runs
 from benchmarks.scaling import studies as made_up
@@ -62,6 +64,20 @@ def calls(
                 f"goal {goal:g}), wall {wall['median']:.2f}"
             )
         _write(out / "calls.json", started, {"cases": cases})
+
+
+@app.command()
+def looking(
+    number: Annotated[int, typer.Option(help="of calls")] = 10_000,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
+) -> None:
+    """Measure the commands that show a run of many calls, or list runs."""
+    started = _now()
+    with TemporaryDirectory(prefix="raypipe-scale-") as name:
+        found = looks.measure(number, Path(name))
+    for view, cost in found.items():
+        typer.echo(f"{view}: {cost['cpu_s']:.2f} s of CPU, {cost['peak_bytes'] / 1e6:.0f} MB")
+    _write(out / "looking.json", started, {"calls": number, "views": found})
 
 
 @app.command()
