@@ -18,6 +18,9 @@ PROTECTED = frozenset(
     | {"matplotlib", "typer", "click", "rich", "psutil", "filelock", "jinja2", "optuna"}
     | {"packaging", "requests", "google", "msgpack", "jsonschema", "aiohttp", "tqdm", "grpc"}
 )
+#: Python's own folders, and the archive of the standard library, which need not exist
+_OWN = frozenset({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_ARCHIVE = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 
 
 def prefer(*folders: Path) -> None:
@@ -73,7 +76,5 @@ def protect() -> None:
 
 def _first_own() -> int:
     """Return the position of Python's own modules on ``sys.path``."""
-    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    # the archive of the standard library, which need not exist
-    archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-    return next((i for i, e in enumerate(sys.path) if e in own or Path(e).name == archive), 0)
+    places = enumerate(sys.path)
+    return next((i for i, e in places if e in _OWN or e.rpartition(os.sep)[2] == _ARCHIVE), 0)

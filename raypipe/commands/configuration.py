@@ -292,9 +292,7 @@ def settings_model(experiment: Experiment) -> type[BaseModel]:
     if experiment.settings is Settings:  # without sections
         return CommonSettings
     bases = experiment.settings, CommonSettings
-    # the fields have their docstrings; to look for others takes longer than all else
-    found = {"use_attribute_docstrings": False}
-    return create_model(experiment.settings.__name__, __base__=bases, __cls_kwargs__=found)
+    return create_model(experiment.settings.__name__, __base__=bases)
 
 
 def configuration_text(path: str, overrides: Sequence[str], profile: str, *, keys: bool) -> str:

@@ -7,12 +7,17 @@ reported with its key and the level that has it.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import logging
 import re
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -358,6 +363,7 @@ def keys_of(model: type[BaseModel]) -> list[Key]:
 
 
 def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Key]:
+    meanings = _meanings(model)
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         default = dig(default_values, name)
@@ -365,7 +371,7 @@ def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Ke
             f"{path}{name}",
             "section" if section is not None else type_text(field.annotation, field.metadata),
             default,
-            " ".join((field.description or "").split())
+            " ".join((field.description or meanings.get(name, "")).split())
             or (section.__doc__ or "").strip().partition("\n")[0],
             required=field.is_required() and section is None,
             is_section=section is not None,
@@ -373,6 +379,37 @@ def _keys(model: type[BaseModel], path: str, default_values: Any) -> Iterator[Ke
         if section is not None:
             nested = default if isinstance(default, Mapping) else defaults(section)
             yield from _keys(section, f"{path}{name}.", nested)
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the text below each field in the source of a settings model, as far as it has one.
+
+    Pydantic would read the sources of all models at each start.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if issubclass(owner, Settings):
+            found |= _classes(owner.__module__).get(owner.__name__, {})
+    return found
+
+
+@cache
+def _classes(module: str) -> dict[str, dict[str, str]]:
+    """Return the text below each annotated name, for each class in the source of a module."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):  # as of a notebook
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for owner in ast.walk(tree):
+        for pair in pairwise(owner.body) if isinstance(owner, ast.ClassDef) else ():
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found.setdefault(owner.name, {})[name] = text
+    return found
 
 
 def type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:

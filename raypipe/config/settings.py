@@ -53,7 +53,6 @@ class Settings(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         ser_json_inf_nan="constants",
-        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
