@@ -125,6 +125,10 @@ assert len(sys.modules) < 1300  # of which the standard library differs between 
 assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
 
 
+#: loading pandas takes a fifth of a second, which is a third of what listing 200 runs takes
+VIEW = "from raypipe.commands.summary import view; view([{'run': 'a'}], 80)"
+
+
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
@@ -134,8 +138,9 @@ assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
         ("import raypipe.commands.run", ("scipy.stats",)),
         (TASKS, ("torch", "ray", "transformers", "optuna", "matplotlib")),
         (MAP, ("torch", "ray", "optuna", "matplotlib")),
+        (VIEW, ("torch", "ray", "pandas", "pyarrow.compute")),
     ],
-    ids=["api", "help", "small processes", "commands", "CPU tasks of experiments", "map"],
+    ids=["api", "help", "small processes", "commands", "CPU tasks of experiments", "map", "ls"],
 )
 def test_what_is_small_or_quick_loads_nothing_heavy(
     code: str, heavy: tuple[str, ...], tmp_path: Path

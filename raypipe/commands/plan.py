@@ -213,7 +213,7 @@ def plan(
     """
     nodes = [hardware.detect()]
     work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
-    graph, ledger = work.graph, None
+    graph, ledger, stored = work.graph, None, set[str]()
     try:
         work.check_training()
         work.check_size()
@@ -225,13 +225,17 @@ def plan(
         ledger = Ledger(run, writable=False)
         if ledger.damage:
             print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
-        work.resumed(run, ledger, code=False)
+        resumed = work.resumed(run, ledger, code=False)
+        if resumed.is_stored:  # to look at each unit again would take as long as all else
+            stored = {stage.key for stage in resumed.stages}
     if graph.variants and graph.text:
         print(graph.text)
     by_name: dict[str, list[tuple[Stage, Sequence[Unit]]]] = {}
     for stage in graph.at_most(ledger):
         todo = stage.units
-        if ledger is not None:
+        if stage.key in stored:
+            todo = []
+        elif ledger is not None:
             todo = unfinished(stage, stage.seen(ledger))
         by_name.setdefault(stage.name, []).append((stage, todo))
     durations, rows = Durations(nodes), []

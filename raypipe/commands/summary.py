@@ -420,6 +420,8 @@ def log_rows(run_dir: str) -> list[dict[str, Any]]:
     for row in ledger.rows("failures"):
         failures.setdefault(row["log"], []).append(row)
     sizes = {info.base_name: info.size or 0 for info in run.infos(run.logs)}
+    if not sizes and not failures:
+        return []
     units = {}
     for key, row in ledger.scan("units"):
         unit = _full({**row, "unit": key.removesuffix(f"@{row.get('variant', BASE)}")})
