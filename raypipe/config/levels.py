@@ -401,8 +401,9 @@ def _classes(module: str) -> dict[str, dict[str, str]]:
     except (KeyError, OSError, TypeError):  # as of a notebook
         return {}
     found: dict[str, dict[str, str]] = {}
-    for owner in ast.walk(tree):
-        for pair in pairwise(owner.body) if isinstance(owner, ast.ClassDef) else ():
+    owners = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for owner in owners:
+        for pair in pairwise(owner.body):
             match pair:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
