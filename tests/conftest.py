@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -43,7 +42,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 ON_RAY = (
     *(
         f"tests/raypipe/launch/test_{name}.py"
-        for name in ("beside", "nodes", "pool", "train", "tune")
+        for name in ("beside", "nodes", "pool", "start", "train", "tune")
     ),
     "tests/raypipe/functions/test_isolation.py",
     "tests/raypipe/scripts/test_script_on_ray.py",
@@ -85,14 +84,6 @@ def _little_to_collect() -> None:
     """Every training collects garbage, to measure its own memory: not among what was imported."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """What the packages look for when the interpreter ends is there again.
-
-    Not before: pytest collects garbage several times at its end.
-    """
-    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session", autouse=True)
