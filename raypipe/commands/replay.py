@@ -328,8 +328,8 @@ def _computed(
     fresh.put_tables(before)
     experiment, settings = work.configuration.experiment, work.configuration.settings
     tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
-    launcher = cluster.local()
-    with redirect_stdout(sys.stderr), Display(live=False) as display:
+    output = redirect_stdout(sys.stderr)
+    with output, cluster.local() as launcher, Display(live=False) as display:
         session = Session(
             scratch, _REPLAY, fresh, launcher, display, work.nodes, trackers, settings, tables
         )

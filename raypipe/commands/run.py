@@ -142,7 +142,7 @@ def execute(
                 display.say(
                     "local: one process without Ray, one task at a time; a crash ends the command"
                 )
-                launcher = cluster.local()
+                launcher = stack.enter_context(cluster.local())
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
                 launcher = cluster.start(stack, code.modules)

@@ -21,7 +21,8 @@ ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 # seconds. After a failure Ray ends it: workers that wait in an exchange have a second, not thirty,
 # and five more that cannot be set. A caller notices a node that vanished silently after 85 seconds,
 # not seven minutes (Ray's servers allow one ping per minute). Ray's messages address its
-# developers; users read raypipe's progress and RUN_DIR/logs.
+# developers; users read raypipe's progress and RUN_DIR/logs. Workers beyond the number of CPUs end
+# when they are idle for half a minute, not a second: in between, others imported torch anew.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
@@ -29,6 +30,7 @@ QUIET = {
     "RAY_grpc_client_keepalive_timeout_ms": "20000",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "30000",
     ZERO_GPUS: "1",
     # repeated paragraphs about dead workers are held back, and printed after a command's last line
     "RAY_DEDUP_LOGS": "0",

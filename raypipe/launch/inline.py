@@ -50,10 +50,12 @@ class InlineLauncher(Control):
         """Run a training job in this process. Raises UnitError."""
         import torch
 
+        from raypipe.training import telemetry
         from raypipe.training.ending import Ending
         from raypipe.training.failure_kinds import unit_error
         from raypipe.training.loop import lone_worker, train
 
+        telemetry.leave_out_imports()
         started()
         worker = lone_worker(job)
         if not job.measured:  # a debugger cannot be used in the loader's processes

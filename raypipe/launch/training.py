@@ -90,7 +90,7 @@ def fit(
     key = secrets.token_hex(4)
     name, folder = f"{job.trial_id}-{key}", job.run_dir.path(f"{state}-{key}")
     own = asked if scaling.worker_count == 1 else {}  # a group holds its own
-    task = ray.remote(train_with_ray).options(
+    task = _TASK.options(
         num_cpus=own.get("CPU", 0),
         num_gpus=own.get("GPU", 0),
         max_retries=0,
@@ -229,6 +229,10 @@ def train_with_ray(
     return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
 
 
+#: made once: a worker takes further tasks of the same remote function, and Ray starts no other one
+_TASK = ray.remote(train_with_ray)
+
+
 def _environment(job: TrainingJob) -> dict[str, Any] | None:
     """Return the runtime environment of workers; Ray Train starts CUDA before their function."""
     has_gpus = job.settings.scaling.gpus_per_worker
@@ -240,6 +244,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     from ray.train.torch import get_device
 
+    from raypipe.training import telemetry
     from raypipe.training.loop import lone_worker, train
 
     job, report, must_end = config["job"], config["report"], config["must_end"]
@@ -250,6 +255,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
         worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())
     if torch.get_num_threads() != job.settings.scaling.threads:
         torch.set_num_threads(job.settings.scaling.threads)
+    telemetry.leave_out_imports()
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:
         report({STARTED: get_current_placement_group()})
