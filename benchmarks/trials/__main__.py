@@ -2,6 +2,7 @@
 
     python -m benchmarks.trials sweep [--workers 2]
     python -m benchmarks.trials matrix
+    python -m benchmarks.trials local
 
 Contenders run the same trainings (model, samples, seeds, steps, settings) in alternation, on one
 Ray instance of this process:
@@ -19,6 +20,9 @@ losses must agree in nine of ten trainings, which shows that the contenders trai
 scales and clips gradients in one multiplication, the other loops in two; where clipping is active
 and the learning rate high, the rounding grows over the steps.
 
+``local`` runs a matrix of small trainings without Ray, and the loop by hand: the CPU time of each
+training after the first.
+
 Results: ``benchmarks/results/trials/<study>.json``.
 """
 
@@ -27,6 +31,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +44,7 @@ import typer
 
 from benchmarks.rounds import extent, rotated, write_report
 from benchmarks.trials import by_ray, by_raypipe
-from benchmarks.trials.experiment import Contender, Study, matrix_of, spans, sweep_of
+from benchmarks.trials.experiment import Contender, Study, matrix_of, seeds_of, spans, sweep_of
 from raypipe.launch.cluster import RayLauncher
 
 REFERENCE = "tune"
@@ -65,15 +70,16 @@ def measure(contender: Contender, study: Study, cpus: int) -> tuple[dict[str, fl
         clock, results = Path(folder, "clock"), Path(folder, "results")
         clock.mkdir()
         results.mkdir()
-        begin_s = time.monotonic()
+        begin_s, cpu_s = time.monotonic(), time.process_time()
         losses = contender(study, clock, results)
-        end_s = time.monotonic()
+        end_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
         trained = spans(clock)
     if len(trained) != len(study.points):
         raise RuntimeError(f"{len(trained)} trainings instead of {len(study.points)}")
     training_s = [span.end_s - span.begin_s for span in trained]
     row = {
         "wall_s": end_s - begin_s,
+        "cpu_s": cpu_s,
         "training_s": fmean(training_s),
         "before_first_s": trained[0].begin_s - begin_s,
         "after_last_s": end_s - max(span.end_s for span in trained),
@@ -182,6 +188,22 @@ def matrix(rounds: Rounds = 3, steps: Steps = 50, out: Out = OUT) -> None:
         compare(matrix_of(steps), contenders, rounds, out)
     finally:
         launcher.close()
+
+
+@app.command()
+def local(further: int = 12, rounds: Rounds = 3, steps: Steps = 300, out: Out = OUT) -> None:
+    """Compare the CPU time of further trainings without Ray with that of the loop by hand."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    contenders = {"raypipe": partial(by_raypipe.matrix, local=True), "by_hand": by_ray.by_hand}
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name in rotated(list(contenders), number):
+            studies = seeds_of(1, steps), seeds_of(1 + further, steps)
+            one, all_s = (measure(contenders[name], each, 1)[0]["cpu_s"] for each in studies)
+            found[name].append((all_s - one) / further)
+    ratios = extent(mine / hand for mine, hand in zip(*found.values(), strict=True))
+    write_report(out / "local.json", started, PACKAGES, training_cpu_s=found, ratio=ratios)
+    typer.echo(f"CPU seconds of each further training: {found}; ratio {ratios}")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,14 @@ def matrix_in_reused_actors(study: Study, clock: Path, folder: Path) -> list[flo
     return _tuned(_one_cpu(), study, clock, folder, tune.TuneConfig(reuse_actors=True))
 
 
+def by_hand(study: Study, clock: Path, folder: Path) -> list[float]:
+    """Run the same loop in this process, without Ray; return the last losses."""
+    del folder
+    torch.set_num_threads(1)
+    about = {"study": study, "clock": str(clock)}
+    return [_train({**about, "point": point}, _as_it_is, _as_it_is) for point in study.points]
+
+
 def _one_cpu() -> Any:
     return tune.with_resources(_in_trial, {"CPU": 1})
 
@@ -79,7 +87,11 @@ def _tuned(
 
 def _in_trial(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    tune.report({"loss": _train(config, lambda model: model, lambda loader: loader)})
+    tune.report({"loss": _train(config, _as_it_is, _as_it_is)})
+
+
+def _as_it_is(part: Any) -> Any:
+    return part
 
 
 def _in_trainer(config: dict[str, Any]) -> None:
@@ -114,7 +126,7 @@ def _train(
     study: Study = config["study"]
     learning_rate, clip_norm, seed = config["point"]
     torch.manual_seed(seed)
-    task = make_task(study.steps, study.effective_batch, config["clock"])
+    task = make_task(study.steps, study.effective_batch, config["clock"], study.model)
     model = prepared_model(MeanLoss(task.build_model(), task))
     loader = prepared_loader(DataLoader(task.build_dataset(), study.micro_batch))
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0, fused=True)

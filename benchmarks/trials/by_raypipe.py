@@ -24,12 +24,12 @@ def sweep(study: Study, clock: Path, folder: Path, *, local: bool = False) -> li
     return [float(losses[seed]) for seed in seeds]
 
 
-def matrix(study: Study, clock: Path, folder: Path) -> list[float]:
+def matrix(study: Study, clock: Path, folder: Path, *, local: bool = False) -> list[float]:
     """Run a matrix of all points; return the last losses."""
     rates, norms, runs = (list(dict.fromkeys(axis)) for axis in zip(*study.points, strict=True))
     axes = {"train.training.learning_rate": rates, "train.training.clip_norm": norms}
     section = {"axes": axes, "runs": len(runs)}
-    run = rp.run({**_configuration(study, clock), "matrix": section}, run_dir=folder)
+    run = rp.run({**_configuration(study, clock), "matrix": section}, run_dir=folder, local=local)
     points: dict[str, dict[str, float]] = {}
     for row in run.table("variants").to_dict("records"):
         points.setdefault(row["variant"], {})[row["key"]] = row["number"]
@@ -51,5 +51,6 @@ def _configuration(study: Study, clock: Path) -> dict[str, Any]:
         "experiment": "benchmarks.trials.experiment",
         "steps": study.steps,
         "clock": str(clock),
+        "model": study.model.model_dump(),
         "train": {"training": training, "scaling": scaling, "loader": {"workers": 0}},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from experiments.lm_pretrain.model import LanguageModel, tiny
+from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.config.matrix import SEED_STRIDE
 from raypipe.config.settings import Operational, Settings
@@ -37,6 +37,7 @@ class Study:
     workers: int = 1
     side_by_side: bool = False
     micro_batch: int = 4
+    model: LmSettings = field(default_factory=LmSettings)
 
     @property
     def effective_batch(self) -> int:
@@ -61,6 +62,13 @@ def matrix_of(steps: int) -> Study:
     return Study("matrix", tuple(product(rates, norms, seeds)), steps, side_by_side=True)
 
 
+def seeds_of(number: int, steps: int) -> Study:
+    """Return trainings that differ in their seed."""
+    points = tuple((3e-4, 1.0, SEED_STRIDE * run) for run in range(number))
+    model = LmSettings(vocabulary=32, width=16, heads=2, layers=1, feed_forward=32, context=8)
+    return Study("local", points, steps, side_by_side=True, model=model)
+
+
 class Span(NamedTuple):
     """Period from the first step of a training to the end of its last, on the machine's clock."""
 
@@ -73,6 +81,7 @@ class TrialSettings(Settings):
 
     steps: int
     clock: Operational[str]
+    model: LmSettings = LmSettings()
     train: TrainStageSettings = TrainStageSettings()
 
 
@@ -85,8 +94,7 @@ class TimedTask(LanguageModelTask):
 
     shuffle = False
 
-    def __init__(self, steps: int, samples: int, clock: str) -> None:
-        model = tiny()
+    def __init__(self, steps: int, samples: int, clock: str, model: LmSettings) -> None:
         super().__init__(model, RandomTokens(model.vocabulary, model.context, samples))
         self.steps, self.clock = steps, clock
 
@@ -98,9 +106,9 @@ class TimedTask(LanguageModelTask):
         return model
 
 
-def make_task(steps: int, effective_batch: int, clock: str) -> TimedTask:
+def make_task(steps: int, effective_batch: int, clock: str, model: LmSettings) -> TimedTask:
     """Return the task of a training with the given number of steps."""
-    return TimedTask(steps, steps * effective_batch, clock)
+    return TimedTask(steps, steps * effective_batch, clock, model)
 
 
 def spans(clock: Path) -> list[Span]:
@@ -131,14 +139,14 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
 
 
 def _stages(settings: TrialSettings) -> Sequence[Stage]:
-    reads = ("train", "steps", "clock")
+    reads = ("train", "steps", "clock", "model")
     return [train_stage("train", settings.train, _build_task, reads=reads)]
 
 
 def _build_task(settings: Any, run_dir: RunDirectory | None) -> TimedTask:
     del run_dir
     batch = settings.train.training.effective_batch or 1
-    return make_task(settings.steps, batch, settings.clock)
+    return make_task(settings.steps, batch, settings.clock, settings.model)
 
 
 EXPERIMENT = Experiment("sweep_benchmark", 1, TrialSettings, _stages)
