@@ -194,7 +194,10 @@ def matrix(rounds: Rounds = 3, steps: Steps = 50, out: Out = OUT) -> None:
 def local(further: int = 12, rounds: Rounds = 3, steps: Steps = 300, out: Out = OUT) -> None:
     """Compare the CPU time of further trainings without Ray with that of the loop by hand."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    contenders = {"raypipe": partial(by_raypipe.matrix, local=True), "by_hand": by_ray.by_hand}
+    contenders: dict[str, Contender] = {
+        "raypipe": partial(by_raypipe.matrix, local=True),
+        "by_hand": by_ray.by_hand,
+    }
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in rotated(list(contenders), number):
