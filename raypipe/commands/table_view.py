@@ -97,7 +97,10 @@ def view(
             if place < kept or (fits and (whole or widest[name] <= _LONGEST)):
                 shown.append(name)
         shown.sort(key=names.index)
-        lines = _wrapping(shown, cells, widest, least, numbers, width)
+        if _total(widest[name] for name in shown) <= width:
+            lines = _plain(shown, cells, widest, numbers)
+        else:
+            lines = _wrapping(shown, cells, widest, least, numbers, width)
     others = {name: text for name, text in same.items() if name not in names}
     left_out = [name for name in names if name not in shown]
     notes = {
