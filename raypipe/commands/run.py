@@ -125,6 +125,30 @@ def execute(
         command, command_id = again(place), secrets.token_hex(4)
         status: StatusWriter | None = None
         failed = interrupted = ""
+        outcome, told = "", ("", "")
+
+        def tell() -> str:
+            """Say how the work ended, and how to continue; return its outcome."""
+            ended = "interrupted" if interrupted else "failed" if failed else "succeeded"
+            if interrupted:
+                display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
+                if status is not None:
+                    with suppress(ConfigError, OSError):
+                        status.result = results_of(place).result
+            elif failed or place.list(place.logs):
+                display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
+            if failed:
+                display.fail(f"failed: {failed}")
+                display.say(f"continue with: {command}")
+            elif not interrupted:
+                at_end(configuration, ledger)
+                page = f"report: {place.shown}/report/index.html"
+                without = f"without a report; write it with: raypipe report {place.shown}"
+                display.say(f"done: {place.shown} ({page if report else without})")
+            if status is not None:
+                status.end(ended, failed or interrupted)
+            return ended
+
         try:
             ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
             if ledger.version != seen:  # another command wrote in between
@@ -165,7 +189,11 @@ def execute(
             )
             with budget.watched(launcher, display.say):
                 failed = _run_graph(work.graph, session)
-            _end(work, session, command if report else None, status)
+            _tell_results(work, session, status)
+            outcome, told = tell(), (failed, interrupted)
+            if report and ledger.rows("stages"):  # after the last line, for which users wait
+                _write_report(work, place, command)
+            ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             failed = ""
             interrupted = "the time budget is over" if budget.is_over else "interrupted"
@@ -174,25 +202,8 @@ def execute(
         except UnitError as error:
             failed = str(error)
 
-        # tell
-        outcome = "interrupted" if interrupted else "failed" if failed else "succeeded"
-        if interrupted:
-            display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
-            if status is not None:
-                with suppress(ConfigError, OSError):
-                    status.result = results_of(place).result
-        elif failed or place.list(place.logs):
-            display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
-        if failed:
-            display.fail(f"failed: {failed}")
-            display.say(f"continue with: {command}")
-        elif not interrupted:
-            at_end(configuration, ledger)
-            page = f"report: {place.shown}/report/index.html"
-            without = f"without a report; write it with: raypipe report {place.shown}"
-            display.say(f"done: {place.shown} ({page if report else without})")
-        if status is not None:
-            status.end(outcome, failed or interrupted)
+        if told != (failed, interrupted):
+            outcome = tell()
         return place, outcome, failed or interrupted
 
 
@@ -317,18 +328,17 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return str(error)
 
 
-def _end(work: Work, session: Session, command: str | None, status: StatusWriter) -> None:
-    """Write the report, and say what came out: the result, what is not finite, lost comparisons.
+def _write_report(work: Work, run_dir: RunDirectory, command: str) -> None:
+    """Write the report, with the command that continues."""
+    from raypipe.report.page import build  # matplotlib is slow to import
 
-    Without the ``command`` that continues, no report is written.
-    """
-    experiment, say = work.configuration.experiment, session.display.say
-    if command is not None and session.ledger.count("stages"):
-        from raypipe.report.page import build  # matplotlib is slow to import
+    experiment = work.configuration.experiment
+    build(run_dir, work.name, experiment.report, command, of_report(experiment))
 
-        own = of_report(experiment)
-        build(session.run_dir, work.name, experiment.report, command, own)
-    session.ledger.put("runs", {_SHOWN: {"all": True}})
+
+def _tell_results(work: Work, session: Session, status: StatusWriter) -> None:
+    """Say what came out: the result, what is not finite, lost comparisons."""
+    say = session.display.say
     results = results_of(session.run_dir)
     status.result = results.result
     if results.result:

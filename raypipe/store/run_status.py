@@ -159,7 +159,7 @@ class StatusWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._status.status == "running":
+        if self._status.status == "running" or isinstance(error, Exception):
             interrupted = isinstance(error, KeyboardInterrupt)
             self.end("interrupted" if interrupted else "failed", str(error or ""))
 

@@ -202,25 +202,25 @@ def test_a_run_is_followed_until_it_ends(run):
 
 
 def test_a_running_command_reports_its_progress(work, monkeypatch):
-    """What a command writes while it runs is what a watcher sees."""
+    """What a command writes while it runs is what a watcher sees; the report comes last."""
     seen: list[RunStatus] = []
-    build = "raypipe.report.page.build"
 
-    def look(run_dir: RunDirectory, *more: object) -> str:
+    def look(run_dir: RunDirectory, *more: object) -> None:
         (found,) = runs(run_dir.location)
-        assert found.status == "running"
         assert found.details is not None
         seen.append(found.details)
-        return ""
 
-    monkeypatch.setattr(build, look)
+    monkeypatch.setattr("raypipe.store.tables.conform", look)
+    monkeypatch.setattr("raypipe.report.page.build", look)
     monkeypatch.setattr("raypipe.store.run_status._PERIOD_S", 0.01)
     raypipe("run", "toy.yaml", "--run-dir", "out")
+    assert [found.status for found in seen] == ["running", "succeeded"]
     assert seen[0].stages == 2
     assert seen[0].profile == "cpu"
     ended = RunStatus.parse(Path("out/status.json").read_bytes())
     assert ended is not None
     assert (ended.status, ended.ended, ended.commands, ended.running) == ("succeeded", 2, 1, ())
+    assert ended == seen[1]
     assert ended.messages[-1][1].startswith("done: ")
     raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,8]", "--run-dir", "out", expected=130)
     again = RunStatus.parse(Path("out/status.json").read_bytes())
