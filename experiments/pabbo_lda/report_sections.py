@@ -22,6 +22,10 @@ _DECISIVE = ("area_under_curve", f"evaluations_to_{NOISE}", "evaluations_to_1_pe
 #: tables that the figures and the tests show
 _DRAWN = ("studies", "study_history", "convergence", "evaluations", "landscape")
 _TESTS = ("rankings", "comparisons", "against_control")
+#: methods of an evaluation in words
+_METHODS = {
+    "pabbo": "the model of this run", "shipped": "the shipped model", "random": "random search"
+}  # fmt: skip
 _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
 
 
@@ -33,7 +37,7 @@ def sections(tables: Tables) -> list[parts.Section]:
             "Results",
             _results(tables),
             covers=("summary",),
-            findings=verdicts(tables),
+            findings=[*verdicts(tables), *models(tables)],
             advice=[*_repetitions(tables), *larger_study(studies.to_dict("records"))],
         ),
         parts.Section("Figures", figures(tables), covers=_DRAWN),
@@ -57,6 +61,22 @@ def verdicts(tables: Tables) -> list[str]:
         *([f"Winner by paired tests with Holm's correction: {winners}."] if names else []),
         *([f"Lowest mean: {', '.join(optima)}."] if optima else []),
     ]
+
+
+def models(tables: Tables) -> list[str]:
+    """Return the mean regret of the run's models, of those that ship and of random search."""
+    measures = plots.rows(tables, "measures")
+    if measures is None:
+        return []
+    of_all = measures[measures["start"] == "all"]
+    stages = sorted(map(str, of_all["stage"].unique()), reverse=True)  # small before large
+    means = of_all.pivot(index="method", columns="stage", values="regret")
+    texts = []
+    for method, name in _METHODS.items():
+        if method in means.index:
+            values = means.loc[method, stages].to_numpy(float)
+            texts.append(f"{name} {listed([formatting.number(v) for v in plots.finite(values)])}")
+    return [f"Mean regret in {listed(stages)}: {', '.join(texts)}."]
 
 
 def winner(tables: Tables, dataset: str) -> tuple[str, str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypipe.hardware import Precision as Precision
 from raypipe.hardware import supported_precisions
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 def check(precision: Precision, device: torch.device, key: str = "training.precision") -> None:
@@ -58,6 +60,8 @@ def sharded(precision: Precision, device: torch.device) -> MixedPrecisionPolicy:
     in fp32. fp16 stays with autocast: gradients of norms, sums over all tokens, would overflow. So
     does the CPU, whose layer norm takes no parameters of another type than its input.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # slow, and only trainings need it
+
     if precision != "bf16" or device.type != "cuda":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)

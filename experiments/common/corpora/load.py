@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -88,9 +89,7 @@ def load_corpus(
         ) from error
     if source == "builtin":
         check_known("corpus", name, [NAME], "data.source=builtin")
-        records = sample(list(docstring_records()), options.max_documents)
-        texts = (record.text for record in records)
-        return vectorize(NAME, texts, f"built-in corpus {NAME!r}", options)
+        return _builtin(options.model_dump_json())
     if directory is None:
         raise CorpusError(f"data.source={source} reads files: set data.dir to their folder")
     if source == "bow":
@@ -98,6 +97,18 @@ def load_corpus(
     if source == "text":
         return load_text(directory, name, options)
     return load_table(directory, name, source, options.column, options)
+
+
+@lru_cache(maxsize=1)
+def _builtin(text: str) -> Corpus:
+    """Return the built-in corpus; the stages of every point of a sweep ask for it.
+
+    The options are JSON, which tells a fraction of 1.0 from a number of 1.
+    """
+    options = _BuiltinOptions.model_validate_json(text)
+    records = sample(list(docstring_records()), options.max_documents)
+    texts = (record.text for record in records)
+    return vectorize(NAME, texts, f"built-in corpus {NAME!r}", options)
 
 
 def sample(records: list[DocstringRecord], size: int | None) -> list[DocstringRecord]:

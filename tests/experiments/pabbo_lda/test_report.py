@@ -398,3 +398,14 @@ def test_the_sentences_on_studies(case):
     said = {"findings": results.findings, "advice": results.advice}
     said["certainty"] = statistics.certainty
     assert said == case["says"]
+
+
+def test_the_models_of_a_run_are_named_with_the_shipped_ones_and_random_search():
+    rows = [("evaluate_small", "pabbo", 0.2), ("evaluate_small", "shipped", 0.04),
+            ("evaluate_small", "random", 0.1), ("evaluate_large", "pabbo", 0.03)]  # fmt: skip
+    measures = pd.DataFrame(rows, columns=["stage", "method", "regret"]).assign(start="all")
+    measures = pd.concat([measures, measures.assign(start="far", regret=9.0)])
+    assert sections({"measures": measures})[0].findings == [
+        "Mean regret in evaluate_small and evaluate_large: the model of this run 0.2 and 0.03, "
+        "the shipped model 0.04, random search 0.1."
+    ]
