@@ -120,7 +120,8 @@ for module in pkgutil.iter_modules(objective.__path__):
 #: loading torch takes seconds, matplotlib and optuna one; a single call draws nothing
 MAP = """import pathlib, sys, raypipe as rp
 pathlib.Path('called.py').write_text('def f(x): return dict(y=x)')
-rp.map('called:f', {'x': [1]}, local=True)
+run = rp.map('called:f', {'x': [1]}, local=True)
+rp.map('called:f', {'x': [1]}, run_dir=run.run_dir)  # nothing to do: without Ray
 assert len(sys.modules) < 1300  # of which the standard library differs between versions
 assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
 
