@@ -31,6 +31,8 @@ from raypipe.redaction import printable
 _AHEAD, _AHEAD_OF_CHUNKS = 1.25, 2.0
 # seconds that a chunk should take, its most calls, and how much longer than the last one it may be
 _CHUNK_S, _MOST_CALLS, _GROWTH = 0.5, 1000, 8
+# seconds of a chunk for each CPU: a Ray task costs this process half of that
+_TASK_S = 5e-3
 _POLL_S = 0.5
 # seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
@@ -86,9 +88,11 @@ class RayPool:
     autoscaler sees the demand. The limit follows nodes that join or leave.
 
     Short calls are sent in chunks of about half a second: a Ray task, which costs about a
-    millisecond, runs several in sequence. How many follows from what the last ones took. Each call
-    has its own result, attempts and time limit. If the process of a chunk dies, the call in which
-    it died has failed, earlier ones have their results, and later ones start again.
+    millisecond, runs several in sequence. How many follows from what the last ones took. On many
+    CPUs a chunk takes twice as long as submitting a task for each of them: shorter ones would leave
+    CPUs without work. Each call has its own result, attempts and time limit. If the process of a
+    chunk dies, the call in which it died has failed, earlier ones have their results, and later
+    ones start again.
 
     A pool that keeps its processes runs tasks in sequence in as many actors as there is room for,
     started on demand. An actor takes its first task once it has started, which may take long, and
@@ -116,6 +120,7 @@ class RayPool:
         self._check_room()
         #: the CPUs of all tasks that can run at the same time
         self.capacity = 0.0
+        self._chunk_s = _CHUNK_S
         self._measured = 0.0
         self._measure()
         # by CPU share: preparing Ray's options takes as long as submitting a task
@@ -223,6 +228,7 @@ class RayPool:
         if time.monotonic() > self._measured + _MEASURE_S:
             slots, most = max(1, room(self._asked)), self._options.most_tasks
             self.capacity = min(slots, most or slots) * self._options.cpus
+            self._chunk_s = max(_CHUNK_S, slots * _TASK_S)
             self._measured = time.monotonic()
 
     def _launch(self) -> None:
@@ -302,7 +308,7 @@ class RayPool:
             for call in calls
         ]
         threads, limit_s = max(1, int(chunk.cpus)), self._options.time_limit_s
-        reference = remote.remote(chunk.name, threads, limit_s, sent, *shared)
+        reference = remote.remote(chunk.name, threads, limit_s, 2 * self._chunk_s, sent, *shared)
         self._running[reference] = chunk, actor
         self._running_cpus += chunk.cpus
 
@@ -336,7 +342,7 @@ class RayPool:
         if self._options.gpus:  # an error of CUDA would fail the others
             return
         seconds = sum(result.duration_s for result in results) / len(results)
-        wanted = int(min(_CHUNK_S / max(seconds, 1e-9), _GROWTH * len(results)))
+        wanted = int(min(self._chunk_s / max(seconds, 1e-9), _GROWTH * len(results)))
         self._length = max(1, min(wanted, _MOST_CALLS))
 
     def _put_back(self, calls: Sequence[Call]) -> None:

@@ -33,8 +33,8 @@ from raypipe.provenance import now
 _STANDARD = (1, 2)  # standard output and standard error
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
-#: seconds after which, and bytes of results after which a chunk begins no further call
-_CHUNK_S, _CHUNK_BYTES = 1.0, 2**20
+#: bytes of results after which a chunk begins no further call
+_CHUNK_BYTES = 2**20
 #: end of the name of the file with the results of a chunk that runs
 _RESULTS = ".results"
 
@@ -50,6 +50,7 @@ def run_in_worker(
     name: str,
     threads: int,
     limit_s: float | None,
+    chunk_s: float,
     calls: Sequence[tuple[str, int, Callable[..., Any], tuple[Any, ...]]],
     *shared: Any,
 ) -> bytes:
@@ -58,12 +59,13 @@ def run_in_worker(
     What they print goes to a file next to Ray's logs, and is returned with the results. If the
     process dies, the file remains there, and another one with the results so far. At the time
     limit of a call the process ends, whatever blocks it, and writes a stack trace to standard
-    error. A chunk ends early once it took a second, or its results have a megabyte.
+    error. A chunk ends early once it took its time, or its results have a megabyte.
 
     Args:
         name: of the files, unique to the chunk.
         threads: math threads.
         limit_s: seconds that a call may take.
+        chunk_s: seconds after which no further call begins.
         calls: key, number of the attempt, function and arguments of each.
         shared: the values of arguments that are ``Shared``.
 
@@ -75,7 +77,7 @@ def run_in_worker(
     printed = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     kept = os.open(f"{path}{_RESULTS}", os.O_WRONLY | os.O_CREAT, 0o600)
     injected, limits = faults.from_environment(), MathThreads()
-    packed, size, begin, end = list[bytes](), 0, 0, time.monotonic() + _CHUNK_S
+    packed, size, begin, end = list[bytes](), 0, 0, time.monotonic() + chunk_s
     try:
         _start_guard()
         with redirected(printed), forks_end_at(signal.SIGTERM):

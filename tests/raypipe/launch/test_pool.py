@@ -144,7 +144,7 @@ def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monke
     """As of two commands on one cluster, whose tasks died."""
     monkeypatch.setattr(task, "_folder", lambda: tmp_path)
     for name in ("one", "two"):
-        in_child(task.run_in_worker, name, 1, None, [("unit", 1, die, (f"words of {name}",))])
+        in_child(task.run_in_worker, name, 1, None, 1.0, [("unit", 1, die, (f"words of {name}",))])
     found = [task.take_remains(name)[2] for name in ("three", "two", "one", "one")]
     assert found == ["", "words of two\n", "words of one\n", ""]
 
@@ -210,6 +210,18 @@ def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cp
             done += len(pool.finished())
     assert submitted == done
     assert 2 * cpus <= most <= 3 * cpus
+
+
+def test_on_many_cpus_a_chunk_takes_longer_than_submitting_a_task_for_each(launcher, monkeypatch):
+    monkeypatch.setattr(pool_module, "_TASK_S", 10.0)
+    with launcher.pool(PoolOptions(1)) as pool:
+        for each in range(12):
+            pool.submit(str(each), time.sleep, 0.3)  # longer than half of what a chunk takes
+        batches = []
+        while results := pool.finished():
+            batches.append(len(results))
+    assert sum(batches) == 12
+    assert max(batches) > 4
 
 
 def act(number: int, what: str, calls: Path) -> int:
