@@ -216,7 +216,7 @@ class StageContext:
             ValueError: a unit without an identity.
 
         """
-        tables: dict[str, dict[str, Row]] = {"units": {}}
+        rows, shared = dict[str, Row](), dict[str, Mapping[str, Any]]()
         for unit in units:
             row: Row = {
                 **unit.composed.record(),
@@ -229,10 +229,10 @@ class StageContext:
             }
             if unit.extents:
                 row["extents"] = dict(unit.extents)
-            tables["units"][unit.key] = row
-            if self.ledger.get(IDENTITIES, row["shared"]) is None:
-                tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.composed.shared)
-        return tables
+            rows[unit.key] = row
+            shared[row["shared"]] = unit.composed.shared
+        new = (key for key in shared if self.ledger.get(IDENTITIES, key) is None)
+        return {"units": rows, IDENTITIES: {key: dict(shared[key]) for key in new}}
 
     def fail(self, failure: Failure) -> None:
         """Record a failed attempt, write its log, and show it unless others like it were shown."""

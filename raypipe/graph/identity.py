@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -102,20 +102,20 @@ def differences(
 
 def _check(value: Any, where: tuple[Any, ...]) -> None:
     """Check a value; ``where`` is the part around it, as ``where``, and its key or number in it."""
-    if isinstance(value, _SCALARS):
-        return
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict | Mapping):
-        for key, item in value.items():
+        items = value.items()
+        for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{_path(where)}: the key {key!r} is not a string")
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif not isinstance(value, _SCALARS):
+        kind = type(value).__name__
+        raise TypeError(f"{_path(where)}: a {kind} has no stable form; give plain values")
+    for key, item in items:
+        if not isinstance(item, _SCALARS):
             _check(item, (where, key))
-        return
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check(item, (where, index))
-        return
-    kind = type(value).__name__
-    raise TypeError(f"{_path(where)}: a {kind} has no stable form; give plain values")
 
 
 def _path(where: tuple[Any, ...]) -> str:

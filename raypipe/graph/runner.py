@@ -227,7 +227,8 @@ class _RunningGraph:
                     stage.forget(context, outdated)
             if begun:
                 context.ledger.put_tables(context.records(begun, BEGUN))
-            context.todo()
+            if stage.needs:  # further units are those that it does not return
+                context.todo()
             stage.run(context)
             if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
                 context.finish(stage.units[0].key)

@@ -81,9 +81,11 @@ def _is_whole(stored: Row | None, unit: Unit) -> bool:
 
 def unfinished(stage: Stage, ledger: Ledger) -> Sequence[Unit]:
     """Return the units of a stage that are not finished, in order."""
-    if isinstance(stage.units, Units):
-        return stage.units.where(lambda unit: not is_done(ledger, unit))
-    return [unit for unit in stage.units if not is_done(ledger, unit)]
+    if not isinstance(stage.units, Units):
+        return [unit for unit in stage.units if not is_done(ledger, unit)]
+    if not ledger.count("units"):  # the most common case, and the longest
+        return stage.units
+    return stage.units.where(lambda unit: not is_done(ledger, unit))
 
 
 def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:
@@ -131,7 +133,8 @@ def resume(
                 continue
             if stored["status"] != BEGUN:
                 _refuse_changed_unit(where, ledger, stage, unit, stored)
-                _refuse_lost_state(where, run_dir, stage, unit, stored)
+                if stage.training is not None:
+                    _refuse_lost_state(where, run_dir, stage, unit, stored)
                 if stage.verify is not None:
                     try:
                         stage.verify(seen, unit)
@@ -176,7 +179,7 @@ def _refuse_lost_state(
 ) -> None:
     """Refuse to continue a finished training whose last state is not stored."""
     is_ended = stored["status"] != CONTINUED and stored["budget"] == unit.budget
-    if stage.training is None or is_ended or not is_continued(stored, unit):
+    if is_ended or not is_continued(stored, unit):
         return
     files = stage.files(run_dir)
     names = files.list(files.checkpoints(unit.key))

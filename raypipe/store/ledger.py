@@ -147,7 +147,7 @@ class Ledger:
         """Return the newest row of a key, or None."""
         with self._lock:
             place = self._places.get(table, {}).get(key)
-            return None if place is None else json.loads(self._text(place))
+            return None if place is None else json.loads(self._text(place).decode())
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
@@ -186,7 +186,7 @@ class Ledger:
         elif len(self._segments) < _MAX_SEGMENTS:
             file, lines = self._write_segment(entries)
             self._add(file, sum(map(len, lines)), len(lines))
-            _note(self._places, entries, lines, self._starts[-1])
+            _note_all(self._places, entries, lines, self._starts[-1])
         else:
             self._rewrite(entries)
 
@@ -200,7 +200,7 @@ class Ledger:
             stream.flush()
             os.fsync(stream.fileno())
         self._end = begin + sum(map(len, lines)), number + len(lines)
-        _note(self._places, entries, lines, begin)
+        _note_all(self._places, entries, lines, begin)
 
     def _write_segment(self, entries: Sequence[_Entry]) -> tuple[pa.NativeFile, list[bytes]]:
         """Write a new segment; return it opened, and its lines."""
@@ -222,7 +222,7 @@ class Ledger:
         ]
         file, lines = self._write_segment([*earlier, *entries])
         places: _Places = {}
-        _note(places, [*earlier, *entries], lines, 0)
+        _note_all(places, [*earlier, *entries], lines, 0)
         end = sum(map(len, lines)), len(lines)
         self._places, self._starts, self._files, self._end = places, [0], [file], end
         *replaced, new = self._segments
@@ -316,7 +316,7 @@ class Ledger:
             if place != last:
                 damaged.append(f"before line {number}")
                 last = place
-            _note(self._places, [(table, key, row)], [line], begin + size - len(line))
+            _note(self._places, table, key, row, begin + size - len(line), len(line))
         self._segments.append(name)
         self._add(file, size, last)
         if damaged:
@@ -457,12 +457,19 @@ def _lines(file: pa.NativeFile) -> Iterator[bytes]:
         yield rest
 
 
-def _note(places: _Places, entries: Iterable[_Entry], lines: Iterable[bytes], begin: int) -> None:
-    """Note the places of lines, of which the first begins at a byte, by table and key."""
-    for (table, key, row), line in zip(entries, lines, strict=True):
-        of_table = places.setdefault(table, {})
-        if row == _REMOVED:
-            of_table.pop(key, None)
-        else:
-            of_table[key] = begin * _LONGEST + len(line)
+def _note_all(
+    places: _Places, entries: Iterable[_Entry], lines: Iterable[bytes], begin: int
+) -> None:
+    """Note the places of lines, of which the first begins at a byte."""
+    for entry, line in zip(entries, lines, strict=True):
+        _note(places, *entry, begin, len(line))
         begin += len(line)
+
+
+def _note(places: _Places, table: str, key: str, row: bytes, begin: int, length: int) -> None:
+    """Note the place of a line by table and key; forget that of a removed row."""
+    of_table = places.setdefault(table, {})
+    if row == _REMOVED:
+        of_table.pop(key, None)
+    else:
+        of_table[key] = begin * _LONGEST + length

@@ -289,6 +289,16 @@ def test_a_run_directory_can_move_to_object_storage_and_back(remote, tmp_path):
         assert Ledger(local).rows("units") == Ledger(remote).rows("units") == [{"x": number}]
 
 
+def test_a_line_that_is_damaged_while_the_ledger_is_open_is_an_error(run):
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {"x": 1}, "b": {"x": 2}})
+    file = only_file(run)
+    file.write_bytes(file.read_bytes().replace(b'"x": 1', b'"x": 7'))
+    assert ledger.get("units", "b") == {"x": 2}
+    with pytest.raises(OSError, match="damaged while this command runs"):
+        ledger.get("units", "a")
+
+
 def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(run):
     Ledger(run, stamp={"command_id": "first"}).put("trials", {"a": {"x": 1}})
     second = Ledger(run, stamp={"command_id": "second"})

@@ -17,6 +17,7 @@ import pytest
 from experiments.pabbo_lda.experiment import EXPERIMENT
 from raypipe.commands.configuration import declared
 from raypipe.errors import ConfigError
+from raypipe.store import tables
 from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column, conform, read_table, read_tables, write_table
@@ -68,7 +69,9 @@ def test_a_value_of_another_type_than_declared_is_an_error(run, column, value):
     assert read_tables(run) == {}
 
 
-def test_values_arrive_as_they_are_in_every_reader(run):
+@pytest.mark.parametrize("batch", [1, 10_000])
+def test_values_arrive_as_they_are_in_every_reader(run, monkeypatch, batch):
+    monkeypatch.setattr(tables, "_BATCH", batch)
     rows: list[dict[str, Any]] = [
         {"dataset": "bücher", "seed": 2**62, "T": 5, "value": 1e44, "own": 1,
          "mixed": 3, "spec": {"b": 1, "a": [1]}},
