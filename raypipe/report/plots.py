@@ -62,7 +62,7 @@ _LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
 _WIDEST = 60  # characters of a row of a heat map
 _MOST_TIPS = 200  # points with a value to show
-_MOST_POINTS = 1000  # of a line: more than a figure has pixels
+MOST_POINTS = 1000  # of a line: more than a figure has pixels
 
 
 @dataclass(frozen=True)
@@ -278,9 +278,9 @@ def mark_best(axes: Axes, x: float, y: float, text: str) -> None:
 
 def thinned(values: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """Return the means of equal parts of more values in a row than a plot shows."""
-    if len(values) <= _MOST_POINTS:
+    if len(values) <= MOST_POINTS:
         return values
-    parts = np.array_split(values, _MOST_POINTS)
+    parts = np.array_split(values, MOST_POINTS)
     return np.array([finite(part).mean() if finite(part).size else np.nan for part in parts])
 
 

@@ -228,7 +228,8 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
     figure = plots.lines(drawn, _last(axis), column.name, better=column.better, from_0=False)
     caption = _averaged(results, [found for _, found in variants.values()], shown)
     if any(line.points is not None for line in drawn):
-        caption += " Dots are single repetitions."
+        is_sample = any(len(found.once) > plots.MOST_POINTS for _, found in variants.values())
+        caption += f" Dots are {'a sample of the' if is_sample else 'single'} repetitions."
     if any(np.isnan(line.y).any() for line in drawn):
         caption += " The line has a gap, and a cross, where a value is missing or not finite."
     if sum(len(line.x) for line in drawn) < (count := sum(len(x) for x, _ in variants.values())):
@@ -243,6 +244,8 @@ def _line(name: str, axis: str, every: NDArray[np.float64], found: Means) -> Lin
     curve = curve[curve.index.notna()].reindex(every)
     x, y, half = (thinned(v.to_numpy(float)) for v in (curve.index, curve["y"], curve["half"]))
     once = found.once.assign(x=at.to_numpy()[found.once["point"]])[["x", "value"]].to_numpy()
+    if len(once) > plots.MOST_POINTS:  # each is an element of the page
+        once = np.random.default_rng(0).choice(once, plots.MOST_POINTS, replace=False)
     return Line(name, x, y, half, points=once if found.half.notna().any() else None)
 
 

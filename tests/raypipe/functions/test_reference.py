@@ -13,6 +13,8 @@ import pytest
 from raypipe.config.axes import values_of
 from raypipe.errors import ConfigError
 from raypipe.functions import reference
+from raypipe.functions.experiment import FunctionSettings, function_experiment
+from raypipe.graph.configuration import compose
 from tests.scenario import cases
 
 CASES = cases(__file__, "references")
@@ -125,3 +127,15 @@ def test_arguments_that_a_function_accepts(function, names, problem):
     refused = pytest.raises(ConfigError, match=re.escape(problem)) if problem else nullcontext()
     with refused:
         reference.check_signature(function, names, "here", ("worker",))
+
+
+def test_the_units_of_a_million_calls_are_made_when_they_are_asked_for():
+    values = FunctionSettings(arguments={"x": "0..99999", "y": [1, "a", "b"], "z": [3, 4, None]})
+    experiment = function_experiment("m:anything", anything, values)
+    (found,) = compose(experiment, values, experiment.stages(values))
+    assert len(found.units) == 900_000
+    first, last = found.units[0], found.units[-1]
+    assert (first.key, last.key) == ("calls/x=0,y=1,z=3", "calls/x=99999,y=b,z=null")
+    even = found.units[:6].where(lambda unit: unit.literals["arguments"]["z"] == 4)
+    assert [unit.key for unit in even] == ["calls/x=0,y=1,z=4", "calls/x=0,y=a,z=4"]
+    assert even[1].fingerprint == found.units[4].fingerprint

@@ -97,6 +97,15 @@ def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
     assert "50\u202f000 points, averaged over neighbors." in plot.caption
 
 
+def test_of_many_repetitions_a_sample_is_drawn() -> None:
+    rows = pd.DataFrame({"n": [1, 2] * 20_000, "seed": np.repeat(np.arange(20_000), 2)})
+    section = _section(Table("waves", "a sample"), rows.assign(value=rows["seed"] * 1.0), "n")
+    (plot,) = _all(section.parts, Plot)
+    dots = plot.figure.axes[0].lines[0].get_xdata()
+    assert (len(dots), set(dots)) == (1000, {1, 2})
+    assert "Dots are a sample of the repetitions." in plot.caption
+
+
 def test_a_heat_map_has_means_frames_the_best_and_has_missing_values_of_an_axis() -> None:
     rows = pd.DataFrame(
         [
