@@ -54,7 +54,7 @@ class Scene:
         kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
         delay, step = self.rng.choice([0.01, 0.2]), self.rng.randint(1, 80)
         if self.arguments[0] == "map":  # a few of thousands of short calls
-            kill, hang, delay, within_s = kill / 400, hang / 400, 0.0, within_s / 2
+            kill, hang, delay, within_s = kill / 100, hang / 200, 0.0, within_s / 2
         faults = f"delay_task:s={delay},kill_task:p={kill},hang_task:p={hang}"
         faults += f",kill_worker:step={step}"
         self.launch(address, RAYPIPE_FAULTS=faults, **environment)

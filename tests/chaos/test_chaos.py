@@ -18,7 +18,7 @@ def test_disturbed_runs_end_as_an_undisturbed_one(
     # killed waits longer than the test does for it to end
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "60")
     chosen = ("driver_killed", "node_lost", "checkpoint_cut")
-    counts, failures = run_rounds(range(3), 0, tmp_path, chosen, most=1, jobs=3)
+    counts, failures = run_rounds(range(3), 59, tmp_path, chosen, most=1, jobs=3)
     assert counts.total() == 3
     assert failures["worker_died"] > 0
     assert failures["invalid_value"] == 1  # the trial that diverges, once in a run with a sweep
