@@ -79,11 +79,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return RayAndFiles(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _collect_what_is_new() -> Iterator[None]:
+    """Every training collects garbage, to measure its own memory: since the last time only."""
+    collect = gc.collect
+
+    def collect_and_freeze(generation: int = 2) -> int:
+        found = collect(generation)
+        gc.freeze()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", collect_and_freeze)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _little_to_collect() -> None:
-    """Every training collects garbage, to measure its own memory: not among what was imported."""
+def _little_to_collect(_collect_what_is_new: None) -> None:
     gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
