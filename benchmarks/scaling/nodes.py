@@ -49,7 +49,7 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
             config, place = Path(folder, "scale.yaml"), Path(folder, "run")
             config.write_text(
                 "experiment: benchmarks.scaling.experiment\n"
-                f"work: {{count: {units}, kind: sleep, seconds: {seconds}}}\n"
+                f"work: {{count: {units}, seconds: {seconds}}}\n"
             )
             command = ["run", config, "--run-dir", place, "--address", cluster.address]
             load = os.getloadavg()[0]
@@ -93,7 +93,8 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
 
 def _by_ray(address: str, units: int, seconds: float) -> NDArray[np.float64]:
     """Return the finish times of a bare Ray script's units; it runs in a separate process."""
-    command = [sys.executable, "-m", "benchmarks.scaling.bare", address, f"{units}", f"{seconds}"]
+    words = ["benchmarks.scaling.peers", "cluster", address, f"{units}", f"{seconds}"]
+    command = [sys.executable, "-m", *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     return np.array(json.loads(ended.stdout.splitlines()[-1]))
 

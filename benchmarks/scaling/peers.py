@@ -1,14 +1,19 @@
-"""The same calls as bare Ray tasks, or by joblib, which store nothing.
+"""The same work as bare Ray tasks, or by joblib, which store nothing; prints what it returns.
 
 python -m benchmarks.scaling.peers ray|joblib FUNCTION NUMBER
+python -m benchmarks.scaling.peers cluster ADDRESS NUMBER SECONDS
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
+from typing import Any
 
 from benchmarks.scaling import functions
+from benchmarks.scaling.units import unit
 
 
 def by_ray(name: str, number: int) -> int:
@@ -28,6 +33,22 @@ def by_joblib(name: str, number: int) -> int:
     return sum(Parallel(n_jobs=-1)(call(each) for each in range(number)))
 
 
+def on_cluster(address: str, number: int, seconds: float) -> list[float]:
+    """Submit all sleeping units to a cluster at once; return the times at which they ended."""
+    import ray
+
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    task = ray.remote(unit).options(num_cpus=1, max_retries=0)
+    waiting = [task.remote(seconds) for _ in range(number)]
+    there: list[float] = []
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1)
+        ray.get(ready)
+        there.append(time.time())
+    return there
+
+
 if __name__ == "__main__":
-    peer, called, count = sys.argv[1:]
-    print({"ray": by_ray, "joblib": by_joblib}[peer](called, int(count)))
+    peer, about, count, *length = sys.argv[1:]
+    run: Any = {"ray": by_ray, "joblib": by_joblib, "cluster": on_cluster}[peer]
+    print(json.dumps(run(about, int(count), *map(float, length))))

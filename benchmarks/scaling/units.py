@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Literal
-
-Kind = Literal["noop", "sleep"]
 
 
-def unit(kind: Kind, seconds: float, number: int) -> tuple[float, int]:
-    """Do nothing, or sleep for the given seconds.
+def unit(seconds: float) -> int:
+    """Sleep for the given seconds; return the PID of the parent process.
 
-    Return a value and the PID of the parent process. Each node, even a simulated one, has a raylet
-    that starts its workers, so the parent identifies the node.
+    Each node, even a simulated one, has a raylet that starts its workers, so the parent identifies
+    the node.
     """
-    if kind == "sleep":
-        time.sleep(seconds)
-    return float(number % 97), os.getppid()
+    time.sleep(seconds)
+    return os.getppid()
