@@ -91,6 +91,7 @@ def _collect_what_is_new() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "collect", collect_and_freeze)
+        patch.setattr(gc, "unfreeze", lambda: None)
         yield
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,20 +58,11 @@ def start(stack: ExitStack, modules: Mapping[str, str]) -> Launcher:
     return stack.enter_context(closing(RayLauncher()))
 
 
-@contextmanager
-def local() -> Iterator[Launcher]:
-    """Yield the launcher that runs everything in this process.
-
-    Afterwards garbage is collected again from all that the process had before.
-    """
+def local(stack: ExitStack) -> Launcher:
+    """Return the launcher that runs everything in this process."""
     from raypipe.launch.inline import InlineLauncher
 
-    left_out = gc.get_freeze_count()
-    try:
-        yield InlineLauncher()
-    finally:
-        if not left_out:
-            gc.unfreeze()
+    return stack.enter_context(closing(InlineLauncher()))
 
 
 def check_shared(location: str | os.PathLike[str] | None) -> None:

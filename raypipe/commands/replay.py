@@ -328,8 +328,10 @@ def _computed(
     fresh.put_tables(before)
     experiment, settings = work.configuration.experiment, work.configuration.settings
     tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
-    output = redirect_stdout(sys.stderr)
-    with output, cluster.local() as launcher, Display(live=False) as display:
+    with ExitStack() as stack:
+        launcher = cluster.local(stack)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        display = stack.enter_context(Display(live=False))
         session = Session(
             scratch, _REPLAY, fresh, launcher, display, work.nodes, trackers, settings, tables
         )

@@ -166,7 +166,7 @@ def execute(
                 display.say(
                     "local: one process without Ray, one task at a time; a crash ends the command"
                 )
-                launcher = stack.enter_context(cluster.local())
+                launcher = cluster.local(stack)
             elif launcher is None:
                 display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
                 launcher = cluster.start(stack, code.modules)

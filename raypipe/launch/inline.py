@@ -6,6 +6,7 @@ task runs at a time, nothing is restarted in a fresh process, and a crash ends t
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from bdb import BdbQuit
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import Control, PoolOptions, R, TaskPool, TaskResult
+from raypipe.launch import leave_out_imports
 from raypipe.launch.task import MathThreads, forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
@@ -39,6 +41,7 @@ class InlineLauncher(Control):
     def __init__(self) -> None:
         super().__init__()
         self._ending: Ending | None = None
+        self._has_trained = False
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call the function here."""
@@ -50,12 +53,13 @@ class InlineLauncher(Control):
         """Run a training job in this process. Raises UnitError."""
         import torch
 
-        from raypipe.training import telemetry
         from raypipe.training.ending import Ending
         from raypipe.training.failure_kinds import unit_error
         from raypipe.training.loop import lone_worker, train
 
-        telemetry.leave_out_imports()
+        if not self._has_trained:
+            leave_out_imports()
+        self._has_trained = True
         started()
         worker = lone_worker(job)
         if not job.measured:  # a debugger cannot be used in the loader's processes
@@ -128,7 +132,9 @@ class InlineLauncher(Control):
             self._ending.wanted = True
 
     def close(self) -> None:
-        """Do nothing: nothing was started."""
+        """Leave nothing of this process out of collections of garbage any more."""
+        if self._has_trained:
+            gc.unfreeze()
 
 
 @contextmanager

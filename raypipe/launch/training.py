@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import redaction
 from raypipe.errors import UnitError
 from raypipe.graph.launcher import Control
-from raypipe.launch import runtime_environment
+from raypipe.launch import leave_out_imports, runtime_environment
 from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.launch.mailbox import Mailbox
 from raypipe.launch.nodes import Wait, bundle, living_nodes
@@ -229,6 +229,7 @@ def train_with_ray(
     return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
 
 
+_leave_out_imports_once = cache(leave_out_imports)
 #: made once: a worker takes further tasks of the same remote function, and Ray starts no other one
 _TASK = ray.remote(train_with_ray)
 
@@ -244,7 +245,6 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
     import ray.train
     from ray.train.torch import get_device
 
-    from raypipe.training import telemetry
     from raypipe.training.loop import lone_worker, train
 
     job, report, must_end = config["job"], config["report"], config["must_end"]
@@ -255,7 +255,7 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
         worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())
     if torch.get_num_threads() != job.settings.scaling.threads:
         torch.set_num_threads(job.settings.scaling.threads)
-    telemetry.leave_out_imports()
+    _leave_out_imports_once()
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:
         report({STARTED: get_current_placement_group()})

@@ -292,17 +292,6 @@ class _ProcessTree:
         return used, resident
 
 
-def leave_out_imports() -> None:
-    """Leave what the process has out of later collections of garbage, unless it was left out.
-
-    Each training collects garbage, which takes longer than a small training if all that torch
-    imports is looked through.
-    """
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
-
-
 def forget_peaks(device: torch.device) -> None:
     """Reset the peak-memory counters: the process may have run another training before."""
     gc.collect()
