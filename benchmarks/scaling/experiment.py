@@ -36,9 +36,8 @@ def stages(settings: Scale) -> list[Stage]:
         todo = {one.key: one for one in context.todo()}
         done = len(units) - len(todo)
         context.begin(len(units), done)
-        calls = ((key, unit, work.seconds) for key in todo)
         with context.pool(PoolOptions(1.0)) as pool:
-            for key, node in context.map(pool, calls):
+            for key, node in context.map(pool, [(key, unit, work.seconds) for key in todo]):
                 context.finish(todo[key], {"evaluations": {key: {"node": node}}})
                 done += 1
                 context.advance(done)
