@@ -25,7 +25,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from raypipe import faults, process_tree
+from raypipe import faults
 from raypipe.errors import Interrupted, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
@@ -178,6 +178,8 @@ def _bounded(file: int, begin: int) -> str:
 @cache
 def _start_guard() -> None:
     """Start the guard of this process, which is soon not a process of it."""
+    from raypipe import process_tree  # where a command runs in one process nothing is guarded
+
     process_tree.start().wait()
     process_tree.adopt_orphans()
 
