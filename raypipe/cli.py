@@ -230,7 +230,7 @@ def main() -> None:
 
     SIGTERM ends a command cleanly, as Ctrl-C does.
     """
-    import raypipe.launch  # noqa: F401 - first, since less garbage is collected from then on
+    import raypipe.launch  # noqa: F401 - first: it lets Python collect garbage less often
 
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored

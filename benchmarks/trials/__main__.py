@@ -20,8 +20,8 @@ losses must agree in nine of ten trainings, which shows that the contenders trai
 scales and clips gradients in one multiplication, the other loops in two; where clipping is active
 and the learning rate high, the rounding grows over the steps.
 
-``local`` runs a matrix of small trainings without Ray, and the loop by hand: the CPU time of each
-training after the first.
+``local`` compares a matrix of small trainings without Ray with a hand-written loop: the CPU time of
+each training after the first.
 
 Results: ``benchmarks/results/trials/<study>.json``.
 """
@@ -192,7 +192,7 @@ def matrix(rounds: Rounds = 3, steps: Steps = 50, out: Out = OUT) -> None:
 
 @app.command()
 def local(further: int = 12, rounds: Rounds = 3, steps: Steps = 300, out: Out = OUT) -> None:
-    """Compare the CPU time of further trainings without Ray with that of the loop by hand."""
+    """Compare the CPU time of further trainings without Ray with a hand-written loop."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     contenders: dict[str, Contender] = {
         "raypipe": partial(by_raypipe.matrix, local=True),

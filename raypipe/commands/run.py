@@ -125,7 +125,7 @@ def execute(
         command, command_id = again(place), secrets.token_hex(4)
         status: StatusWriter | None = None
         failed = interrupted = ""
-        outcome, told = "", ("", "")
+        outcome, told = "", ("", "")  # why it failed or was interrupted, as it was told
 
         def tell() -> str:
             """Say how the work ended, and how to continue; return its outcome."""
@@ -191,7 +191,7 @@ def execute(
                 failed = _run_graph(work.graph, session)
             _tell_results(work, session, status)
             outcome, told = tell(), (failed, interrupted)
-            if report and ledger.rows("stages"):  # after the last line, for which users wait
+            if report and ledger.count("stages"):  # after the last line: nobody waits for the page
                 _write_report(work, place, command)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:

@@ -21,8 +21,9 @@ ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 # seconds. After a failure Ray ends it: workers that wait in an exchange have a second, not thirty,
 # and five more that cannot be set. A caller notices a node that vanished silently after 85 seconds,
 # not seven minutes (Ray's servers allow one ping per minute). Ray's messages address its
-# developers; users read raypipe's progress and RUN_DIR/logs. Workers beyond the number of CPUs end
-# when they are idle for half a minute, not a second: in between, others imported torch anew.
+# developers; users read raypipe's progress and RUN_DIR/logs. Ray ends a worker beyond the number of
+# CPUs once it is idle for a second; it is half a minute here, since the next training would start
+# a worker and import torch again.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
@@ -50,10 +51,10 @@ for _name, _value in ENVIRONMENT.items():
 
 
 def leave_out_imports() -> None:
-    """Leave what this process has out of later collections of garbage.
+    """Leave all objects that this process has now out of later collections of garbage.
 
-    Each training collects garbage, which takes longer than a small training if all that torch
-    imports is looked through.
+    Each training collects garbage. Among all that torch imports, that takes longer than a small
+    training.
     """
     gc.collect()
     gc.freeze()

@@ -132,7 +132,7 @@ class InlineLauncher(Control):
             self._ending.wanted = True
 
     def close(self) -> None:
-        """Leave nothing of this process out of collections of garbage any more."""
+        """Let Python collect garbage among all objects of this process again."""
         if self._has_trained:
             gc.unfreeze()
 

@@ -178,7 +178,7 @@ def _bounded(file: int, begin: int) -> str:
 @cache
 def _start_guard() -> None:
     """Start the guard of this process, which is soon not a process of it."""
-    from raypipe import process_tree  # where a command runs in one process nothing is guarded
+    from raypipe import process_tree  # only workers need it, not --local
 
     process_tree.start().wait()
     process_tree.adopt_orphans()

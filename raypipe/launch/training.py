@@ -229,8 +229,9 @@ def train_with_ray(
     return cast("dict[str, Any]", cast("Any", trainer.fit()).return_value)
 
 
+#: for a worker, which runs many trainings
 _leave_out_imports_once = cache(leave_out_imports)
-#: made once: a worker takes further tasks of the same remote function, and Ray starts no other one
+#: one remote function for all trainings: for each one of its own, Ray would start another worker
 _TASK = ray.remote(train_with_ray)
 
 

@@ -1,13 +1,12 @@
 """Ledger: the durable record of finished units and their results.
 
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
-appends, and each append is on disk before it returns. The results tables derive from it. Memory has
-the place of each row, not the row: there may be millions. On a local file system the ledger is one
-growing file. Object storage cannot append, so there it is a few
-segments, which are merged before they become many. Each line ends with its number in the file and
-the CRC-32 of the line, which reveals damaged, missing and misplaced lines. No two writers use the
-same segment name, and each segment is complete: if a replaced writer's segment arrives late, it
-only adds rows.
+appends, and each append is on disk before it returns. The results tables derive from it. Only the
+place of each row is kept in memory, since there may be millions. On a local file system the ledger
+is one growing file. Object storage cannot append, so there it is a few segments, which are merged
+before they become many. Each line ends with its number in the file and the CRC-32 of the line,
+which reveals damaged, missing and misplaced lines. No two writers use the same segment name, and
+each segment is complete: if a replaced writer's segment arrives late, it only adds rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 Row = dict[str, Any]
 #: table, key, and the row as JSON; ``null`` if it was removed
 _Entry = tuple[str, str, bytes]
-#: by table and key the place of a row in the segments: its first byte times this, plus its length
+#: place of each row by table and key: its first byte in the segments, times ``_LONGEST``, plus its
+#: length: one number, which takes less memory than a tuple
 _Places = dict[str, dict[str, int]]
 _LONGEST = 2**30
 #: bytes that are read at once
@@ -42,7 +42,7 @@ _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
 # parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
-_WORDS = 9  # what quotes separate before the row
+_WORDS = 9  # of a line split at its quotes, those before the row
 _ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
