@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from raypipe.graph.launcher import Launcher
 
 EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
+#: modules of no test: to ask thousands of modules for their files takes milliseconds
+_STAY: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,13 @@ def forget(folder: Path) -> None:
     """Import the modules below a folder anew, as another process would."""
     below = f"{folder}{os.sep}"
     for name, module in list(sys.modules.items()):
+        if _STAY.get(name) is module:
+            continue
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.startswith(below):
             del sys.modules[name]
+        elif file is None or file.startswith((sys.prefix, sys.base_prefix)):
+            _STAY[name] = module
 
 
 def until(

@@ -123,6 +123,19 @@ def _no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("raypipe.report.page.build", _empty_page)
 
 
+def _print_nothing(canvas: Any, *_: object, **__: object) -> None:
+    if "draw" in vars(canvas.figure):  # replaced, by who asks for the renderer alone
+        canvas.figure.draw(canvas.get_renderer())
+
+
+@pytest.fixture(autouse=True)
+def _no_pixels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw figures as SVG only, but in the tests of plots: each is drawn once instead of twice."""
+    backend = "matplotlib.backends.backend_agg"
+    if request.node.path.name != "test_plots.py":
+        monkeypatch.setattr(f"{backend}.FigureCanvasAgg.print_png", _print_nothing)
+
+
 @pytest.fixture
 def report() -> None:
     """Commands write their report, as users' do."""

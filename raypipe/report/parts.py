@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from numbers import Real
 from typing import Any, TypeAlias
@@ -146,6 +146,24 @@ def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict
     Raises ValueError when two plots share a name.
     """
     files: dict[str, bytes] = {}
+    script = _templates().get_template("page.js").render()
+    page = (
+        _templates()
+        .get_template("page.html")
+        .render(
+            svg=partial(_svg, files),
+            title=title,
+            status=status,
+            sections=_anchored(sections),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
+    )
+    return files | {"index.html": page.encode()}
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates, which a process compiles once."""
     environment = Environment(
         loader=PackageLoader("raypipe.report"),
         autoescape=True,
@@ -157,16 +175,8 @@ def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict
         "kind": lambda value: type(value).__name__,
         "grouped": _grouped,
         "columns": _columns,
-        "svg": partial(_svg, files),
     }
-    script = environment.get_template("page.js").render()
-    page = environment.get_template("page.html").render(
-        title=title,
-        status=status,
-        sections=_anchored(sections),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-    return files | {"index.html": page.encode()}
+    return environment
 
 
 def _anchored(sections: Sequence[Section]) -> dict[str, Section]:

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from scipy import sparse
 
+from experiments.common.corpora.docstrings import docstring_records
 from tests.experiments.rows import frame, write_rows
 from tests.scenario import cases
 
@@ -27,7 +29,13 @@ TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_workloads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of this process, which has the sources that only one process read."""
+    shared = tmp_path_factory.getbasetemp().with_name("corpora")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYPIPE_CACHE", str(shared))
+        shared.mkdir(exist_ok=True)
+        with FileLock(shared / "lock"):
+            docstring_records()
         patch.setenv("RAYPIPE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import platform
 import sys
 import sysconfig
@@ -93,11 +94,11 @@ def _standard_library() -> tuple[DocstringRecord, ...]:
 
 
 def _read(folder: Path) -> Iterator[DocstringRecord]:
-    found = [
-        (_module_name(path.relative_to(folder)), path)
-        for path in folder.rglob("*.py")
-        if SKIPPED.isdisjoint(path.relative_to(folder).parts)
-    ]
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = set(folders) - SKIPPED  # which it then does not enter
+        paths = [Path(parent, name) for name in files if name.endswith(".py")]
+        found += [(_module_name(path.relative_to(folder)), path) for path in paths]
     if not found:
         raise CorpusError(f"{folder}: no Python sources; install Python with its standard library")
     for module, path in sorted(found):
