@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import scipy  # loads a module on first use: scipy.stats takes half a second
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Significance level of every conclusion.
 ALPHA = 0.05
@@ -120,6 +122,8 @@ def paired_comparisons(
         ValueError: a column is not numeric, or two have the same name.
 
     """
+    import pandas as pd  # slow to import, and seldom needed here
+
     table = _checked(values)
     couples = list(combinations(table.columns, 2))
     if control is not None:
@@ -230,7 +234,7 @@ def _checked(values: pd.DataFrame) -> pd.DataFrame:
         twice = values.columns[values.columns.duplicated()][0]
         raise ValueError(f"algorithm {twice!r} has two columns; rename one")
     for name in values.columns:
-        if not pd.api.types.is_numeric_dtype(values[name]):
+        if values[name].dtype.kind not in "biuf":
             raise ValueError(
                 f"the values of algorithm {name!r} are {values[name].dtype}, no numbers"
             )

@@ -136,7 +136,7 @@ VIEW = "from raypipe.commands.summary import view; view([{'run': 'a'}], 80)"
         ("import raypipe", HEAVY),
         (HELP, HEAVY),
         ("import raypipe.launch.mailbox, raypipe.launch.task", HEAVY),
-        ("import raypipe.commands.run", ("scipy.stats",)),
+        ("import raypipe.commands.run", ("scipy.stats", "pandas", "matplotlib")),
         (TASKS, ("torch", "ray", "transformers", "optuna", "matplotlib")),
         (MAP, ("torch", "ray", "optuna", "matplotlib")),
         (VIEW, ("torch", "ray", "pandas", "pyarrow.compute")),

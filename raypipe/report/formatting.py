@@ -9,11 +9,11 @@ from datetime import datetime
 from numbers import Integral, Real
 from os.path import commonprefix
 
-import pandas as pd
-
 from raypipe.hardware import bytes_text
 
 MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
+#: the types of pd.NaT and pd.NA, without importing pandas
+_MISSING_OF_PANDAS = ("NaTType", "NAType")
 _THIN_SPACE = "\u202f"  # does not break a line
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 #: words of column names that readers know in another spelling
@@ -121,7 +121,7 @@ def probability(p: float) -> str:
 
 def cell(column: str, value: object) -> str:
     """Return the text of a table cell; the column's name gives the unit (``_s``, ``_bytes``)."""
-    if value is None or value is pd.NaT or value is pd.NA:
+    if value is None or type(value).__name__ in _MISSING_OF_PANDAS:
         return MISSING
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S %Z").strip()

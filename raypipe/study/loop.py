@@ -16,8 +16,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from raypipe.config.matrix import Point
 from raypipe.errors import ConfigError, UnitError
 from raypipe.graph.context import Outcomes, Session
@@ -162,7 +160,9 @@ class PointLoop:
         """Derive the tables of means and tests from the results of all variants."""
         if not self._source.is_compared or self._placement.only:
             return
-        from raypipe.study.comparison import compared  # a single point has none
+        import pandas as pd  # a single point has none
+
+        from raypipe.study.comparison import compared
 
         ledger = session.ledger
         frames = {

@@ -9,7 +9,6 @@ from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.config.axes import AxesSettings
 from raypipe.config.settings import Settings
-from raypipe.report.results import REPEATED
 
 #: the section of the settings, and the stage that measures its points
 SWEEP = "sweep"
@@ -124,6 +123,8 @@ class SweepSettings(AxesSettings):
     @property
     def measurements(self) -> int:
         """How often each point is measured: more than once only if its metric then differs."""
+        from raypipe.report.results import REPEATED  # with pandas, which is slow to import
+
         differs = self.kind == "systems" and self.metric_name in REPEATED
         return self.repeats if differs else 1
 
