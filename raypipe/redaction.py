@@ -125,9 +125,11 @@ def is_secret(key: str) -> bool:
 
 def without_secrets(value: Any) -> Any:
     """Return plain values without credentials, and ``***`` for texts of secret keys."""
+    if isinstance(value, int | float):  # most values of the rows of many calls
+        return value
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if is_secret(str(key)) and holds_text(item) else without_secrets(item)
+            key: HIDDEN if holds_text(item) and is_secret(str(key)) else without_secrets(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

@@ -265,7 +265,8 @@ class Trackers(AbstractContextManager["Trackers"]):
         self, name: str, status: str, arguments: Mapping[str, Any], returned: Mapping[str, Any]
     ) -> None:
         """Log a call of a function: its arguments, and the finite numbers of what it returned."""
-        self._end(name, status, flat(arguments), finite_numbers(returned))
+        if self._names:  # most commands have no tracker, and there may be a million calls
+            self._end(name, status, flat(arguments), finite_numbers(returned))
 
     def _end(self, trial_id: str, *outcome: Any) -> None:
         self._each(trial_id, lambda trial: trial.end(*outcome))

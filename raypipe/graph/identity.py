@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 #: ``json.dumps`` would make one for each of a million identities
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_MAPPINGS, _SEQUENCES = (dict, Mapping), (list, tuple)
 _SCALARS = (str, int, float, type(None))
+_PLAIN = {str, int, float, bool, type(None)}  # faster to look up than a subclass
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,18 @@ def differences(
 def _check(value: Any, where: tuple[Any, ...]) -> None:
     """Check a value; ``where`` is the part around it, as ``where``, and its key or number in it."""
     items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict | Mapping):
+    if isinstance(value, _MAPPINGS):
         items = value.items()
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{_path(where)}: the key {key!r} is not a string")
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _SEQUENCES):
         items = enumerate(value)
     elif not isinstance(value, _SCALARS):
         kind = type(value).__name__
         raise TypeError(f"{_path(where)}: a {kind} has no stable form; give plain values")
     for key, item in items:
-        if not isinstance(item, _SCALARS):
+        if type(item) not in _PLAIN:
             _check(item, (where, key))
 
 

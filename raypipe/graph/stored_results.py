@@ -128,11 +128,13 @@ def resume(
         seen = stage.seen(ledger)
         for unit in stage.units:
             stored = seen.get("units", unit.key)
-            is_whole = is_whole and _is_whole(stored, unit)
+            is_stored = _is_whole(stored, unit)
+            is_whole = is_whole and is_stored
             if stored is None or stage.always_rerun:
                 continue
             if stored["status"] != BEGUN:
-                _refuse_changed_unit(where, ledger, stage, unit, stored)
+                if not (is_stored and stored["budget"] == unit.budget):
+                    _refuse_changed_unit(where, ledger, stage, unit, stored)
                 if stage.training is not None:
                     _refuse_lost_state(where, run_dir, stage, unit, stored)
                 if stage.verify is not None:

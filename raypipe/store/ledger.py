@@ -25,6 +25,7 @@ from threading import RLock
 from typing import Any
 
 import pyarrow as pa
+from pydantic_core import from_json
 
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
@@ -147,7 +148,7 @@ class Ledger:
         """Return the newest row of a key, or None."""
         with self._lock:
             place = self._places.get(table, {}).get(key)
-            return None if place is None else json.loads(self._text(place).decode())
+            return None if place is None else _parsed(self._text(place))
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
@@ -414,7 +415,8 @@ def encode(entries: Iterable[_Entry], before: int) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
-        head = json.dumps({"table": table, "key": key}).removesuffix("}").encode()
+        # of texts alone: an encoder for the mapping would take as long as the row
+        head = f'{{"table": {json.dumps(table)}, "key": {json.dumps(key)}'.encode()
         line = b"%s%s%s%s%d" % (head, _ROW, row, _LINE, number)
         lines.append(b"%s%s%d}\n" % (line, _CRC, zlib.crc32(line)))
     return lines
@@ -444,6 +446,15 @@ def _parts(line: bytes) -> tuple[bytes, bytes, bytes] | None:
     head, _, rest = content.partition(_ROW)
     row, _, number = rest.rpartition(_LINE)
     return head, row, number
+
+
+def _parsed(row: bytes) -> Row:
+    """Return a row of JSON."""
+    try:
+        parsed: Row = from_json(row)  # in half the time of Python's
+    except ValueError:  # half a surrogate pair, which names of files may have
+        parsed = json.loads(row)
+    return parsed
 
 
 def _lines(file: pa.NativeFile) -> Iterator[bytes]:

@@ -34,8 +34,9 @@ def _no_waits_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
+TEXT = st.text() | st.just("file \udcff")  # as names of files that are not UTF-8
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
     max_leaves=4,
 )
