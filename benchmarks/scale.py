@@ -16,6 +16,7 @@ Results: ``benchmarks/results/scale/``; conclusions: ``docs/scaling.md``.
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,6 @@ from benchmarks.scaling import runs
 from benchmarks.scaling import studies as made_up
 
 OUT = Path("benchmarks/results/scale")
-NUMBERS = (1_000, 10_000, 100_000)
 NODES = (1, 2, 4, 8, 16)
 app = typer.Typer(add_completion=False)
 
@@ -40,12 +40,13 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def calls(
     rounds: Annotated[int, typer.Option(min=1, help="of each case")] = 3,
-    only: Annotated[str, typer.Option(help="only cases whose name has this text")] = "",
+    only: Annotated[str, typer.Option(help="only cases whose name has this; others stay")] = "",
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
     """Compare commands of many calls with bare Ray tasks and joblib, alternately."""
     started = _now()
-    cases: dict[str, Any] = {}
+    file = out / "calls.json"
+    cases: dict[str, Any] = json.loads(file.read_text())["cases"] if only else {}
     for case in against_peers.CASES:
         if only not in case.name:
             continue
@@ -63,7 +64,7 @@ def calls(
                 f"  CPU {cpu['median']:.2f} of {peer}'s ({cpu['low']:.2f} to {cpu['high']:.2f}; "
                 f"goal {goal:g}), wall {wall['median']:.2f}"
             )
-        _write(out / "calls.json", started, {"cases": cases})
+        _write(file, started, {"cases": cases})
 
 
 @app.command()
@@ -88,7 +89,7 @@ def studies(
     """Measure the main job with growing numbers of evaluations, looked up in a table."""
     started = _now()
     rows: list[dict[str, Any]] = []
-    for number in numbers or NUMBERS:
+    for number in numbers or (1_000, 10_000, 100_000):
         with TemporaryDirectory(prefix="raypipe-scale-") as name:
             folder = Path(name)
             text = made_up.configuration(number, folder)

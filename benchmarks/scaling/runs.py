@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,8 @@ from raypipe.store import tables as results
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 
-#: seconds between samples, and those in which processes that a command left may end
-_SAMPLE_S, _LEFT_S = 0.05, 10.0
-#: the parts of a second in which Linux counts the CPU time of a process
-_TICKS = os.sysconf("SC_CLK_TCK")
-#: variable that names the command which a process belongs to
-_MARK = "RAYPIPE_BENCHMARK"
+#: measures a command as the parent of all that it starts
+_MEASURE = Path(__file__).with_name("measured_command.py")
 
 
 @dataclass(frozen=True)
@@ -38,13 +32,12 @@ class Cost:
     cpu_s: float
     tree_cpu_s: float
     peak_bytes: int
-    cpu_by_time: tuple[tuple[float, float], ...]
+    cpu_by_time: Sequence[tuple[float, float]]
 
     @property
     def whole(self) -> dict[str, float]:
         """Measurements of the command as a whole."""
-        names = ("wall_s", "cpu_s", "tree_cpu_s", "peak_bytes")
-        return {name: getattr(self, name) for name in names}
+        return {name: each for name, each in vars(self).items() if name != "cpu_by_time"}
 
 
 def run_command(
@@ -61,43 +54,12 @@ def run(command: Sequence[str], log: Path, environment: Mapping[str, str] | None
         RuntimeError: its exit status is not 0; the message has the end of its output.
 
     """
-    mark = f"{_MARK}={log}"  # in the environment of all that the command starts
-    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {}), _MARK: str(log)}
-    clock = time.perf_counter()
-    own: list[tuple[float, float]] = [(time.time(), 0.0)]
-    cpu, found = dict[int, float](), dict[int, float]()
-    peak, wall, end = 0, None, math.inf
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=everything)
-        while wall is None or (found and time.monotonic() < end):  # Ray's processes end later
-            found = _cpu_of_processes(mark)
-            cpu |= found
-            with suppress(FileNotFoundError, ProcessLookupError):
-                peak = max(peak, _peak(Path(f"/proc/{process.pid}/status").read_text()))
-            own.append((time.time(), cpu.get(process.pid, 0.0)))
-            time.sleep(_SAMPLE_S)
-            if wall is None and process.poll() is not None:
-                wall, end = time.perf_counter() - clock, time.monotonic() + _LEFT_S
-    if process.returncode:
-        raise RuntimeError(f"exit status {process.returncode}: {log.read_text()[-2000:]}")
-    return Cost(wall, own[-1][1], sum(cpu.values()), peak, tuple(own))
-
-
-def _cpu_of_processes(mark: str) -> dict[int, float]:
-    """Return the CPU seconds of each process by its ID that has a mark in its environment."""
-    cpu: dict[int, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark.encode() in (folder / "environ").read_bytes():
-                user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
-                cpu[int(folder.name)] = (int(user) + int(system)) / _TICKS
-    return cpu
-
-
-def _peak(status: str) -> int:
-    """Return the peak resident memory of a process so far; 0 if it has ended."""
-    line = next((line for line in status.splitlines() if line.startswith("VmHWM")), "VmHWM: 0 kB")
-    return int(line.split()[1]) * 1024
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    words = [sys.executable, str(_MEASURE), str(log), *command]
+    done = subprocess.run(words, env=everything, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"exit status {done.returncode}: {log.read_text()[-2000:]}")
+    return Cost(**json.loads(done.stdout))
 
 
 def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -125,24 +87,16 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     files = [path for path in place.rglob("*") if path.is_file()]
     run = RunDirectory.at(place)
     stages = results.read_table(run, "stages").set_index("stage")["duration_s"]
-    clock = time.perf_counter()
     ledger = Ledger(run, writable=False)
-    opened = time.perf_counter()
-    results.write_tables(RunDirectory.at(folder / "copy"), ledger, {}, "copy")
-    written = time.perf_counter()
     return {
         "evaluations": len(ledger.rows("evaluations")),
         "load": load,
         "run": first.whole,
         "continue": again.whole,
         "per_s": len(ledger.rows("evaluations")) / stages[only[0]],
-        "stages_s": stages.to_dict(),
-        "open_ledger_s": opened - clock,
-        "write_tables_s": written - opened,
         "files": len(files),
         "bytes": sum(path.stat().st_size for path in files),
         "ledger_bytes": sum(path.stat().st_size for path in Path(run.ledger).iterdir()),
-        "cache_bytes": sum(p.stat().st_size for p in (folder / "cache").rglob("*.sqlite")),
     }
 
 
@@ -162,6 +116,4 @@ def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "continue_cpu_us": 1e6 * each(lambda row: row["continue"]["cpu_s"]),
         "continue_bytes": each(lambda row: row["continue"]["peak_bytes"]),
         "ledger_bytes": each(lambda row: row["ledger_bytes"]),
-        "open_ledger_us": 1e6 * each(lambda row: row["open_ledger_s"]),
-        "write_tables_us": 1e6 * each(lambda row: row["write_tables_s"]),
     }

@@ -31,8 +31,8 @@ from raypipe.redaction import printable
 _AHEAD, _AHEAD_OF_CHUNKS = 1.25, 2.0
 # seconds that a chunk should take, its most calls, and how much longer than the last one it may be
 _CHUNK_S, _MOST_CALLS, _GROWTH = 0.5, 1000, 8
-# seconds of a chunk for each CPU: a Ray task costs this process half of that
-_TASK_S = 5e-3
+# seconds of a chunk for each CPU: a Ray task costs this process a quarter of that
+_TASK_S = 10e-3
 _POLL_S = 0.5
 # seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
@@ -89,10 +89,10 @@ class RayPool:
 
     Short calls are sent in chunks of about half a second: a Ray task, which costs about a
     millisecond, runs several in sequence. How many follows from what the last ones took. On many
-    CPUs a chunk takes twice as long as submitting a task for each of them: shorter ones would leave
-    CPUs without work. Each call has its own result, attempts and time limit. If the process of a
-    chunk dies, the call in which it died has failed, earlier ones have their results, and later
-    ones start again.
+    CPUs a chunk takes four times as long as submitting a task for each of them: shorter ones would
+    leave CPUs without work. Each call has its own result, attempts and time limit. If the process
+    of a chunk dies, the call in which it died has failed, earlier ones have their results, and
+    later ones start again.
 
     A pool that keeps its processes runs tasks in sequence in as many actors as there is room for,
     started on demand. An actor takes its first task once it has started, which may take long, and
