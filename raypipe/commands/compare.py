@@ -62,27 +62,34 @@ def compare(runs: Sequence[RunDirectory]) -> dict[str, Any]:
     }
 
 
-def text(found: Mapping[str, Any], width: int | None) -> str:
-    """Return a comparison for a reader, as wide as the terminal."""
+def tables(found: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of each section of a comparison, as a reader sees them."""
     names = [f"run {number}" for number in range(1, len(found["runs"]) + 1)]
-    differing = [each for each in found["results"] if len({*each["values"]}) > 1]
     titled: dict[str, list[tuple[dict[str, str], Iterable[str]]]] = {
         title: [({"key": key}, map(cell, values)) for key, values in found[title].items()]
         for title in ("configuration", "environment")
     }
     titled["results"] = [
         ({"result": f"{each['table']}.{each['column']}", "row": each["row"]}, _cells(each))
-        for each in differing[:_MOST_ROWS]
+        for each in _differing(found)[:_MOST_ROWS]
     ]
     if found["best"]:
         titled["best setting of each run"] = [
             ({"metric": name}, [each["text"] if each else "none" for each in of_runs])
             for name, of_runs in found["best"].items()
         ]
-    named = zip(names, found["runs"], strict=True)
-    blocks = ["\n".join(f"{name}: {run['run_dir']}, {run['status']}" for name, run in named)]
-    for title, rows in titled.items():
-        lines = [{**row, **dict(zip(names, cells, strict=True))} for row, cells in rows]
+    return {
+        title: [{**row, **dict(zip(names, cells, strict=True))} for row, cells in rows]
+        for title, rows in titled.items()
+    }
+
+
+def text(found: Mapping[str, Any], width: int | None) -> str:
+    """Return a comparison for a reader, as wide as the terminal."""
+    differing, named = _differing(found), enumerate(found["runs"], 1)
+    places = (f"run {number}: {run['run_dir']}, {run['status']}" for number, run in named)
+    blocks = ["\n".join(places)]
+    for title, lines in tables(found).items():
         kept = [name for name in lines[0] if name != "row"] if lines else []
         how = "everything with --json"
         shown = view(lines, width, whole=True, first=kept, kept=len(kept), how=how)
@@ -96,6 +103,10 @@ def text(found: Mapping[str, Any], width: int | None) -> str:
     if not (found["configuration"] or found["environment"] or differing):
         blocks.append("nothing differs")
     return "\n\n".join(blocks)
+
+
+def _differing(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for each in found["results"] if len({*each["values"]}) > 1]
 
 
 def _cells(measure: Mapping[str, Any]) -> list[str]:

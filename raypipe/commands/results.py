@@ -61,8 +61,12 @@ def table(run: RunDirectory, name: str) -> pa.Table:
     return tables.read_arrow(run, name)
 
 
-def results_of(run: RunDirectory) -> RunResults:
-    """Read the results of a run, without the code of its experiment and the logged steps.
+def results_of(run: RunDirectory, *, steps: bool = False) -> RunResults:
+    """Read the results of a run without the code of its experiment.
+
+    Args:
+        run: the run directory.
+        steps: whether the logged steps and the samples of GPUs are among them.
 
     Raises:
         ConfigError: a table or the configuration is damaged.
@@ -75,11 +79,14 @@ def results_of(run: RunDirectory) -> RunResults:
         configuration = run.read(run.config).decode(errors="replace")
     core = tables.by_name((*CORE, *STUDIES))
     known = {each.name: each for each in tables.declarations(run)}
-    left_out = {name for name, each in core.items() if each.partitioned}
+    left_out = {name for name, each in core.items() if each.partitioned and not steps}
     found = {name: tables.read_table(run, name) for name in known if name not in left_out}
     own = Declarations(
         tables=[each for name, each in known.items() if name not in core],
-        core={name: known.get(name, each) for name, each in core.items()},
+        core={
+            name: each.extended(known[name].columns) if name in known else each
+            for name, each in core.items()
+        },
     )
     return RunResults(found, configuration=configuration, declared=own, directory=run)
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs as arrow_fs
@@ -62,6 +62,9 @@ _NO_LOGS = (
 #: the status of a run without one, or with a damaged one
 _NEVER = "1970-01-01T00:00:00+00:00"
 _UNKNOWN = RunStatus("", "", "", "unknown", _NEVER, _NEVER, _NEVER)
+
+#: runs by location, with the names, times and sizes of their files when they were read
+Seen = dict[str, tuple[Any, "Summary"]]
 
 
 @dataclass(frozen=True)
@@ -144,14 +147,19 @@ def has_recovered(ledger: Ledger, failure: Row) -> bool:
 # ls
 
 
-def runs(location: str) -> list[Summary]:
+def runs(location: str, seen: Seen | None = None) -> list[Summary]:
     """Return the runs in a folder and those below, the newest first.
+
+    Args:
+        location: the folder.
+        seen: the runs of an earlier call with it; one that has ended is read again once its files
+            have changed.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
 
     """
-    root = RunDirectory.at(location)
+    root, seen = RunDirectory.at(location), {} if seen is None else seen
     path, found, level = root.path(), list[Summary](), [root]
     try:
         problem = "is a file; `raypipe ls DIR` looks in a folder" if root.is_file else ""
@@ -159,22 +167,30 @@ def runs(location: str) -> list[Summary]:
             problem = "does not exist; `raypipe ls DIR` looks in DIR"
         with ThreadPoolExecutor(_THREADS) as threads:
             for _ in range(0 if problem else _DEPTH + 1):
-                looks = list(threads.map(_look, level))
+                looks = list(threads.map(partial(_look, seen), level))
                 found += [each for each, _ in looks if each is not None]
                 level = [folder for _, below in looks for folder in below]
     except (OSError, ValueError) as error:
         problem = f"cannot be read: {error}"
     if problem:
         raise ConfigError(f"{root.shown}: {problem}")
+    for gone in seen.keys() - {each.run.location for each in found}:
+        del seen[gone]
     return sorted(found, key=lambda each: _since(each.details.started_at))
 
 
-def _look(folder: RunDirectory) -> tuple[Summary | None, list[RunDirectory]]:
+def _look(seen: Seen, folder: RunDirectory) -> tuple[Summary | None, list[RunDirectory]]:
     """Return the summary of a run directory; of another folder those in it."""
     try:
         infos = folder.infos(folder.path())
         if is_run({info.base_name for info in infos}):
-            return summary(folder), []
+            of_files = (i for i in infos if i.type == arrow_fs.FileType.File)
+            state = frozenset((i.base_name, i.mtime_ns, i.size) for i in of_files)
+            before, known = seen.get(folder.location, (None, None))
+            if known is None or before != state or known.status in ("running", "unknown"):
+                known = summary(folder)
+                seen[folder.location] = state, known
+            return known, []
     except OSError:  # removed meanwhile, or another user's
         return None, []
     names = sorted(i.base_name for i in infos if i.type == arrow_fs.FileType.Directory)
@@ -182,12 +198,9 @@ def _look(folder: RunDirectory) -> tuple[Summary | None, list[RunDirectory]]:
     return None, [folder.inside(name) for name in usable]
 
 
-def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
-    """Return runs as a table; paths begin as the location does."""
-    base = RunDirectory.at(location)
-    if not found:
-        return f"no runs in {base.shown}"
-    rows = []
+def cells(found: Sequence[Summary], location: str) -> list[dict[str, str]]:
+    """Return what a table of runs shows of each; paths begin as the location does."""
+    base, rows = RunDirectory.at(location), []
     for each in found:
         path = each.run.shown
         if base.is_local:
@@ -204,6 +217,13 @@ def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
             "result": each.details.result,
         }
         rows.append(row)
+    return rows
+
+
+def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
+    """Return runs as a table."""
+    if not (rows := cells(found, location)):
+        return f"no runs in {RunDirectory.at(location).shown}"
     if all(row["experiment"] in row["run"].split("/") for row in rows):
         for row in rows:
             del row["experiment"]
@@ -366,9 +386,10 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
                         console.print(without_credentials(line), markup=False, soft_wrap=True)
                         last = number
                 if found.status != "running":
-                    console.print(_ending(found), markup=False, soft_wrap=True)
+                    text = f"{ending_text(found)}: {run.shown}"
+                    console.print(text, markup=False, soft_wrap=True)
                     return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
-                was_running, text = True, _progress(found)
+                was_running, text = True, progress_text(found)
                 if live is not None:
                     live.update(Text(text))
                 elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
@@ -385,17 +406,18 @@ def _readable(run: RunDirectory) -> Summary:
         raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
 
 
-def _ending(found: Summary) -> str:
+def ending_text(found: Summary) -> str:
+    """Return how a run ended, on a line."""
     known = found.details
     message = without_credentials(first_line(known.message))
     why = f" ({message})" if message else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""
     stages = f"{known.ended} of {known.stages} stages" if known.stages else ""
     parts = filter(None, (f"{found.status}{why}{took}", stages, found.details.result))
-    return f"{', '.join(parts)}: {found.run.shown}"
+    return ", ".join(parts)
 
 
-def _progress(found: Summary) -> str:
+def progress_text(found: Summary) -> str:
     """Return how far a run is, and its running stages, on a line."""
     known = found.details
     parts = [f"{known.ended} of {known.stages} stages done" if known.stages else "starting"]
@@ -462,11 +484,17 @@ def log_text(run_dir: str, unit: str) -> str:
     logs = run.list(run.logs)
     name = _chosen(run, unit, logs, failures)
     if name in logs:
-        content = without_credentials(run.read(run.path("logs", name)).decode(errors="replace"))
+        content = run.read(run.path("logs", name)).decode(errors="replace")
     else:
         rows = (row for row in failures if row["log"] == name)
         content = "\n".join(f"{r['kind']}: {r.get('traceback') or r['message']}" for r in rows)
-    return printable("\n".join(map(last_state, content.split("\n"))), keep="\n\t").rstrip()
+    return shown_log(content)
+
+
+def shown_log(content: str) -> str:
+    """Return a log, or a part of it, without credentials and control sequences."""
+    lines = map(last_state, without_credentials(content).split("\n"))
+    return printable("\n".join(lines), keep="\n\t").rstrip()
 
 
 def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:

@@ -97,18 +97,21 @@ def page_files(run: RunResults) -> dict[str, bytes]:
         ValueError: two plots share a name.
 
     """
-    tables, stages = run.tables, rows(run.tables, "stages")
-    statuses = [] if stages is None else list(stages["status"])
-    worst = next((status for status in _WORST if status in statuses), "succeeded")
+    status = _status(run)
+    return render(run.title, Pill.of_status(status) if status else None, page_sections(run))
+
+
+def page_sections(run: RunResults) -> list[Section]:
+    """Return the sections of a run's page; those that show nothing are among them."""
     covered = {name for section in run.sections for name in section.covers if section.parts}
     free = [results for results in run.results if results.table.name not in covered]
-    sections = [
+    return [
         summary_section(run),
-        _failures(run, recovered=worst == "succeeded"),
+        _failures(run, recovered=_status(run) in ("", "succeeded")),
         sweep_section(run),
         search_section(run.search),
         *(table_section(results, run.search) for results in free if results.headlines),
-        race_section(rows(tables, "race")),
+        race_section(rows(run.tables, "race")),
         variants_section(run),
         *run.sections,
         *(table_section(results, run.search) for results in free if not results.headlines),
@@ -117,8 +120,13 @@ def page_files(run: RunResults) -> dict[str, bytes]:
         _environment(run),
         _repetition(run),
     ]
-    status = Pill.of_status(worst) if statuses else None
-    return render(run.title, status, sections)
+
+
+def _status(run: RunResults) -> str:
+    """Return the worst status of a stage; empty without stages."""
+    stages = rows(run.tables, "stages")
+    statuses = [] if stages is None else list(stages["status"])
+    return next((status for status in _WORST if status in statuses), "succeeded" * bool(statuses))
 
 
 def summary_section(run: RunResults) -> Section:

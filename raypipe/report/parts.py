@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raypipe.report.formatting import cell, counted, heading
@@ -63,6 +63,14 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A link to an address that no run has chosen."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
 class Fold:
     """Parts that a click on the title opens."""
 
@@ -74,9 +82,9 @@ class Fold:
 class TableView:
     """Columns of a table in order, by default its own; the first names the row.
 
-    ``label`` is for screen readers. A cell is a :class:`Pill` or :class:`Code`, or any value, which
-    is formatted by its column's name. ``emphasized`` says which rows are bold, ``meanings``
-    explains columns. ``caption`` stands above the rows.
+    ``label`` is for screen readers. A cell is a :class:`Pill`, :class:`Code` or :class:`Link`, or
+    any value, which is formatted by its column's name. ``emphasized`` says which rows are bold,
+    ``meanings`` explains columns. ``caption`` stands above the rows.
     """
 
     rows: pd.DataFrame
@@ -126,7 +134,7 @@ class Tile:
 Tiles: TypeAlias = tuple[Tile, ...]
 #: questions, each with the parts that answer it; those without parts are left out
 Answers: TypeAlias = dict[str, list["Part"]]
-Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles | Answers
+Part: TypeAlias = str | Heading | Code | Link | Fold | TableView | Plot | Pill | Tiles | Answers
 
 
 def own_columns(rows: pd.DataFrame, first: Sequence[str] = ()) -> list[Any]:
@@ -146,26 +154,35 @@ def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict
     Raises ValueError when two plots share a name.
     """
     files: dict[str, bytes] = {}
-    script = _templates().get_template("page.js").render()
-    page = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            svg=partial(_svg, files),
-            title=title,
-            status=status,
-            sections=_anchored(sections),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    shown, environment = anchored(sections), templates()
+    page = environment.get_template("page.html").render(
+        title=title,
+        status=status,
+        links={anchor: section.title for anchor, section in shown.items()},
+        content=content(shown, partial(_svg, files)),
+        policy=policy(environment, "page.js"),
     )
     return files | {"index.html": page.encode()}
 
 
+def content(sections: Mapping[str, Section], svg: Callable[[Plot], tuple[str, Markup]]) -> Markup:
+    """Return sections by their ids as HTML; ``svg`` returns the :func:`drawing` of a plot."""
+    return Markup(templates().get_template("sections.html").render(sections=sections, svg=svg))
+
+
+def policy(environment: Environment, *scripts: str) -> str:
+    """Return the policy of a page that loads nothing, and runs no script but these templates."""
+    texts = (environment.get_template(name).render().encode() for name in scripts)
+    digests = (base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
+
+
 @cache
-def _templates() -> Environment:
-    """Return the templates, which a process compiles once."""
+def templates(*packages: str) -> Environment:
+    """Return the templates of packages and the report's, which a process compiles once."""
     environment = Environment(
-        loader=PackageLoader("raypipe.report"),
+        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "raypipe.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -179,16 +196,16 @@ def _templates() -> Environment:
     return environment
 
 
-def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
+def anchored(sections: Sequence[Section]) -> dict[str, Section]:
     """Return the sections that show anything by unique ids, which follow from their titles."""
-    anchored: dict[str, Section] = {}
+    found: dict[str, Section] = {}
     for section in sections:
         anchor = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
-        while anchor in anchored:
+        while anchor in found:
             anchor += "-"
         if list(_grouped(section.parts)):
-            anchored[anchor] = section
-    return anchored
+            found[anchor] = section
+    return found
 
 
 def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | list[Plot]]:
@@ -221,7 +238,7 @@ def _columns(table: TableView) -> list[tuple[str, str, str, list[tuple[Any, str]
         values, cells = table.rows[name], []
         for value in values:
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            shown = value if isinstance(value, Pill | Code) else cell(name, value)
+            shown = value if isinstance(value, Pill | Code | Link) else cell(name, value)
             cells.append((shown, repr(float(value)) if is_number else ""))
         columns.append((_css(name, values), heading(name), table.meanings.get(name, ""), cells))
     return columns
@@ -238,15 +255,20 @@ def _css(name: str, column: pd.Series[Any]) -> str:
 
 
 def _svg(files: dict[str, bytes], plot: Plot) -> tuple[str, Markup]:
-    """Add the files of a plot; return the view box and content of its SVG, in the page's colors.
-
-    Matplotlib escaped the texts in it. Ids get the plot's name as prefix, unique on the page.
-    """
+    """Add the files of a plot; return its drawing. Raises ValueError if there is one so named."""
     name, drawn = slug(plot.name), encode(plot)
     if f"figures/{name}.svg" in files:
         raise ValueError(f"two figures are named {plot.name!r}; names must differ")
     files |= {f"figures/{name}.{kind}": content for kind, content in drawn.items()}
-    text = drawn["svg"].decode()
+    return drawing(plot, drawn["svg"])
+
+
+def drawing(plot: Plot, content: bytes) -> tuple[str, Markup]:
+    """Return the view box and content of a plot's SVG, in the page's colors.
+
+    Matplotlib escaped the texts in it. Ids get the plot's name as prefix, unique on the page.
+    """
+    name, text = slug(plot.name), content.decode()
     opening, _, text = text[text.index("<svg") :].rpartition("</svg>")[0].partition(">")
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
     tips = rf'<g id="{TIP}([^"]*)">'

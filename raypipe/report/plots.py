@@ -140,7 +140,7 @@ def slug(text: str) -> str:
     return f"{safe[:_MAX_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
 
 
-def encode(plot: Plot) -> dict[str, bytes]:
+def encode(plot: Plot, kinds: Sequence[str] = ("png", "svg")) -> dict[str, bytes]:
     """Return the plot as ``{"png": ..., "svg": ...}``; equal plots give equal bytes."""
     import matplotlib as mpl
     from matplotlib.text import Text
@@ -152,8 +152,9 @@ def encode(plot: Plot) -> dict[str, bytes]:
         # a letter that the font of the PNG lacks; the page has the reader's fonts
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         mpl.rcParams["svg.hashsalt"] = plot.name
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+        for kind in kinds:
             buffer = io.BytesIO()
+            metadata = {"Software" if kind == "png" else "Date": None}
             plot.figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
             files[kind] = buffer.getvalue()
     return files

@@ -1,41 +1,43 @@
 "use strict";
-// Sort a table by a column: numbers by their values, other cells by their text.
-for (const table of document.querySelectorAll(".scroll table")) {
-  const body = table.tBodies[0];
-  if (body.rows.length < 2) continue;
-  [...table.tHead.rows[0].cells].forEach((head, column) => {
-    head.tabIndex = 0;
-    head.classList.add("sortable");
-    const sort = () => {
-      const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-      const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
-      const numeric = [...body.rows].some((row) => row.cells[column].dataset.v !== undefined);
-      const order = (a, b) => {
-        if (!numeric) return key(a).localeCompare(key(b), undefined, { numeric: true }) * down;
-        const [x, y] = [parseFloat(key(a)), parseFloat(key(b))];
-        if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y);
-        return (x - y) * down;
+// Let the tables below an element be sorted: numbers by their values, other cells by their text.
+// Show the value of a point of a drawing where the pointer is.
+function prepare(root) {
+  for (const table of root.querySelectorAll(".scroll table")) {
+    const body = table.tBodies[0];
+    if (body.rows.length < 2 && !table.id) continue;
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.tabIndex = 0;
+      head.classList.add("sortable");
+      const sort = () => {
+        const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+        const key = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
+        const numeric = [...body.rows].some((row) => row.cells[column].dataset.v !== undefined);
+        const order = (a, b) => {
+          if (!numeric) return key(a).localeCompare(key(b), undefined, { numeric: true }) * down;
+          const [x, y] = [parseFloat(key(a)), parseFloat(key(b))];
+          if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y);
+          return (x - y) * down;
+        };
+        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
+        body.append(...[...body.rows].sort(order));
       };
-      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
-      body.append(...[...body.rows].sort(order));
-    };
-    head.addEventListener("click", sort);
-    head.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); }
+      head.addEventListener("click", sort);
+      head.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); }
+      });
     });
-  });
+  }
+  for (const mark of root.querySelectorAll("svg .tip")) {
+    const title = mark.querySelector("title");
+    mark.dataset.tip = title.textContent;
+    title.remove();
+  }
 }
-// Show the value of the point below the pointer.
 const tip = document.createElement("div");
 tip.className = "tooltip";
 tip.hidden = true;
 document.body.append(tip);
-for (const mark of document.querySelectorAll("svg .tip")) {
-  const title = mark.querySelector("title");
-  mark.dataset.tip = title.textContent;
-  title.remove();
-}
 document.addEventListener("pointerover", (event) => {
   const mark = event.target.closest?.("svg .tip");
   tip.hidden = !mark;
@@ -47,3 +49,4 @@ document.addEventListener("pointerover", (event) => {
   tip.style.left = `${window.scrollX + Math.max(4, Math.min(left, most))}px`;
   tip.style.top = `${window.scrollY + box.top - tip.offsetHeight - 6}px`;
 });
+prepare(document);
