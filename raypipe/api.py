@@ -738,6 +738,32 @@ def watch(run_dir: str) -> int:
     return follow(opened(run_dir))
 
 
+def ui(directories: Sequence[str] = (), *, port: int = 8270, host: str = "127.0.0.1") -> int:
+    """Show runs in a browser, live: a table of all, a page for each, and comparisons.
+
+    Run directories are only read; a run may go on elsewhere. Ctrl-C ends it.
+
+    Args:
+        directories: Folders or URIs with run directories in them, at any depth. [default:
+            RAYPIPE_RUNS, else runs]
+        port: The port to listen on; 0 takes a free one.
+        host: The address to listen on. Any other than this machine's own (127.0.0.1) is open to the
+            network: the printed link then has a token, without which nothing is shown.
+
+    """
+    from raypipe.commands import runs_location
+
+    try:
+        from raypipe.ui.server import serve
+    except ImportError as error:
+        raise ConfigError(
+            "ui: needs Starlette and uvicorn, which are not installed: "
+            "pip install 'raypipe-runner[ui]'"
+        ) from error
+    serve(list(directories) or [runs_location()], host, port)
+    return 0
+
+
 def command_of(run_dir: RunDirectory) -> str:
     """Return the newest command of a run directory, as its status has it.
 

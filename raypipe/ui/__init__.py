@@ -1,0 +1,1 @@
+"""Local web page over run directories, which are only read: ``raypipe ui``."""

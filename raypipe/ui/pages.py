@@ -1,0 +1,340 @@
+"""Pages of ``raypipe ui``: the table of runs, a run, and a comparison of several.
+
+They are made of the report's parts when they are asked for. What takes long, such as plots, is made
+again once the files that it follows from have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from jinja2 import Environment
+from markupsafe import Markup
+from pyarrow import fs as arrow_fs
+
+from raypipe.commands import compare
+from raypipe.commands.results import results_of
+from raypipe.commands.summary import (
+    Seen,
+    Summary,
+    cells,
+    ending_text,
+    has_recovered,
+    progress_text,
+    runs,
+    shown_log,
+    summary,
+)
+from raypipe.commands.table_view import cell
+from raypipe.errors import ConfigError
+from raypipe.graph.unit_logs import first_line
+from raypipe.redaction import shown_traceback, without_credentials
+from raypipe.report import parts
+from raypipe.report.formatting import counted
+from raypipe.report.page import page_sections
+from raypipe.report.parts import Code, Fold, Link, Part, Pill, Section, TableView
+from raypipe.report.plots import Plot, encode
+from raypipe.report.results import RunResults, staged
+from raypipe.report.sections import training_plots
+from raypipe.store.ledger import Ledger
+from raypipe.store.run_directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+#: seconds between looks of a page of which something runs on this disk, and of others
+_PERIOD_S, _REST_PERIOD_S = 2, 10
+#: share of the time in which the same thing is made again and again
+_SHARE = 0.2
+#: things that are kept, failures, logs, bytes of the end of each, and messages
+_MOST_KEPT, _MOST_FAILURES, _MOST_LOGS, _TAIL_BYTES, _MOST_MESSAGES = 30, 10, 5, 8192, 20
+#: sections of a run's page before those of its report
+_OWN = ("Progress", "State", "Failures", "Output")
+#: files of a report
+_KINDS = (".html", ".png", ".svg")
+
+#: titles of sections by their ids, and their HTML
+Made = tuple[Mapping[str, str], Markup]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run of the table: its summary, and the cells of its row by column."""
+
+    summary: Summary
+    cells: Mapping[str, str]
+
+    @property
+    def status(self) -> Pill:
+        """Its status."""
+        return Pill.of_status(self.summary.status)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers by which columns are sorted that are not sorted by their text."""
+        started_at = datetime.fromisoformat(self.summary.details.started_at).timestamp()
+        return {"started": started_at, "took": self.summary.duration_s or 0.0}
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What was made of files in a state; ``due`` is when it may be made again."""
+
+    state: Any
+    value: Any
+    due: float
+
+
+class _PageCache:
+    """Cache of the parts of pages that were asked for last; one of them is made at a time."""
+
+    def __init__(self) -> None:
+        self._lock, self._kept = Lock(), dict[Any, _Kept]()
+
+    def get(self, name: Any, state: Any, make: Callable[[], Any], least_s: float = 0.0) -> Any:
+        """Return what is made of files in a state, made again once it differs and time has passed.
+
+        It is the seconds given, and more if it takes long to make.
+        """
+        with self._lock:
+            kept, start = self._kept.pop(name, None), time.monotonic()
+            if kept is None or (kept.state != state and start >= kept.due):
+                value, end = make(), time.monotonic()
+                kept = _Kept(state, value, end + max(least_s, (end - start) / _SHARE))
+            self._kept[name] = kept
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return kept.value
+
+
+class Pages:
+    """The pages over the runs in some folders, for requests in several threads."""
+
+    def __init__(self, locations: Sequence[str]) -> None:
+        self._seen: dict[str, Seen] = {location: {} for location in locations}
+        self._lists, self._cache = _PageCache(), _PageCache()
+
+    def runs(self) -> Mapping[str, Listed]:
+        """Return the runs by key, the newest first. Raises ConfigError: a folder is unreadable."""
+        now: Mapping[str, Listed] = self._lists.get("", time.monotonic(), self._look, 1.0)
+        return now
+
+    def _look(self) -> Mapping[str, Listed]:
+        found: list[Listed] = []
+        for location, seen in self._seen.items():
+            summaries = runs(location, seen)
+            shared = f"{location.rstrip('/')}/" if len(self._seen) == 1 else ""
+            for each, texts in zip(summaries, cells(summaries, location), strict=True):
+                texts["run"] = texts["run"].removeprefix(shared)
+                found.append(Listed(each, {name: cell(text) for name, text in texts.items()}))
+        found.sort(key=lambda each: each.numbers["started"], reverse=True)
+        return {_key(each.summary.run): each for each in found}
+
+    def table(self) -> str:
+        """Return the page with the table of runs. Raises ConfigError."""
+        rows = self.runs()
+        period_s = _period_s(each.summary for each in rows.values())
+        values = {"rows": rows, "places": [RunDirectory.at(each).shown for each in self._seen]}
+        return _page("runs.html", "Runs", None, ({}, Markup()), period_s, **values)
+
+    def run(self, key: str) -> str:
+        """Return the page of a run. Raises ConfigError: there is none."""
+        found = self._summary(key)
+        run, known = found.run, found.details
+        is_running = found.status == "running"
+        answers: dict[str, list[Part]] = {
+            "Status": [progress_text(found) if is_running else ending_text(found)],
+            "Message": [Code(shown_log(known.message))] if known.message else [],
+            "Command": [Code(cell(known.command))] if known.command else [],
+            "Directory": [Code(run.shown)],
+            "Files": list(_files(key, run)),
+        }
+        state = _state(run, "ledger")
+        failures = self._cache.get((run, "failures"), state, lambda: _failures(run))
+        now = [Section("State", [answers]), failures, Section("Output", list(_output(found)))]
+        report = self._cache.get((run, "report"), _state(run, "results"), lambda: _report(run))
+        live = _made(now, _OWN[:1])
+        sections = {**live[0], **report[0]}, live[1] + report[1]
+        title, status = known.experiment or run.shown, Pill.of_status(found.status)
+        period_s = _period_s([found])
+        return _page("run.html", title, status, sections, period_s, running=known.running)
+
+    def comparison(self, keys: Sequence[str]) -> str:
+        """Return the page that compares runs. Raises ConfigError: there are not two of them."""
+        chosen = {key: self._summary(key) for key in keys}
+        if len(chosen) < 2:
+            raise ConfigError("choose two runs or more in the table of runs")
+        directories = [found.run for found in chosen.values()]
+        state = [(_state(each.run, "results"), each.status) for each in chosen.values()]
+        sections = self._cache.get(tuple(chosen), state, lambda: _compared(chosen, directories))
+        period_s = _period_s(chosen.values())
+        return _page("run.html", "Comparison", None, sections, period_s, running=())
+
+    def report_file(self, key: str, name: str) -> bytes:
+        """Return a file of a run's report. Raises ConfigError: there is none of this name."""
+        run = self._summary(key).run
+        if name not in _report_names(run):
+            raise ConfigError("the report of this run has no such file")
+        return run.read(f"{run.report}/{name}")
+
+    def _summary(self, key: str) -> Summary:
+        """Return what is known of a run by now. Raises ConfigError: there is none."""
+        if (listed := self.runs().get(key)) is None:
+            raise ConfigError("no such run: it was removed, or the address is incomplete")
+        return summary(listed.summary.run)
+
+
+def policy() -> str:
+    """Return the policy of all pages, the report's among them."""
+    asks = "connect-src 'self'; form-action 'self'"
+    return f"{parts.policy(_templates(), 'live.js', 'page.js')}; {asks}"
+
+
+def _templates() -> Environment:
+    return parts.templates("raypipe.ui")
+
+
+def _page(
+    template: str, title: str, status: Pill | None, made: Made, period_s: int, **values: Any
+) -> str:
+    links, content = made
+    values |= {"title": title, "status": status, "links": links, "content": content}
+    page = _templates().get_template(template)
+    return page.render(policy=policy(), period_s=period_s, **values)
+
+
+def _made(sections: Sequence[Section], before: Sequence[str] = ()) -> Made:
+    """Return sections that have other ids than those with these titles."""
+    found = parts.anchored([*(Section(title, [title]) for title in before), *sections])
+    own = dict([*found.items()][len(before) :])
+    return {anchor: each.title for anchor, each in own.items()}, parts.content(own, _drawing)
+
+
+def _drawing(plot: Plot) -> tuple[str, Markup]:
+    return parts.drawing(plot, encode(plot, ("svg",))["svg"])
+
+
+def _key(run: RunDirectory) -> str:
+    """Return what names a run in addresses, and says nothing about where it is."""
+    return hashlib.sha256(run.shown.encode()).hexdigest()[:16]
+
+
+def _period_s(found: Iterable[Summary]) -> int:
+    is_live = any(each.status == "running" and each.run.is_local for each in found)
+    return _PERIOD_S if is_live else _REST_PERIOD_S
+
+
+def _state(run: RunDirectory, folder: str) -> frozenset[Any]:
+    """Return the names, times and sizes of all files in a folder of a run."""
+    infos = run.infos(run.path(folder), recursive=True)
+    return frozenset((info.path, info.mtime_ns, info.size) for info in infos)
+
+
+def _own_files(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:
+    """Return the files in a folder of a run; none that a link has elsewhere."""
+    files = (i for i in run.infos(folder, recursive=True) if i.type == arrow_fs.FileType.File)
+    if not run.is_local:
+        return list(files)
+    root = Path(run.path()).resolve()
+    return [info for info in files if Path(info.path).resolve().is_relative_to(root)]
+
+
+def _report_names(run: RunDirectory) -> list[str]:
+    paths = (info.path for info in _own_files(run, run.report))
+    return sorted(path.removeprefix(f"{run.report}/") for path in paths if path.endswith(_KINDS))
+
+
+def _files(key: str, run: RunDirectory) -> Iterator[Part]:
+    """Yield links to the page of the last report, and to its figures."""
+    links = {name: Link(name, f"/run/{key}/report/{quote(name)}") for name in _report_names(run)}
+    if page := links.pop("index.html", None):
+        yield Link("the report that the newest command wrote", page.address)
+    if links:
+        yield Fold(counted(len(links), "figure"), list(links.values()))
+
+
+def _output(found: Summary) -> Iterator[Part]:
+    """Yield the last messages of the newest command, and the ends of the newest logs."""
+    said = [without_credentials(text) for _, text in found.details.messages[-_MOST_MESSAGES:]]
+    if said:
+        yield Code("\n".join(said))
+    run = found.run
+    logs = sorted(_own_files(run, run.logs), key=lambda info: -(info.mtime_ns or 0))
+    for info in logs[:_MOST_LOGS]:
+        with run.fs.open_input_file(info.path) as file:
+            begin = max(0, info.size - _TAIL_BYTES)
+            file.seek(begin)
+            text = shown_log(file.read(_TAIL_BYTES).decode(errors="replace"))
+        yield Fold(f"Log {info.base_name}", [Code(f"...\n{text}" if begin else text)])
+
+
+def _failures(run: RunDirectory) -> Section:
+    """Return the newest failed attempts that no later one made good, else the newest ones."""
+    try:
+        ledger = Ledger.to_read(run)
+    except ConfigError as error:
+        return Section("Failures", [without_credentials(str(error))], "alert")
+    rows = ledger.rows("failures")
+    lost = [row for row in rows if not has_recovered(ledger, row)]
+    folds: list[Part] = []
+    for row in (lost or rows)[: -_MOST_FAILURES - 1 : -1]:
+        then = f" ({row['outcome']})" if row.get("outcome") else ""
+        title = f"{row['unit']}: {row['kind']}{then}: {first_line(row['message'])}"
+        text = shown_log(row.get("traceback") or row["message"])
+        folds.append(Fold(without_credentials(title), [Code(text)]))
+    count = f"{counted(len(rows), 'attempt')} failed, {len(rows) - len(lost)} of units that "
+    css = "alert" if lost else "alert recovered"
+    return Section("Failures", [f"{count}succeeded later.", *folds] if rows else [], css)
+
+
+def _report(run: RunDirectory) -> Made:
+    """Return the sections of a run's report, but for its failures, and without its experiment's."""
+    try:
+        sections = page_sections(results_of(run, steps=True))
+        return _made([each for each in sections if each.title != "Failures"], _OWN)
+    except ConfigError as error:
+        text = without_credentials(str(error))
+    except Exception:  # of a foreign or damaged run; the others are shown
+        log.error("%s: the results are not shown\n%s", run.shown, shown_traceback())  # noqa: TRY400
+        text = "They cannot be shown; the terminal of raypipe ui says why."
+    return _made([Section("Results", [text])], _OWN)
+
+
+def _compared(chosen: Mapping[str, Summary], directories: Sequence[RunDirectory]) -> Made:
+    """Return the sections of a comparison: tables, and the curves of all runs on the same plots."""
+    found = compare.compare(directories)
+    listed = {
+        "run": [Link(f"run {n}", f"/run/{key}") for n, key in enumerate(chosen, 1)],
+        "status": [Pill.of_status(each.status) for each in chosen.values()],
+        "directory": [run.shown for run in directories],
+        "result": [cell(each.details.result) for each in chosen.values()],
+    }
+    sections = [Section("Runs", [TableView(pd.DataFrame(listed), label="Runs")])]
+    curves = list(_curves([results_of(run, steps=True) for run in directories]))
+    sections.append(Section("Curves", curves))
+    for title, rows in reversed(compare.tables(found).items()):
+        view = TableView(pd.DataFrame(rows), label=title.capitalize())
+        sections.append(Section(title.capitalize(), [view if rows else "No difference."]))
+    return _made(sections, _OWN[:1])
+
+
+def _curves(several: Sequence[RunResults]) -> Iterator[Plot]:
+    """Draw the logged steps of runs, of which each trial is named by its run."""
+    steps = []
+    for number, run in enumerate(several, 1):
+        if (rows := staged(run.tables, "steps")).empty:
+            continue
+        names = rows["trial_id"].astype(str).str.partition("@")
+        point = names[2].map(lambda values: f",{values}" if values else "")
+        steps.append(rows.assign(trial_id=names[0] + f"@run={number}" + point))
+    if steps:
+        yield from training_plots(replace(several[0], tables={"steps": pd.concat(steps)}))

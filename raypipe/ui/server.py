@@ -1,0 +1,180 @@
+"""Server of ``raypipe ui``: who may ask, what may be asked for, and the answers.
+
+An address names a run by a key, and a file of its report by a name from the folder's listing: no
+text of a request is ever a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+import socket
+from collections.abc import Sequence
+from functools import partial
+from pathlib import PurePath
+from urllib.parse import urlencode
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
+from raypipe.ui.pages import Pages, policy
+
+#: the names of this machine, for itself
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_KINDS = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml"}
+_SECONDS = 2  # for which the end waits for answers
+
+
+def serve(locations: Sequence[str], host: str, port: int) -> None:
+    """Answer requests until the process is interrupted.
+
+    Raises:
+        ConfigError: a folder cannot be read, or the address cannot be used.
+
+    """
+    pages = Pages(locations)
+    count = len(pages.runs())
+    token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ui: cannot listen on {host}, port {port}: {error}; --port 0 takes a free port, and "
+            "--host has to be an address of this machine"
+        ) from error
+    number = listener.getsockname()[1]
+    name = socket.gethostname() if token else f"[{host}]" if ":" in host else host
+    query = f"?token={token}" if token else ""
+    print(f"raypipe ui: http://{name}:{number}/{query} ({count} runs; Ctrl-C ends it)", flush=True)
+    config = uvicorn.Config(
+        application(pages, token), log_level="warning", access_log=False, lifespan="off",
+        ws="none", server_header=False, timeout_graceful_shutdown=_SECONDS,
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def application(pages: Pages, token: str) -> Starlette:
+    """Return the server of some pages.
+
+    Without a token it answers requests to this machine's own names alone, so that no page of a
+    foreign name can read from it. With one, every request needs it.
+    """
+    allowed = ["*"] if token else list(_LOOPBACK)
+    return Starlette(
+        routes=[
+            Route("/", partial(_runs, pages)),
+            Route("/compare", partial(_comparison, pages)),
+            Route("/run/{key}", partial(_run, pages)),
+            Route("/run/{key}/report/{name:path}", partial(_file, pages)),
+        ],
+        middleware=[
+            Middleware(_with_policy),
+            Middleware(TrustedHostMiddleware, allowed_hosts=allowed),
+            Middleware(_guarded, token=token),
+        ],
+        exception_handlers={ConfigError: _refused, OSError: _refused},
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Raises ConfigError."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ConfigError(
+            f"--host {host}: must be localhost or an IP address, such as 0.0.0.0"
+        ) from error
+
+
+def _with_policy(app: ASGIApp) -> ASGIApp:
+    """Let every answer forbid what no page needs."""
+    headers = {
+        "Content-Security-Policy": policy() + "; base-uri 'none'; frame-ancestors 'none'",
+        "Cache-Control": "no-store",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                known = MutableHeaders(scope=message)
+                for name, value in headers.items():
+                    known.setdefault(name, value)
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    return answer
+
+
+def _guarded(app: ASGIApp, token: str) -> ASGIApp:
+    """Refuse requests without the token, which a link gives once and a cookie afterwards."""
+    if not token:
+        return app
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        cookie = f"raypipe-{scope['server'][1]}"  # each port has its own
+        given = request.query_params.get("token")
+        presented = given if given is not None else request.cookies.get(cookie, "")
+        if not secrets.compare_digest(presented.encode(), token.encode()):
+            text = "The token is missing or wrong: open the link that raypipe ui has printed.\n"
+            await PlainTextResponse(text, 403)(scope, receive, send)
+        elif given is not None:
+            others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+            address = f"/{scope['path'].lstrip('/')}?{urlencode(others)}"
+            redirect = RedirectResponse(address, 303)
+            redirect.set_cookie(cookie, token, httponly=True, samesite="lax")
+            await redirect(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return answer
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    del request
+    return PlainTextResponse(f"{without_credentials(str(error))}\n", 404)
+
+
+def _page(request: Request, content: str) -> Response:
+    """Return a page, or that it has not changed since the reader's last request."""
+    state = f'"{hashlib.sha256(content.encode()).hexdigest()}"'
+    headers = {"ETag": state}
+    if request.headers.get("If-None-Match") == state:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type="text/html", headers=headers)
+
+
+def _runs(pages: Pages, request: Request) -> Response:
+    return _page(request, pages.table())
+
+
+def _run(pages: Pages, request: Request) -> Response:
+    return _page(request, pages.run(request.path_params["key"]))
+
+
+def _comparison(pages: Pages, request: Request) -> Response:
+    return _page(request, pages.comparison(request.query_params.getlist("run")))
+
+
+def _file(pages: Pages, request: Request) -> Response:
+    """Return a file of a run's report, which may run raypipe's own script and asks for nothing."""
+    name = request.path_params["name"]
+    content = pages.report_file(request.path_params["key"], name)
+    alone = f"{policy()}; base-uri 'none'; frame-ancestors 'none'; sandbox allow-scripts"
+    headers = {"Content-Security-Policy": alone}
+    return Response(content, media_type=_KINDS[PurePath(name).suffix], headers=headers)

@@ -1,0 +1,425 @@
+"""``raypipe ui``: what its pages show, who may see it, and how a browser follows a run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from raypipe import ui
+from raypipe.commands import summary
+from raypipe.store import run_status
+from raypipe.store.ledger import Ledger
+from raypipe.store.lock import writing
+from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
+from raypipe.store.tables import Column, Table, write_table
+from raypipe.training.tables import STEPS
+from raypipe.ui.pages import Pages
+from raypipe.ui.server import application
+from tests.browser import Browser, browser, in_browser
+from tests.command import finish, listens, raypipe, start
+from tests.raypipe.report.page_reader import HOSTILE, Page
+
+SCORES = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),),
+               axes=("method",))  # fmt: skip
+TOKEN = "a-token-of-this-test"
+
+
+def write_status(run: RunDirectory, *, hours: float = 0, **more: Any) -> None:
+    at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+    common = {"experiment": "toy", "run_id": "toy-1", "command": "raypipe run toy.yaml"}
+    times = {"first_started_at": at, "started_at": at, "updated_at": at}
+    found = RunStatus(**{**common, **times, "status": "succeeded", **more})
+    run.write(run.status, found.to_bytes())
+
+
+def write_run(folder: Path, name: str, best: float = 0.5, **more: Any) -> RunDirectory:
+    """Write a run with a table of scores, 20 steps and a failed attempt."""
+    run = RunDirectory.at(folder / name)
+    write_status(run, **{"result": f"scores.score {best}", **more})
+    run.write(run.config, f"experiment: toy\nfit: {{rate: {best}}}\n".encode())
+    rows = [{"method": "a", "score": best}, {"method": "b", "score": 0.1}]
+    write_table(run, SCORES, rows, "toy-1")
+    write_steps(run, 20, best)
+    run.append(run.log("fit"), b"epoch 1\repoch 2\nsaid by the unit\n")
+    failure = {"stage": "fit", "unit": "fit", "attempt": 1, "kind": "error", "log": "fit.log",
+               "message": "ValueError: too large", "traceback": "line 7 of toy.py",
+               "outcome": "gave up"}  # fmt: skip
+    with writing(run, print):
+        Ledger(run).put("failures", {"fit/1": failure})
+    run.write(f"{run.report}/index.html", b"<title>report</title>")
+    run.write(f"{run.report}/figures/loss.svg", b"<svg/>")
+    return run
+
+
+def write_steps(run: RunDirectory, count: int, best: float = 0.5) -> None:
+    rows = [{"trial_id": "fit", "step": n, "loss": best + 1 / n} for n in range(1, count + 1)]
+    write_table(run, STEPS, rows, "toy-1", "fit")
+
+
+@pytest.fixture
+def folder_of_runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    write_run(folder, "toy/first", 0.75, hours=2)
+    write_run(folder, "toy/second", hours=1, experiment="other")
+    return folder
+
+
+@pytest.fixture
+def client(folder_of_runs: Path) -> TestClient:
+    return client_of(folder_of_runs)
+
+
+def client_of(folder: Path, token: str = "") -> TestClient:
+    app = application(Pages([str(folder)]), token)
+    return TestClient(app, "http://localhost:8270", follow_redirects=False)
+
+
+def page(client: TestClient, address: str) -> Page:
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)
+
+
+def keys(client: TestClient) -> list[str]:
+    """The keys of the runs, the newest first."""
+    return [str(attrs["value"]) for attrs in page(client, "/").all("input") if "value" in attrs]
+
+
+def test_the_table_has_the_runs_the_newest_first(client, folder_of_runs):
+    table = page(client, "/")
+    links = [str(attrs["href"]) for attrs in table.all("a")]
+    assert links == [f"/run/{key}" for key in keys(client)]
+    assert re.search(r"toy/second .*other .*succeeded .*60 min ago .*toy/first", table.words)
+    assert "scores.score 0.75" in table.words
+    state = client.get("/").headers["ETag"]
+    assert client.get("/", headers={"If-None-Match": state}).status_code == 304
+    write_run(folder_of_runs, "third", experiment="new")
+    time.sleep(1)  # the least time between two looks
+    changed = client.get("/", headers={"If-None-Match": state})
+    assert changed.status_code == 200
+    assert "third" in changed.text
+
+
+def test_the_page_of_a_run_has_its_state_failures_output_and_report(client):
+    key = keys(client)[1]
+    shown = page(client, f"/run/{key}")
+    assert shown.headings[:4] == ["progress", "state", "failures", "output"]
+    assert {"scores", "training-runs", "how-to-repeat"} <= set(shown.headings)
+    words = shown.words
+    for text in ("raypipe run toy.yaml", "scores.score 0.75", "fit: error (gave up): ValueError",
+                 "line 7 of toy.py", "said by the unit", "rate: 0.75", "Loss: fit"):  # fmt: skip
+        assert text in words, text
+    assert "epoch 1" not in words  # was written over
+    assert client.get(f"/run/{key}/report/index.html").text == "<title>report</title>"
+    figure = client.get(f"/run/{key}/report/figures/loss.svg")
+    assert figure.headers["content-type"] == "image/svg+xml"
+    assert "sandbox" in figure.headers["Content-Security-Policy"]
+
+
+def test_a_curve_grows_while_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("raypipe.ui.pages._SHARE", 1.0)
+    run = write_run(tmp_path, "r", status="running", ended=1, stages=2,
+                    running=({"stage": "fit", "done": 3, "total": 9, "note": "loss 0.25"},),
+                    messages=((1, "said by the command"),))  # fmt: skip
+    client = client_of(tmp_path)
+    with writing(run, print):
+        (key,) = keys(client)
+        before = page(client, f"/run/{key}")
+        assert "1 of 2 stages done" in before.words
+        assert "fit 3/9 loss 0.25" in before.words
+        assert "said by the command" in before.words
+        assert {"max": "9", "value": "3"}.items() <= before.all("progress")[0].items()
+        write_steps(run, 40)
+        until_changed(client, f"/run/{key}", before.source)
+    after = client.get(f"/run/{key}").text
+    assert "interrupted" in after
+
+
+def until_changed(client: TestClient, address: str, before: str) -> None:
+    drawn = re.findall(r"<svg.*?</svg>", before, re.DOTALL)
+    for _ in range(100):
+        if re.findall(r"<svg.*?</svg>", client.get(address).text, re.DOTALL) != drawn:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the curve has not grown")
+
+
+def test_a_comparison_has_tables_and_the_curves_of_all_runs(client):
+    both = "&".join(f"run={key}" for key in keys(client))
+    shown = page(client, f"/compare?{both}")
+    assert shown.headings == ["progress", "runs", "curves", "best-setting-of-each-run", "results",
+                              "environment", "configuration"]  # fmt: skip
+    assert "scores.score a 0.5 0.75 (+0.25, better)" in shown.words
+    assert "fit.rate 0.5 0.75" in shown.words
+    svg = shown.source[shown.source.index("<svg") :]
+    assert "run= 1" in svg.replace("=", "= ").replace("=  ", "= ")
+    assert client.get(f"/compare?run={keys(client)[0]}").status_code == 404
+    assert client.get(f"/compare?{both}&run=x").status_code == 404
+
+
+def test_a_damaged_run_shows_what_can_be_read(client, folder_of_runs):
+    run = RunDirectory.at(folder_of_runs / "toy/second")
+    run.write(run.partition("scores"), b"PAR1")
+    shown = page(client, f"/run/{keys(client)[0]}")
+    assert "is damaged" in shown.words
+    assert "said by the unit" in shown.words
+
+
+# who may see it
+
+
+def test_no_text_of_a_run_becomes_markup(tmp_path):
+    texts = ("experiment", "command", "message", "result", "left", "use")
+    running = ({"stage": HOSTILE, "done": 1, "total": 2, "note": HOSTILE},)
+    run = write_run(tmp_path, f"{HOSTILE.replace('/', '')}", status="failed", running=running,
+                    messages=((1, HOSTILE),), **dict.fromkeys(texts, HOSTILE))  # fmt: skip
+    other = write_run(tmp_path, "other")
+    for each in (run, other):
+        table = Table(HOSTILE.replace("/", ""), "a row", (), open=True, axes=(HOSTILE,))
+        write_table(each, table, [{HOSTILE: HOSTILE, "x": n} for n in range(3)], HOSTILE)
+        each.append(each.log(HOSTILE), HOSTILE.encode())
+        hostile = dict.fromkeys(("stage", "unit", "kind", "message", "traceback", "log"), HOSTILE)
+        with writing(each, print):
+            Ledger(each).put("failures", {"x": {**hostile, "outcome": HOSTILE, "attempt": 1}})
+        each.write(f"{each.report}/figures/{HOSTILE.replace('/', '')}.png", b"")
+    client = client_of(tmp_path)
+    both = keys(client)
+    for address in ("/", *(f"/run/{key}" for key in both), f"/compare?run={'&run='.join(both)}"):
+        shown = page(client, address)
+        assert HOSTILE.replace("/", "") in "".join(shown.text) or HOSTILE in "".join(shown.text)
+        assert len(shown.scripts) == 1
+        assert not any(name.startswith("on") for _, attrs in shown.tags for name in attrs)
+        links = [str(attrs["href"]) for attrs in shown.all("a")]
+        assert all(re.fullmatch(r"(#|/)[\w%./-]*", link) for link in links)
+
+
+def test_no_template_switches_the_escaping_off():
+    for file in Path(ui.__file__).parent.rglob("*.*"):
+        if file.suffix in (".html", ".js", ".py"):
+            assert not re.search(r"\|\s*safe|autoescape|Markup\(\w", file.read_text()), file
+
+
+REFUSED = [
+    ("GET", "/", {"Host": "evil.example"}, 400),
+    ("GET", "/", {"Host": "localhost.evil.example:8270"}, 400),
+    ("POST", "/", {}, 405),
+    ("DELETE", "/run/{key}", {}, 405),
+    ("GET", "/run/0000000000000000", {}, 404),
+    ("GET", "/run/..%2f..%2fetc", {}, 404),
+    ("GET", "/run/{key}/report/../status.json", {}, 404),
+    ("GET", "/run/{key}/report/..%2fstatus.json", {}, 404),
+    ("GET", "/run/{key}/report/%2e%2e/status.json", {}, 404),
+    ("GET", "/run/{key}/report//etc/passwd", {}, 404),
+    ("GET", "/run/{key}/report/linked.html", {}, 404),
+    ("GET", "/run/{key}/report/secret.txt", {}, 404),
+    ("GET", "/run/{key}/report/", {}, 404),
+    ("GET", "/static/../../etc/passwd", {}, 404),
+]
+
+
+@pytest.mark.parametrize(("method", "address", "headers", "status"), REFUSED)
+def test_what_is_refused(folder_of_runs, tmp_path, method, address, headers, status):
+    (tmp_path / "outside.html").write_text("outside")
+    report = folder_of_runs / "toy/second/report"
+    (report / "linked.html").symlink_to(tmp_path / "outside.html")
+    (report / "secret.txt").write_text("not of the report")
+    client = client_of(folder_of_runs)
+    answer = client.request(method, address.format(key=keys(client)[0]), headers=headers)
+    assert answer.status_code == status
+    assert "outside" not in answer.text
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
+
+
+def test_a_log_that_is_a_link_is_not_shown(folder_of_runs, tmp_path):
+    (tmp_path / "outside.log").write_text("outside of the run")
+    (folder_of_runs / "toy/second/logs/x.log").symlink_to(tmp_path / "outside.log")
+    client = client_of(folder_of_runs)
+    assert "outside of the run" not in client.get(f"/run/{keys(client)[0]}").text
+
+
+def test_beyond_this_machine_every_request_needs_the_token(folder_of_runs):
+    client = client_of(folder_of_runs, TOKEN)
+    for address in ("/", "/run/x", "/compare", "/?token=wrong", "/?token="):
+        assert client.get(address).status_code == 403, address
+    answer = client.get(f"/compare?token={TOKEN}&run=x", headers={"Host": "node7:8270"})
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == "/compare?run=x"
+    assert TOKEN not in answer.headers["Location"]
+    assert "httponly" in answer.headers["Set-Cookie"].lower()
+    client.cookies.clear()
+    cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    assert client.get("/", headers={"Cookie": cookie, "Host": "node7:8270"}).status_code == 200
+    assert client.get("/", headers={"Cookie": f"{cookie}x"}).status_code == 403
+    evil = client.get(f"http://node7//evil.example?token={TOKEN}")
+    assert evil.headers["Location"].startswith("/evil.example")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("nowhere",), "nowhere: does not exist"),
+        ((".", "--host", "example.org"), "--host example.org: must be localhost or an IP address"),
+        ((".", "--port", "70000"), "ui: cannot listen on 127.0.0.1, port 70000"),
+        ((".", "--host", "192.0.2.1"), "ui: cannot listen on 192.0.2.1, port 8270"),
+    ],
+)
+def test_a_mistake_is_one_message(folder, words, says):
+    assert says in raypipe("ui", *words, expected=2)
+
+
+def test_a_port_that_is_in_use_is_named(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"port {port}: " in raypipe("ui", ".", "--port", port, expected=2)
+
+
+def test_without_the_extra_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.delitem(sys.modules, "raypipe.ui.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'raypipe-runner[ui]'" in raypipe("ui", ".", expected=2)
+
+
+# many runs
+
+
+def test_a_run_that_has_ended_is_read_once(folder_of_runs, monkeypatch):
+    read, count = run_status.read, list[str]()
+    monkeypatch.setattr(run_status, "read", lambda run: count.append(run.shown) or read(run))
+    location, seen = str(folder_of_runs), summary.Seen()
+    assert len(summary.runs(location, seen)) == 2
+    assert len(count) == 2
+    summary.runs(location, seen)
+    assert len(count) == 2
+    write_status(RunDirectory.at(folder_of_runs / "toy/first"), status="failed")
+    found = summary.runs(location, seen)
+    assert [each.status for each in found] == ["failed", "succeeded"]
+    assert len(count) == 3
+    shutil.rmtree(found[0].run.location)
+    assert len(summary.runs(location, seen)) == len(seen) == 1
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_take_less_than_a_second(tmp_path):
+    for number in range(1000):
+        run = RunDirectory.at(tmp_path / f"e{number % 7}/{number:04}")
+        write_status(run, hours=number, result="scores.score 0.5 (method=a)")
+    client = client_of(tmp_path)
+    for _ in range(2):
+        start_s = time.process_time()
+        assert len(client.get("/").text) > 300_000
+        assert time.process_time() - start_s < 1
+        time.sleep(1.1)
+
+
+# in a browser
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the runs in a folder from a thread; yield the address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = application(Pages([str(folder)]), "")
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@in_browser
+@pytest.mark.slow
+def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
+    shown = "document.querySelectorAll('#runs tbody tr:not([hidden]) a')"
+    rows = f"[...{shown}].map(a => a.textContent)"
+    with served(folder_of_runs) as address:
+        chromium.open(address)
+        assert [name[-6:] for name in chromium.value(rows)] == ["second", "/first"]
+        chromium.value("document.querySelector('#runs th').click()")
+        assert [name[-6:] for name in chromium.value(rows)] == ["/first", "second"]
+        chromium.value("document.querySelector('input[name=run]').click()")
+        chromium.value("filter.value = 'FIRST toy'; filter.dispatchEvent(new Event('input'))")
+        assert len(chromium.value(rows)) == 1
+        assert chromium.value("document.getElementById('count').textContent") == "1 of 2 runs"
+        live = write_run(folder_of_runs, "toy/first-again", status="running", ended=0, stages=1,
+                         running=({"stage": "fit", "done": 1, "total": 9},))  # fmt: skip
+        with writing(live, print):
+            chromium.until(f"{rows}.length == 2")  # sorted and filtered as before
+            assert [name[-6:] for name in chromium.value(rows)] == ["/first", "-again"]
+            assert chromium.value("document.querySelector('input[name=run]').checked")
+            chromium.value(f"{shown}[1].click()")
+            chromium.until("document.querySelector('progress')?.value == 1")
+            chromium.until("document.querySelectorAll('#training-runs svg').length > 0")
+            chromium.value("document.querySelector('#output details').open = true")
+            drawn = "document.querySelector('#training-runs svg').innerHTML.length"
+            before = chromium.value(drawn)
+            write_steps(live, 60)
+            write_status(live, status="running", ended=0, stages=1,
+                         running=({"stage": "fit", "done": 5, "total": 9},))  # fmt: skip
+            live.append(live.log("fit"), b"a new line\n")
+            chromium.until("document.querySelector('progress').value == 5")
+            chromium.until("document.querySelector('#output').textContent.includes('a new line')")
+            assert chromium.value("document.querySelector('#output details').open")
+            chromium.until(f"{drawn} != {before}")
+        chromium.until("document.querySelector('.title').textContent.includes('interrupted')")
+        write_status(live, status="succeeded")
+        chromium.until("document.querySelector('.title').textContent.includes('succeeded')", 60)
+        chromium.open(address)
+        chromium.value("document.querySelectorAll('input[name=run]').forEach(box => box.click())")
+        chromium.value("document.querySelector('button').click()")
+        chromium.until("document.querySelector('h1')?.textContent == 'Comparison'")
+        chromium.until("document.querySelectorAll('#curves svg').length == 1")
+    chromium.until("!document.getElementById('lost').hidden")
+    assert [text for text in chromium.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_page_is_wider_than_the_screen(chromium, folder_of_runs, width):
+    chromium.resize(width)
+    with served(folder_of_runs) as address:
+        chromium.open(address)
+        links = chromium.value("[...document.querySelectorAll('#runs a')].map(a => a.href)")
+        both = "&".join(f"run={link.rpartition('/')[2]}" for link in links)
+        for page_address in (address, links[0], f"{address}/compare?{both}"):
+            chromium.open(page_address)
+            assert chromium.value("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+def test_the_command_listens_on_this_machine_alone_and_ends_with_ctrl_c(folder_of_runs):
+    process = start(folder_of_runs, "ui", ".", "--port", "0", environment={})
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/ \(2 runs; Ctrl-C ends it\)", line)[0])
+    assert listens("127.0.0.1", port)
+    outside = socket.gethostbyname(socket.gethostname())
+    assert outside.startswith("127.") or not listens(outside, port)
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 130, 30) == ""
