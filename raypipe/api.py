@@ -116,6 +116,20 @@ class Run:
         return summary(self.directory).status
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that its user gave it, which ``raypipe tag`` changes."""
+        from raypipe.store.run_notes import read
+
+        return read(self.directory).tags
+
+    @property
+    def note(self) -> str:
+        """The note of its user; empty without one."""
+        from raypipe.store.run_notes import read
+
+        return read(self.directory).note
+
+    @property
     def failures(self) -> pd.DataFrame:
         """The failed attempts, with their tracebacks."""
         return self.table("failures")
@@ -175,6 +189,8 @@ def run(
     time_budget: str | None = None,
     local: bool = False,
     report: bool = True,
+    note: str = "",
+    tag: Sequence[str] = (),
 ) -> Run:
     """Run an experiment; finished work is kept and never repeated.
 
@@ -196,6 +212,8 @@ def run(
             the results are the same.
         report: Write the page of the results at the end. Without it, `raypipe report` writes it
             later, and the page of an earlier command is removed.
+        note: A note on the run, one line, which replaces an earlier one; `raypipe tag` changes it.
+        tag: A tag of the run, one word, in addition to earlier ones; may be repeated.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -221,6 +239,8 @@ def sweep(
     time_budget: str | None = None,
     write: Location | None = None,
     report: bool = True,
+    note: str = "",
+    tag: Sequence[str] = (),
 ) -> Run:
     r"""Measure the points of the section `sweep` and recommend one for this machine.
 
@@ -235,6 +255,8 @@ def sweep(
         time_budget: As of run.
         write: Write the configuration with the best point there.
         report: As of run.
+        note: As of run.
+        tag: As of run.
 
     Examples:
         raypipe sweep configs/quickstart.yaml
@@ -270,6 +292,8 @@ def map(
     time_budget: str | None = None,
     local: bool = False,
     report: bool = True,
+    note: str = "",
+    tag: Sequence[str] = (),
 ) -> Run:
     """Call a function for every combination of its arguments; each call becomes a row.
 
@@ -293,6 +317,8 @@ def map(
         time_budget: As of run.
         local: As of run.
         report: As of run.
+        note: As of run.
+        tag: As of run.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -323,6 +349,8 @@ def submit(
     only: Sequence[str] = (),
     matrix: Sequence[str] = (),
     time_budget: str | None = None,
+    note: str = "",
+    tag: Sequence[str] = (),
     follow: bool = True,
 ) -> int:
     r"""Run an experiment as a job of a Ray cluster, with a copy of this directory.
@@ -336,6 +364,8 @@ def submit(
         only: As of run.
         matrix: As of run.
         time_budget: As of run.
+        note: As of run.
+        tag: As of run.
         follow: Show the log and wait for the end.
 
     Examples:
@@ -350,8 +380,11 @@ def submit(
     from raypipe.commands.cluster import check_shared
     from raypipe.commands.configuration import resolve
     from raypipe.config.shipped import file_of
+    from raypipe.store import run_notes
     from raypipe.store.run_directory import RunDirectory
 
+    notes = run_notes.checked(note, tag)
+    given |= {"note": notes.note, "tag": notes.tags}
     document = _document(config)
     if time_budget is not None:
         seconds_of(time_budget)  # raises if it is not a time
@@ -632,12 +665,13 @@ def logs(run_dir: str, unit: str | None = None) -> str:
     return logs_text(run_dir) if unit is None else log_text(run_dir, unit)
 
 
-def ls(directory: str | None = None, *, as_json: bool = False) -> str:
-    """List runs, the newest first: status, age, time, stages and key result.
+def ls(directory: str | None = None, *, tag: Sequence[str] = (), as_json: bool = False) -> str:
+    """List runs, the newest first: status, age, time, stages, key result, tags and note.
 
     Args:
         directory: A folder or URI with run directories in it, at any depth. [default: RAYPIPE_RUNS,
             else runs]
+        tag: Only runs with this tag; may be repeated.
         as_json: Print JSON.
 
     """
@@ -645,11 +679,41 @@ def ls(directory: str | None = None, *, as_json: bool = False) -> str:
     from raypipe.commands.table_view import terminal_width
 
     location = directory or runs_location()
-    runs = summary.runs(location)
+    runs = [each for each in summary.runs(location) if {*tag} <= {*each.notes.tags}]
     if as_json:
-        fields = ({"run_dir": each.run.shown, **asdict(each.details)} for each in runs)
-        return json.dumps(list(fields), indent=1)
-    return summary.listing(runs, location, terminal_width())
+        fields = [
+            {"run_dir": each.run.shown, **asdict(each.details), **asdict(each.notes)}
+            for each in runs
+        ]
+        return json.dumps(fields, indent=1)
+    return summary.listing(runs, location, terminal_width(), tag)
+
+
+def tag(
+    run_dir: str,
+    tags: Sequence[str] = (),
+    *,
+    remove: Sequence[str] = (),
+    note: str | None = None,
+) -> str:
+    """Add tags to a run, remove tags or replace its note, also while it goes on; print both.
+
+    Args:
+        run_dir: The directory of a run.
+        tags: Tags to add, each one word.
+        remove: Remove this tag; may be repeated.
+        note: The new note; an empty text removes it.
+
+    Examples:
+        raypipe tag RUN_DIR baseline paper --note "with the old tokenizer"
+        raypipe tag RUN_DIR --remove paper
+
+    """
+    from raypipe.commands.results import opened
+    from raypipe.store.run_notes import change
+
+    notes = change(opened(run_dir), note, tags, remove)
+    return f"tags: {' '.join(notes.tags) or 'none'}\nnote: {notes.note or 'none'}"
 
 
 def show(run_dir: str, *, code: bool = False) -> str:
@@ -820,6 +884,11 @@ def _run(
     named = inspect.signature(execute).parameters.values()
     wanted = [each.name for each in named if each.kind is each.KEYWORD_ONLY]
     options = {name: given[name] for name in wanted if name in given}
+    if given["note"] or given["tag"]:
+        from raypipe.store import run_notes
+
+        notes = run_notes.checked(given["note"], given["tag"])
+        options["at_start"] = partial(run_notes.change, note=notes.note or None, tags=notes.tags)
     run_dir, outcome, reason = execute(document, overrides, again, **options)
     if outcome == "interrupted":
         raise KeyboardInterrupt(reason)
@@ -844,6 +913,7 @@ def _continuation(
         return f"rp.map({name}, ..., run_dir={run_dir.shown!r})"
     words = "arguments" if verb is map else "overrides"
     now = {**given, "run_dir": run_dir.location, "matrix": (), "write": None, "overrides": None}
+    now |= {"note": "", "tag": ()}
     if isinstance(given.get("arguments", given.get("config")), Mapping):
         verb, words, now = run, "overrides", {**now, "config": run_dir.config}
     return shown_command(verb, {**now, words: overrides})

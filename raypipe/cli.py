@@ -30,8 +30,8 @@ app = typer.Typer(
 )
 VERBS: tuple[Callable[..., Any], ...] = (
     *(api.run, api.submit, api.sweep, api.fit, api.plan, api.config, api.map, api.init),
-    *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.replay),
-    *(api.compare, api.watch, api.ui),
+    *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.tag),
+    *(api.replay, api.compare, api.watch, api.ui),
 )
 #: verbs that start an experiment
 _SLOW = (api.run, api.sweep, api.fit, api.map)
@@ -47,6 +47,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "arguments": {"metavar": "[NAME=VALUE]..."},
     "units": {"metavar": "[UNIT]..."},
     "directories": {"metavar": "[DIRECTORY]..."},
+    "tags": {"metavar": "[TAG]..."},
 }
 
 

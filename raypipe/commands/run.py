@@ -72,12 +72,13 @@ def execute(
     time_budget: str | None = None,
     local: bool = False,
     report: bool = True,
+    at_start: Callable[[RunDirectory], object] = lambda _: None,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
 ) -> tuple[RunDirectory, str, str]:
     """Run an experiment. Options are those of :func:`raypipe.run`.
 
-    ``again`` returns the command that continues in a run directory; ``at_end`` reports on a run
-    that succeeded.
+    ``again`` returns the command that continues in a run directory; ``at_start`` writes more into
+    the directory when nothing can be refused any more; ``at_end`` reports on a run that succeeded.
 
     Returns:
         The run directory; ``succeeded``, ``failed`` or ``interrupted``; and why it did not succeed.
@@ -113,6 +114,7 @@ def execute(
             print(warning, flush=True)
         is_shown = complete and not stored.damage and _is_shown(work, place, stored, stages)
         if is_shown and (place.exists(f"{place.report}/index.html") or not report):
+            at_start(place)
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             at_end(configuration, stored)
             return place, "succeeded", ""
@@ -154,6 +156,7 @@ def execute(
             if ledger.version != seen:  # another command wrote in between
                 stages = work.resumed(place, ledger).stages
             run_id = _record(work, place, ledger, code)
+            at_start(place)
             if not report:  # that of an earlier command does not show what this one stores
                 place.delete(place.report)
             about = command, configuration.profile, code.fingerprint

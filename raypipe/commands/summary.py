@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,11 @@ from raypipe.graph.progress import clock_text, rough
 from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import bytes_text
 from raypipe.redaction import last_state, printable, without_credentials
-from raypipe.store import run_status, tables
+from raypipe.store import run_notes, run_status, tables
 from raypipe.store.ledger import REPLACED, Ledger, Row
 from raypipe.store.lock import is_held
 from raypipe.store.run_directory import BASE, RunDirectory, is_run, variant_name
+from raypipe.store.run_notes import RunNotes
 from raypipe.store.run_status import RunStatus
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Summary:
     run: RunDirectory
     details: RunStatus
     since_s: float = 0.0
+    notes: RunNotes = field(default_factory=RunNotes)
 
     @property
     def status(self) -> str:
@@ -188,7 +190,7 @@ def _look(seen: Seen, folder: RunDirectory) -> tuple[Summary | None, list[RunDir
             state = frozenset((i.base_name, i.mtime_ns, i.size) for i in of_files)
             before, known = seen.get(folder.location, (None, None))
             if known is None or before != state or known.status in ("running", "unknown"):
-                known = summary(folder)
+                known = replace(summary(folder), notes=run_notes.read(folder))
                 seen[folder.location] = state, known
             return known, []
     except OSError:  # removed meanwhile, or another user's
@@ -215,19 +217,24 @@ def cells(found: Sequence[Summary], location: str) -> list[dict[str, str]]:
             "took": "" if each.duration_s is None else rough(each.duration_s),
             "stages": " ".join(filter(None, (counted, each.progress and f"({each.progress})"))),
             "result": each.details.result,
+            "tags": " ".join(each.notes.tags),
+            "note": each.notes.note,
         }
         rows.append(row)
     return rows
 
 
-def listing(found: Sequence[Summary], location: str, width: int | None) -> str:
-    """Return runs as a table."""
+def listing(
+    found: Sequence[Summary], location: str, width: int | None, tags: Sequence[str] = ()
+) -> str:
+    """Return runs as a table, which have these tags."""
     if not (rows := cells(found, location)):
-        return f"no runs in {RunDirectory.at(location).shown}"
+        return " with tag ".join([f"no runs in {RunDirectory.at(location).shown}", *tags])
+    needless = {name for name in ("tags", "note") if not any(row[name] for row in rows)}
     if all(row["experiment"] in row["run"].split("/") for row in rows):
-        for row in rows:
-            del row["experiment"]
-    first = ("run", "result", "status", "stages", "started")
+        needless.add("experiment")
+    rows = [{name: row[name] for name in row if name not in needless} for row in rows]
+    first = ("run", "result", "status", "tags", "stages", "started")
     return view(rows, width, whole=True, first=first, kept=3, how="them with --json")
 
 
@@ -261,6 +268,11 @@ def _lines(found: Summary) -> Iterator[tuple[str, str]]:
     yield "status", ", ".join(filter(None, (found.status, stages, found.progress, message)))
     profile = f", profile {known.profile}" if known.profile else ""
     yield "experiment", f"{known.experiment}{profile}"
+    notes = run_notes.read(run)
+    if notes.tags:
+        yield "tags", " ".join(notes.tags)
+    if notes.note:
+        yield "note", notes.note
     if environment:
         command = command or cell(environment[0].get("command"))
         yield "command", cell(environment[0].get("command"))

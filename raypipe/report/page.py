@@ -48,6 +48,7 @@ from raypipe.report.sections import (
     variants_section,
 )
 from raypipe.report.tables import Headline, Rival
+from raypipe.store import run_notes
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_tables
 
@@ -98,7 +99,15 @@ def page_files(run: RunResults) -> dict[str, bytes]:
 
     """
     status = _status(run)
-    return render(run.title, Pill.of_status(status) if status else None, page_sections(run))
+    about = () if run.directory is None else said_of(run.directory)
+    pill = Pill.of_status(status) if status else None
+    return render(run.title, pill, page_sections(run), about)
+
+
+def said_of(run_dir: RunDirectory) -> list[Pill | str]:
+    """Return the tags and the note of a run, which its user gave it."""
+    notes = run_notes.read(run_dir)
+    return [*map(Pill, notes.tags), *filter(None, [notes.note])]
 
 
 def page_sections(run: RunResults) -> list[Section]:

@@ -148,8 +148,12 @@ def cells(values: Iterable[Any]) -> Any:
     return list(values)
 
 
-def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict[str, bytes]:
+def render(
+    title: str, status: Pill | None, sections: Sequence[Section], about: Sequence[Pill | str] = ()
+) -> dict[str, bytes]:
     """Return the files of a report by name: each plot as PNG and SVG, ``index.html`` last.
+
+    ``about`` is what the user says of the run; it is a line below the title.
 
     Raises ValueError when two plots share a name.
     """
@@ -158,6 +162,7 @@ def render(title: str, status: Pill | None, sections: Sequence[Section]) -> dict
     page = environment.get_template("page.html").render(
         title=title,
         status=status,
+        about=about,
         links={anchor: section.title for anchor, section in shown.items()},
         content=content(shown, partial(_svg, files)),
         policy=policy(environment, "page.js"),

@@ -132,6 +132,8 @@ class RunDirectory:
     config = _place("config.yaml")
     #: the report of the newest command, for those who look at the run from elsewhere
     status = _place("status.json")
+    #: what its user says of the run, which may change at any time
+    notes = _place("notes.json")
     #: the folder of the durable record of finished units
     ledger = _place("ledger")
     #: the folder of the report

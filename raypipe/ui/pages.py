@@ -41,7 +41,7 @@ from raypipe.graph.unit_logs import first_line
 from raypipe.redaction import shown_traceback, without_credentials
 from raypipe.report import parts
 from raypipe.report.formatting import counted
-from raypipe.report.page import page_sections
+from raypipe.report.page import page_sections, said_of
 from raypipe.report.parts import Code, Fold, Link, Part, Pill, Section, TableView
 from raypipe.report.plots import Plot, encode
 from raypipe.report.results import RunResults, staged
@@ -166,7 +166,8 @@ class Pages:
         sections = {**live[0], **report[0]}, live[1] + report[1]
         title, status = known.experiment or run.shown, Pill.of_status(found.status)
         period_s = _period_s([found])
-        return _page("run.html", title, status, sections, period_s, running=known.running)
+        values = {"running": known.running, "about": said_of(run)}
+        return _page("run.html", title, status, sections, period_s, **values)
 
     def comparison(self, keys: Sequence[str]) -> str:
         """Return the page that compares runs. Raises ConfigError: there are not two of them."""
@@ -207,9 +208,9 @@ def _page(
     template: str, title: str, status: Pill | None, made: Made, period_s: int, **values: Any
 ) -> str:
     links, content = made
-    values |= {"title": title, "status": status, "links": links, "content": content}
+    shown = {"title": title, "status": status, "about": (), "links": links, "content": content}
     page = _templates().get_template(template)
-    return page.render(policy=policy(), period_s=period_s, **values)
+    return page.render(policy=policy(), period_s=period_s, **{**shown, **values})
 
 
 def _made(sections: Sequence[Section], before: Sequence[str] = ()) -> Made:

@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -18,13 +19,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+import raypipe as rp
 from raypipe.api import command_of, results
 from raypipe.commands.compare import compare
 from raypipe.commands.summary import log_rows, log_text, runs, watch
 from raypipe.commands.table_view import cell, view
+from raypipe.store import run_notes
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_notes import RunNotes
 from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from tests.command import finish, raypipe, spawn
@@ -282,3 +286,43 @@ def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, mo
         monkeypatch.setattr(RunDirectory, "check", lambda self: None)
         assert log_text("it", "lda/1") == "# lda/1\nhello"
         assert [row["status"] for row in log_rows("it")] == ["printed"]
+
+
+# notes and tags
+
+
+def test_tags_and_the_note_change_while_a_run_goes_on(work, monkeypatch):
+    def look(run_dir: RunDirectory, *more: object) -> None:
+        run_notes.change(run_dir, "seen", ["late"])
+
+    monkeypatch.setattr("raypipe.store.tables.conform", look)
+    raypipe("run", "toy.yaml", "--run-dir", "out", "--tag", "early", "--note", "begun")
+    found = rp.open("out")
+    assert (found.tags, found.note) == (("early", "late"), "seen")
+    (listed,) = json.loads(raypipe("ls", ".", "--json"))
+    assert (listed["tags"], listed["note"]) == (["early", "late"], "seen")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[1]", '{"tags": 1}', '{"tags": ["a b"]}', '{"note": null}', "\x80", "[" * 9999],
+)
+def test_a_damaged_file_of_notes_is_none(anywhere: RunDirectory, content):
+    assert run_notes.read(anywhere) == RunNotes()
+    anywhere.write(anywhere.notes, content.encode("latin-1"))
+    assert run_notes.read(anywhere) == RunNotes()
+    run_notes.change(anywhere, None, ["one"])
+    assert run_notes.read(anywhere) == RunNotes("", ("one",))
+
+
+def test_a_job_gets_the_note_and_the_tags(work, monkeypatch):
+    sent: list[list[str]] = []
+
+    def submit(address: str, words: list[str], *more: object, **options: object) -> int:
+        sent.append(words)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "raypipe.launch.submit", SimpleNamespace(submit=submit))
+    given = ("--run-dir", "s3://b/x", "--tag", "a", "--tag", "b", "--note", "two  s3://k:s@c words")
+    raypipe("submit", "toy.yaml", "--address", "http://head:8265", *given)
+    assert sent[0][-6:] == ["--note", "two s3://***@c words", "--tag", "a", "--tag", "b"]
