@@ -381,7 +381,6 @@ def submit(
     from raypipe.commands.configuration import resolve
     from raypipe.config.shipped import file_of
     from raypipe.store import run_notes
-    from raypipe.store.run_directory import RunDirectory
 
     notes = run_notes.checked(note, tag)
     given |= {"note": notes.note, "tag": notes.tags}
@@ -399,11 +398,10 @@ def submit(
         )
     check_shared(run_dir)
     words = command_line(run, given)
-    if shlex.join(words) != shown_command(run, given):
+    if shlex.join(words) != (shown := shown_command(run, given)):
         raise ConfigError(
-            f"--run-dir {RunDirectory(run_dir).shown}: the command of a job is shown on the "
-            "dashboard: leave the credentials out, and give them to the cluster's nodes "
-            "(AWS_ACCESS_KEY_ID, ...)"
+            f"{shown}: a dashboard shows the command of a job: leave the credentials out, "
+            "and give them to the cluster's nodes (AWS_ACCESS_KEY_ID, ...), or notify in CONFIG"
         )
     try:
         from raypipe.launch.submit import submit as submit_job

@@ -21,10 +21,11 @@ _ADDRESS = re.compile(r"://([^\s\"':]*:[^\s\"']*(?=@)|[^/@\s\"']+(?=@))?([^\s\"'
 #: in the query of a URI, even if an error quotes the query alone
 #: (``;`` ends a value, as ``&`` does; within one it is written ``%3B``)
 _PARAMETER = re.compile(r"(?<=[?&#;])([^\s\"'?&#=;]+)=[^\s\"'&#;]+")
-# the kind of credentials is public: Arrow has ?credential_kind=anonymous
+# the kind of credentials is public: Arrow has ?credential_kind=anonymous; who knows the URL of a
+# webhook may use it, so the setting notify is secret
 _SECRET = re.compile(
     r"(^|[_-])(password|passwd|passphrase|secrets?|token|credentials?|"
-    r"(api|access|private|secret|encryption)[_-]?key)([_-](?!(kind|type)$)|$)",
+    r"(api|access|private|secret|encryption)[_-]?key)([_-](?!(kind|type)$)|$)|^notify$",
     re.IGNORECASE,
 )
 _SIGNATURE = re.compile(r"(^|[_-])sig(nature)?$", re.IGNORECASE)

@@ -67,6 +67,9 @@ class CommonSettings(Settings):
     """Sweep over settings of a training stage."""
     tracking: Operational[tuple[TrackerName, ...]] = ()
     """Trackers that receive a copy of the metrics."""
+    notify: Operational[str | tuple[str, ...] | None] = None
+    """URL that gets a JSON message by POST when a command of the run has ended, or a command that
+    gets it on its standard input. Neither is stored."""
 
 
 def read(name: str | Path) -> Document:

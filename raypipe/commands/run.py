@@ -106,6 +106,11 @@ def execute(
 
             check_initial_weights(place, stored, stages, configuration.origin)
         code = with_scripts(configuration.source(), stages)
+        recipient: Sequence[str] = ()
+        if configuration.settings.notify:
+            from raypipe.commands import notify
+
+            recipient = notify.recipient(configuration.settings.notify)
 
         print(f"run directory: {place.shown}", flush=True)
         if stored.damage:
@@ -125,31 +130,9 @@ def execute(
         check = stack.enter_context(writing(place, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display(live=not local))
         command, command_id = again(place), secrets.token_hex(4)
+        started = time.monotonic()
         status: StatusWriter | None = None
-        failed = interrupted = ""
-        outcome, told = "", ("", "")  # why it failed or was interrupted, as it was told
-
-        def tell() -> str:
-            """Say how the work ended, and how to continue; return its outcome."""
-            ended = "interrupted" if interrupted else "failed" if failed else "succeeded"
-            if interrupted:
-                display.say(f"{interrupted}; finished units are kept. Continue with: {command}")
-                if status is not None:
-                    with suppress(ConfigError, OSError):
-                        status.result = results_of(place).result
-            elif failed or place.list(place.logs):
-                display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
-            if failed:
-                display.fail(f"failed: {failed}")
-                display.say(f"continue with: {command}")
-            elif not interrupted:
-                at_end(configuration, ledger)
-                page = f"report: {place.shown}/report/index.html"
-                without = f"without a report; write it with: raypipe report {place.shown}"
-                display.say(f"done: {place.shown} ({page if report else without})")
-            if status is not None:
-                status.end(ended, failed or interrupted)
-            return ended
+        outcome = told = "", ""  # how it ended, why it did not succeed; and as it was told
 
         try:
             ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
@@ -193,21 +176,37 @@ def execute(
             with budget.watched(launcher, display.say):
                 failed = _run_graph(work.graph, session)
             _tell_results(work, session, status)
-            outcome, told = tell(), (failed, interrupted)
+            outcome = told = "failed" if failed else "succeeded", failed
+            if not failed:
+                at_end(configuration, ledger)
+            _tell_end(display, place, *outcome, command, report=report)
+            _store_end(status, place, *outcome)
             if report and ledger.count("stages"):  # after the last line: nobody waits for the page
                 _write_report(work, place, command)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
-            failed = ""
-            interrupted = "the time budget is over" if budget.is_over else "interrupted"
+            why = "the time budget is over" if budget.is_over else "interrupted"
+            outcome = "interrupted", why
         except (OSError, LostLeaseError) as error:
-            failed = f"the run directory cannot be written: {error}"
+            outcome = "failed", f"the run directory cannot be written: {error}"
         except UnitError as error:
-            failed = str(error)
+            outcome = "failed", str(error)
 
-        if told != (failed, interrupted):
-            outcome = tell()
-        return place, outcome, failed or interrupted
+        if outcome != told:
+            _tell_end(display, place, *outcome, command, report=report)
+            _store_end(status, place, *outcome)
+        if recipient:
+            end = {
+                "run_dir": place.shown,
+                "experiment": work.name,
+                "status": outcome[0],
+                "message": outcome[1],
+                "result": "" if status is None else status.result,
+                "duration_s": round(time.monotonic() - started, 1),
+                "command": command,
+            }
+            notify.send(recipient, place, end, display.say)
+        return place, *outcome
 
 
 def fit(
@@ -329,6 +328,34 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return run_stages(first, session, grow, partial(loop.compare, session)) or ""
     except UnitError as error:  # a search without its metric; what there is, is shown
         return str(error)
+
+
+def _tell_end(
+    display: Display, place: RunDirectory, ended: str, why: str, command: str, *, report: bool
+) -> None:
+    """Say how the work ended, and how to continue."""
+    if ended == "interrupted":
+        display.say(f"{why}; finished units are kept. Continue with: {command}")
+        return
+    if ended == "failed" or place.list(place.logs):
+        display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
+    if ended == "failed":
+        display.fail(f"failed: {why}")
+        display.say(f"continue with: {command}")
+        return
+    page = f"report: {place.shown}/report/index.html"
+    without = f"without a report; write it with: raypipe report {place.shown}"
+    display.say(f"done: {place.shown} ({page if report else without})")
+
+
+def _store_end(status: StatusWriter | None, place: RunDirectory, ended: str, why: str) -> None:
+    """Store how the work ended, if it began; interrupted work has the result so far."""
+    if status is None:
+        return
+    if ended == "interrupted":
+        with suppress(ConfigError, OSError):
+            status.result = results_of(place).result
+    status.end(ended, why)
 
 
 def _write_report(work: Work, run_dir: RunDirectory, command: str) -> None:

@@ -34,7 +34,7 @@ from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
 
 #: sections that say what runs, not how
-_NOT_VARIED = ("matrix", "sweep", "tracking")
+_NOT_VARIED = ("matrix", "sweep", "tracking", "notify")
 _NAME_LENGTH = 80
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,-]")
 
