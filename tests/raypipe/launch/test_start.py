@@ -126,7 +126,7 @@ def test_a_hundred_thousand_units_fit_in_a_gigabyte_and_in_as_many_files_as_a_hu
     Path("many.yaml").write_text("experiment: benchmarks.scaling.experiment\n")
 
     def peak(count: int, run: str) -> int:
-        words = ("run", "many.yaml", f"work.count={count}", "--run-dir", run)
+        words = ("run", "many.yaml", f"work.count={count}", "work.seconds=0", "--run-dir", run)
         return run_command(words, folder / "log", {"PYTHONPATH": str(PROJECT)}).peak_bytes
 
     peak(100, "few")
