@@ -25,7 +25,7 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
 from raypipe.store.artifacts import from_bytes, to_bytes
 from raypipe.store.ledger import INTERNAL, Ledger, Row
-from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_directory import BASE, RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,6 +190,17 @@ def write_tables(
     for place, table in enumerate(single_tables(ledger, declared)):
         rows = (row for _, row in ledger.scan(table.name))
         write_table(run_dir, table, rows, run_id, place=place)
+
+
+def tables_of(
+    ledger: Ledger, declared: Mapping[str, Table], run_id: str
+) -> dict[str, pd.DataFrame]:
+    """Return all tables that are one file as the ledger has them, by name."""
+    found = {}
+    for table in single_tables(ledger, declared):
+        rows = (row for _, row in ledger.scan(table.name))
+        found[table.name] = _to_arrow(table, rows, run_id, BASE).to_pandas()
+    return found
 
 
 def conform(run_dir: RunDirectory, table: Table) -> None:

@@ -23,6 +23,7 @@ from markupsafe import Markup
 from pyarrow import fs as arrow_fs
 
 from raypipe.commands import compare
+from raypipe.commands.configuration import of_report, stored_document, stored_experiment
 from raypipe.commands.results import results_of
 from raypipe.commands.summary import (
     Seen,
@@ -48,6 +49,8 @@ from raypipe.report.results import RunResults, staged
 from raypipe.report.sections import training_plots
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
+from raypipe.store.tables import by_name, tables_of
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +161,11 @@ class Pages:
             "Directory": [Code(run.shown)],
             "Files": list(_files(key, run)),
         }
-        state = _state(run, "ledger")
-        failures = self._cache.get((run, "failures"), state, lambda: _failures(run))
+        ledger = _state(run, "ledger")
+        failures = self._cache.get((run, "failures"), ledger, lambda: _failures(run))
         now = [Section("State", [answers]), failures, Section("Output", list(_output(found)))]
-        report = self._cache.get((run, "report"), _state(run, "results"), lambda: _report(run))
+        files = _state(run, "results") | (ledger if is_running else set())
+        report = self._cache.get((run, "report"), files, lambda: _report(run, known, is_running))
         live = _made(now, _OWN[:1])
         sections = {**live[0], **report[0]}, live[1] + report[1]
         title, status = known.experiment or run.shown, Pill.of_status(found.status)
@@ -297,10 +301,25 @@ def _failures(run: RunDirectory) -> Section:
     return Section("Failures", [f"{count}succeeded later.", *folds] if rows else [], css)
 
 
-def _report(run: RunDirectory) -> Made:
+def _results(run: RunDirectory, known: RunStatus, is_running: bool) -> RunResults:
+    """Return the results of a run by now, without the code of an experiment or a function.
+
+    The tables of a stage that runs are those of the ledger: it writes them at its end.
+    """
+    found = results_of(run, steps=True)
+    if found.configuration and (document := stored_document(run)).function:
+        found = replace(found, declared=of_report(stored_experiment(document)))
+    if is_running:
+        declared = {**(found.declared.core or {}), **by_name(found.declared.tables)}
+        newest = tables_of(Ledger.to_read(run), declared, known.run_id)
+        found = replace(found, tables={**found.tables, **newest}, directory=None)
+    return found
+
+
+def _report(run: RunDirectory, known: RunStatus, is_running: bool) -> Made:
     """Return the sections of a run's report, but for its failures, and without its experiment's."""
     try:
-        sections = page_sections(results_of(run, steps=True))
+        sections = page_sections(_results(run, known, is_running))
         return _made([each for each in sections if each.title != "Failures"], _OWN)
     except ConfigError as error:
         text = without_credentials(str(error))

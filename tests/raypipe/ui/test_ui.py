@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+import raypipe as rp
 from raypipe import ui
 from raypipe.commands import summary
 from raypipe.store import run_status
@@ -157,6 +158,23 @@ def until_changed(client: TestClient, address: str, before: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("the curve has not grown")
+
+
+def test_the_calls_of_a_function_are_shown_as_they_end(folder):
+    Path("called.py").write_text("def f(x, seed): return dict(y=x * x + seed)")
+    rp.map("called:f", ["x=1..6", "seed=0..2"], run_dir="runs/calls", local=True, report=False)
+    run = RunDirectory.at("runs/calls")
+    for file in Path(run.path("results")).rglob("*.parquet"):
+        file.unlink()  # as before the end of the first stage
+    Path("called.py").unlink()
+    write_status(run, status="running", experiment="called.f")
+    client = client_of(folder / "runs")
+    with writing(run, print):
+        (key,) = keys(client)
+        shown = page(client, f"/run/{key}")
+    assert "18 rows, each" in shown.words
+    assert "calls" in shown.headings
+    assert any("y by x" in str(attrs["aria-label"]) for attrs in shown.all("svg"))
 
 
 def test_a_comparison_has_tables_and_the_curves_of_all_runs(client):
