@@ -343,45 +343,69 @@ def submit(
     config: str,
     overrides: Sequence[str] = (),
     *,
-    address: str,
     run_dir: str,
+    address: str | None = None,
+    slurm: bool = False,
     profile: str = "auto",
     only: Sequence[str] = (),
     matrix: Sequence[str] = (),
     time_budget: str | None = None,
     note: str = "",
     tag: Sequence[str] = (),
+    nodes: int | None = None,
+    cpus: int | None = None,
+    memory: str | None = None,
+    gpus: int | None = None,
+    time: str | None = None,
+    account: str | None = None,
+    partition: str | None = None,
     follow: bool = True,
 ) -> int:
-    r"""Run an experiment as a job of a Ray cluster, with a copy of this directory.
+    r"""Run an experiment as a job of a Ray cluster, with a copy of this directory, or of SLURM.
+
+    A job of SLURM runs the script of `raypipe init --slurm`, the one in this directory if there is
+    one; sizes override the script's. It is followed by `raypipe watch`, also after a requeue.
 
     Args:
         config: As of run.
         overrides: As of run.
-        address: The cluster's dashboard, e.g. http://HEAD:8265.
         run_dir: Where results go: a URI (s3://...), or a path on storage that all nodes share.
+        address: The dashboard of a Ray cluster, e.g. http://HEAD:8265.
+        slurm: Submit to SLURM.
         profile: As of run.
         only: As of run.
         matrix: As of run.
         time_budget: As of run.
         note: As of run.
         tag: As of run.
-        follow: Show the log and wait for the end.
+        nodes: As of init.
+        cpus: As of init.
+        memory: As of init.
+        gpus: As of init.
+        time: As of init.
+        account: As of init.
+        partition: As of init.
+        follow: Show the log, or how far the run is, and wait for the end.
 
     Examples:
         raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
         raypipe submit configs/lm_pretrain.yaml train.training.steps=5000 --no-follow \
           --address http://HEAD:8265 --run-dir s3://BUCKET/runs/lm
+        raypipe submit pabbo_lda --slurm --run-dir /shared/runs/mine --nodes 2 --time 12h
 
     """
     given = {**locals(), "address": None}
     from raypipe import faults, hardware
-    from raypipe.commands import seconds_of
+    from raypipe.commands import cluster_files, seconds_of
     from raypipe.commands.cluster import check_shared
     from raypipe.commands.configuration import resolve
     from raypipe.config.shipped import file_of
     from raypipe.store import run_notes
+    from raypipe.store.run_directory import RunDirectory
 
+    if slurm == (address is not None):
+        raise ConfigError("raypipe submit: give --address of a Ray cluster, or --slurm")
+    sizes = cluster_files.sizes_of(cluster_files.kind_of(given), given)
     notes = run_notes.checked(note, tag)
     given |= {"note": notes.note, "tag": notes.tags}
     document = _document(config)
@@ -389,20 +413,32 @@ def submit(
         seconds_of(time_budget)  # raises if it is not a time
     # mistakes show before anything is sent; the hardware there may select another profile
     resolve(document, [*overrides, *_of_matrix(matrix)], profile, [hardware.detect()])
-    path, file = Path(config), file_of(config)
-    shipped = file != path and file.is_absolute()  # the nodes have it, too
-    if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
-        raise ConfigError(
-            f"{config}: lies outside of this directory, of which the job gets a copy; "
-            "name a file in it by its relative path"
-        )
-    check_shared(run_dir)
+    if slurm:  # whose nodes share this directory
+        directory = RunDirectory.at(run_dir)
+        run_dir = directory.location
+    else:
+        path, file = Path(config), file_of(config)
+        shipped = file != path and file.is_absolute()  # the nodes have it, too
+        if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
+            raise ConfigError(
+                f"{config}: lies outside of this directory, of which the job gets a copy; "
+                "name a file in it by its relative path"
+            )
+        check_shared(run_dir)
+    given["run_dir"] = run_dir
     words = command_line(run, given)
     if shlex.join(words) != (shown := shown_command(run, given)):
         raise ConfigError(
-            f"{shown}: a dashboard shows the command of a job: leave the credentials out, "
-            "and give them to the cluster's nodes (AWS_ACCESS_KEY_ID, ...), or notify in CONFIG"
+            f"{shown}: a dashboard, or SLURM, shows the command of a job: leave the credentials "
+            "out, and give them to the cluster's nodes (AWS_ACCESS_KEY_ID, ...), or "
+            "notify in CONFIG"
         )
+    if address is None:
+        from raypipe.commands import jobs
+
+        directory.check_new()
+        job = jobs.submit(directory, words[2:], sizes)
+        return jobs.follow(directory, job) if follow else 0
     try:
         from raypipe.launch.submit import submit as submit_job
     except ModuleNotFoundError as error:
@@ -540,20 +576,56 @@ def doctor(*, as_json: bool = False) -> tuple[str, int]:
     return "\n".join(lines), status
 
 
-def init(name: str | None = None, *, template: str = "function") -> str:
+def init(
+    name: str | None = None,
+    *,
+    template: str = "function",
+    slurm: bool = False,
+    kubernetes: bool = False,
+    aws: bool = False,
+    nodes: int | None = None,
+    cpus: int | None = None,
+    memory: str | None = None,
+    gpus: int | None = None,
+    time: str | None = None,
+    account: str | None = None,
+    partition: str | None = None,
+) -> str:
     """Write a small project of your own that runs at once: code, YAML, test, README.
 
+    With --slurm, --kubernetes or --aws write instead what runs an existing project on a cluster.
+
     Args:
-        name: The new folder. [default: my_TEMPLATE]
+        name: The new folder; of files for a cluster, that of the project. [default: my_TEMPLATE; of
+            files for a cluster, this folder]
         template: function (a Python function), or training (a classifier, and a sweep of it).
+        slurm: Write the script of a SLURM job.
+        kubernetes: Write an image and a RayJob for Kubernetes.
+        aws: Write a cluster on AWS for Ray's launcher.
+        nodes: Nodes of a SLURM job, or the most CPU workers of a cluster. [default: 1; 8]
+        cpus: CPUs per node. [default: 8; on Kubernetes 16]
+        memory: Memory per node, such as 64G. [default: 32G]
+        gpus: GPUs per node, on Kubernetes per GPU worker. [default: 0; on Kubernetes 1]
+        time: Time limit of a SLURM job, such as 12h. [default: 24h]
+        account: Account in SLURM.
+        partition: Partition of SLURM.
 
     Examples:
         raypipe init mine
         raypipe init mine --template training
+        raypipe init --slurm --partition gpu --gpus 1 --time 12h
 
     """
+    given = locals()
+    from raypipe.commands import cluster_files
     from raypipe.config.levels import near_and_all
 
+    kind = cluster_files.kind_of(given)
+    sizes = cluster_files.sizes_of(kind, given)
+    if kind and template != "function":
+        raise ConfigError(f"--template {template}: is a project without --{kind}; give one of them")
+    if kind:
+        return cluster_files.write(kind, Path(name or ""), sizes)
     templates = Path(__file__).with_name("commands") / "templates"
     known = ("function", "training")
     if template not in known:
@@ -794,10 +866,29 @@ def watch(run_dir: str) -> int:
         run_dir: The directory of a run.
 
     """
+    from raypipe.commands import jobs, summary
     from raypipe.commands.results import opened
-    from raypipe.commands.summary import watch as follow
+    from raypipe.store.run_directory import RunDirectory
 
-    return follow(opened(run_dir))
+    directory = RunDirectory.at(run_dir)
+    if job := jobs.job_of(directory):
+        return jobs.follow(directory, job)
+    return summary.watch(opened(run_dir))
+
+
+def cancel(run_dir: str) -> str:
+    """End a run that goes on: its job of SLURM, or its process of this machine.
+
+    Finished units and the last checkpoint are kept, and the same command continues the run.
+
+    Args:
+        run_dir: The directory of a run.
+
+    """
+    from raypipe.commands import jobs
+    from raypipe.store.run_directory import RunDirectory
+
+    return jobs.cancel(RunDirectory.at(run_dir))
 
 
 def ui(directories: Sequence[str] = (), *, port: int = 8270, host: str = "127.0.0.1") -> int:

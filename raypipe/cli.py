@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
+import re
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -31,7 +33,7 @@ app = typer.Typer(
 VERBS: tuple[Callable[..., Any], ...] = (
     *(api.run, api.submit, api.sweep, api.fit, api.plan, api.config, api.map, api.init),
     *(api.doctor, api.results, api.report, api.logs, api.ls, api.show, api.tag),
-    *(api.replay, api.compare, api.watch, api.ui),
+    *(api.replay, api.compare, api.watch, api.cancel, api.ui),
 )
 #: verbs that start an experiment
 _SLOW = (api.run, api.sweep, api.fit, api.map)
@@ -89,6 +91,7 @@ def _command(verb: Callable[..., Any]) -> Callable[..., None]:
     return command
 
 
+@cache
 def sections(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
     """Return the parts of a docstring: the text, that of each argument, and the examples."""
     parts = {"": list[str]()}
@@ -104,9 +107,9 @@ def sections(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
         elif line:
             name, _, text = line.strip().partition(": ")
             arguments[name] = text
-    if verb is not api.run:  # which has the arguments that several verbs share
-        shared = sections(api.run)[1]
-        arguments |= {name: shared[name] for name, t in arguments.items() if t == "As of run."}
+    for name, text in arguments.items():
+        if shared := re.fullmatch(r"As of (\w+)\.", text):
+            arguments[name] = sections(getattr(api, shared[1]))[1][name]
     examples = "\n".join(line[2:] for line in parts.get("Examples:", [])[1:])
     return "\n".join(parts[""]).strip(), arguments, examples.rstrip()
 

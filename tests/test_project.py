@@ -73,9 +73,6 @@ def test_the_version_is_the_same_everywhere():
     assert METADATA["version"] == installed == raypipe.__version__
     citation = yaml.safe_load((PROJECT / "CITATION.cff").read_text())
     assert str(citation["version"]) == installed
-    for name in ("kubernetes/Dockerfile", "kubernetes/rayjob.yaml", "docs/clusters.md"):
-        tags = re.findall(r"REGISTRY/raypipe:(\S+)", (PROJECT / name).read_text())
-        assert set(tags) == {installed}, name
     assert f"\n## {installed}\n" in (PROJECT / "CHANGELOG.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""``cluster.yaml`` brought up by Ray's launcher over SSH, and the main job on it.
+"""The cluster of ``raypipe init --aws``, brought up over SSH, and the main job on it.
 
 Its machines are hosts made of namespaces, and they have the environment of the tests instead of
 one that is downloaded; node types, file mounts and the commands that start Ray are the file's.
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raypipe.commands.cluster_files import text_of
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import PROJECT, WAIT_S
 from tests.clusters.main_job import work as work
@@ -101,7 +102,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 def cluster(launcher: Launcher) -> Iterator[Path]:
     """The file of a cluster that is up, with the least of its nodes: ours for these machines."""
     # Ray fills in nothing for a provider of ours
-    given = completed(yaml.safe_load((PROJECT / "cluster.yaml").read_text()))
+    given = completed(yaml.safe_load(text_of("cluster.yaml", "aws", {}, PROJECT)))
     given |= {"provider": launcher.provider, "head_setup_commands": []}
     given["auth"] = {"ssh_user": "root", "ssh_private_key": str(launcher.key)}
     for name, kind in given["available_node_types"].items():

@@ -1,4 +1,4 @@
-"""``cluster.yaml``, ``kubernetes/rayjob.yaml`` and the environment they install."""
+"""The files of ``raypipe init --aws`` and ``--kubernetes``, and what the nodes install."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import jsonschema
 import yaml
 from packaging.requirements import Requirement
 
+from raypipe.commands.cluster_files import text_of
 from raypipe.launch.nodes import TASKS
 from tests.clusters.provider import AUTOSCALER, completed
+from tests.command import raypipe
 
 PROJECT = Path(__file__).resolve().parents[2]
 METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-CLUSTER: dict[str, Any] = yaml.safe_load((PROJECT / "cluster.yaml").read_text())
-CLAIM, JOB = yaml.safe_load_all((PROJECT / "kubernetes/rayjob.yaml").read_text())
+CLUSTER: dict[str, Any] = yaml.safe_load(text_of("cluster.yaml", "aws", {}, PROJECT))
+CLAIM, JOB = yaml.safe_load_all(text_of("kubernetes/rayjob.yaml", "kubernetes", {}, PROJECT))
 PODS = JOB["spec"]["rayClusterSpec"]
 
 
@@ -64,9 +66,9 @@ def test_what_the_nodes_install_is_pinned_and_what_raypipe_asks_for():
     for wanted in map(Requirement, [*METADATA["dependencies"], *used]):
         if wanted.name != METADATA["name"]:  # else an extra that includes another
             assert wanted.specifier.contains(pins[wanted.name.lower()]), wanted
-    assert "-r ~/raypipe/requirements.txt" in "\n".join(CLUSTER["setup_commands"])
-    recipe = (PROJECT / "kubernetes/Dockerfile").read_text()
-    [base] = re.findall(r"^FROM rayproject/ray:(\S+)-py311$", recipe, re.MULTILINE)
+    assert "-r ~/project/requirements.txt" in "\n".join(CLUSTER["setup_commands"])
+    recipe = text_of("kubernetes/Dockerfile", "kubernetes", {}, PROJECT)
+    [base] = re.findall(r"^FROM rayproject/ray:(\S+)-py3\d+$", recipe, re.MULTILINE)
     # the tested one, too
     rays = {version("ray"), base, PODS["rayVersion"]}
     assert rays == {pins["ray"]}
@@ -85,7 +87,7 @@ def test_the_rayjob_has_what_the_definition_of_version_1_asks_for():
     for group in groups:
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert container["image"].startswith("REGISTRY/raypipe:")
+        assert container["image"].startswith("REGISTRY/")
         assert container["resources"]["limits"] == container["resources"]["requests"]
         (mount,) = container["volumeMounts"]
         (volume,) = pod["volumes"]
@@ -98,9 +100,12 @@ def test_the_rayjob_has_what_the_definition_of_version_1_asks_for():
     assert tasks == {TASKS: int(cpus)}
 
 
-def test_the_entrypoint_runs_a_configuration_of_the_image_on_the_shared_volume():
-    *command, config, option, run_dir = shlex.split(JOB["spec"]["entrypoint"])
+def test_the_entrypoint_runs_a_configuration_of_the_project_on_the_shared_volume(tmp_path):
+    raypipe("init", tmp_path / "mine")
+    text = text_of("kubernetes/rayjob.yaml", "kubernetes", {}, tmp_path / "mine")
+    spec = list(yaml.safe_load_all(text))[1]["spec"]
+    *command, config, option, run_dir = shlex.split(spec["entrypoint"])
     assert (command, option) == (["raypipe", "run"], "--run-dir")
-    assert (PROJECT / Path(config).relative_to("/opt/raypipe")).is_file()
+    assert (tmp_path / "mine" / Path(config).relative_to("/opt/project")).is_file()
     head = PODS["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert Path(run_dir).is_relative_to(head["volumeMounts"][0]["mountPath"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.clusters import namespaces
-from tests.command import until
+from tests.command import spawn, until
 
 NODES = ("n1", "n2")
 _CONFIGURATION = """
@@ -105,6 +105,10 @@ class Slurm:
         if done.returncode:
             raise RuntimeError(f"{words}: {done.stderr}")
         return done.stdout.strip()
+
+    def start(self, *words: str, cwd: Path, extra: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A command beside the controller."""
+        return spawn(cwd, *self._inside["ctl"], *words, environment={**self._environment, **extra})
 
     def _daemon(self, name: str, *words: str) -> None:
         # a log of its own, since what it prints at once says why it did not start

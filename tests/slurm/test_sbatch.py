@@ -1,4 +1,4 @@
-"""``slurm/raypipe.sbatch`` under a SLURM of two nodes: real daemons, real Ray clusters."""
+"""Runs as jobs of a SLURM of two nodes: real daemons, real Ray clusters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.scene import living
-from tests.command import table, until
+from tests.command import finish, raypipe, table, until
 from tests.slurm.daemons import Slurm, started
 
 PROJECT = Path(__file__).parents[2]
-SCRIPT = PROJECT / "slurm" / "raypipe.sbatch"
+SCRIPT = "raypipe.sbatch"
 BIN = Path(sys.executable).parent
 PATH = f"{BIN}:{os.environ['PATH']}"
 
@@ -33,6 +33,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
     """Where jobs are submitted; at the end nothing of them may be left on the nodes."""
     (tmp_path / "nodes.yaml").write_text("experiment: example_nodes\n")
+    raypipe("init", tmp_path, "--slurm")
     yield tmp_path
     slurm.clear()
     left = lambda: living(str(tmp_path), "SLURM_SUBMIT_DIR")  # noqa: E731
@@ -40,16 +41,26 @@ def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
     assert not list(Path("/tmp").glob("rp-*-*/*.log")), "a node's directory is left"
 
 
-def submit(slurm: Slurm, folder: Path, *words: str | Path, path: str = PATH) -> str:
-    """The id of a job with one CPU per node, from a shell with raypipe's environment activated."""
-    environment = {
-        "PATH": path,
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of a shell with raypipe's environment activated."""
+    return {
+        "PATH": PATH,
         "PYTHONPATH": f"{PROJECT}:{PROJECT / 'tests/slurm/examples'}",
         "RAYPIPE_CACHE": str(folder / "cache"),
     }
-    # small machines rehearse this: the defaults of the script are 128 CPUs and 256 GB
+
+
+def submit(slurm: Slurm, folder: Path, *words: str | Path, path: str = PATH) -> str:
+    """The id of a job with one CPU per node, from a shell with raypipe's environment activated."""
+    # small machines rehearse this: the defaults of the script are 8 CPUs and 32 GB
     options = ("--parsable", "--cpus-per-task=1", "--mem=2000")
-    return slurm.ask("sbatch", *options, *map(str, words), cwd=folder, extra=environment)
+    return slurm.ask(
+        "sbatch",
+        *options,
+        *map(str, words),
+        cwd=folder,
+        extra={**environment(folder), "PATH": path},
+    )
 
 
 def done_by(folder: Path, job: str) -> dict[int, str]:
@@ -136,8 +147,48 @@ def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", SCRIPT, "nodes.yaml", "tasks.held=4")
     log = lambda: slurm.job(job).log  # noqa: E731
     until(lambda: log().count("is done") == 4, "four tasks are done", 300, detail=log)
-    slurm.ask("scancel", job)
+    command = ("raypipe", "cancel", f"runs/slurm-{job}")
+    assert f"job {job} is canceled" in slurm.ask(*command, cwd=folder, extra=environment(folder))
     ended = slurm.ended(job)
     assert (ended.state, ended.restarts) == ("CANCELLED", 0)
     assert "interrupted; finished units are kept" in ended.log
     assert sorted(done_by(folder, job)) == list(range(4))
+
+
+def test_a_submitted_run_is_followed_through_a_requeue(slurm, folder):
+    (folder / SCRIPT).unlink()  # the one that comes with raypipe
+    run = ("submit", "nodes.yaml", "--slurm", "--run-dir", "out")
+    words = (*run, "tasks.units=10", "tasks.held=6")
+    sizes = ("--nodes", "2", "--cpus", "1", "--memory", "2G", "--time", "10m")
+    following = slurm.start("raypipe", *words, *sizes, cwd=folder, extra=environment(folder))
+    log = lambda: "".join(path.read_text() for path in folder.glob("raypipe-*.log"))  # noqa: E731
+    until(lambda: log().count("is done") == 6, "six tasks are done", 300, following, log)
+    (job,) = (path.stem.partition("-")[2] for path in folder.glob("raypipe-*.log"))
+    with pytest.raises(RuntimeError, match=f"job {job} of this run is in the queue"):
+        slurm.ask("raypipe", *run, cwd=folder, extra=environment(folder))
+    slurm.ask("scontrol", "requeue", job)  # as a preemption does
+    again = lambda: slurm.job(job).state == "PENDING"  # noqa: E731
+    until(again, "the job is queued again", 200, following, log)
+    time.sleep(2)  # see above
+    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+    printed = finish(following)
+    assert printed.startswith(f"job {job} (log: raypipe-{job}.log)")
+    assert f"job {job}: PENDING" in printed
+    assert "interrupted" in printed
+    assert "succeeded" in printed
+    assert sorted(table(folder / "out", "evaluations")["T"]) == list(range(10))
+    assert slurm.ended(job).restarts == 1
+
+
+def test_a_job_without_a_run_ends_the_following_with_its_log(slurm, folder):
+    (folder / SCRIPT).write_text("#!/bin/bash\necho no module named cuda\nexit 3\n")
+    words = ("submit", "nodes.yaml", "--slurm", "--run-dir", "out", "--memory", "100M")
+    printed = finish(slurm.start("raypipe", *words, cwd=folder, extra=environment(folder)), 1)
+    assert "has ended before its run began\nno module named cuda" in printed
+
+
+def test_a_rejected_job_leaves_nothing(slurm, folder):
+    words = ("submit", "nodes.yaml", "--slurm", "--run-dir", "out", "--partition", "none")
+    printed = finish(slurm.start("raypipe", *words, cwd=folder, extra=environment(folder)), 2)
+    assert "invalid partition specified: none" in printed
+    assert not (folder / "out").exists()
