@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from raypipe import stats
-    from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, replay, run, sweep
+    from raypipe.api import Run, RunFailedError, fit, map, open, plan, replay, run, sweep
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.graph.context import StageContext
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raypipe.scripts.experiment import script_stage
     from raypipe.store import artifacts
     from raypipe.store.cache import Cache
+    from raypipe.store.call_files import output_dir
     from raypipe.store.run_directory import RunDirectory
     from raypipe.store.tables import Column, Table
     from raypipe.training import keyed_random, precision, weights
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from raypipe.training.task import Loss, StepContext, TrainTask
 
 #: the commands, and what they return
-__all__ = ["Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "replay", "run", "sweep"]
+__all__ = ["Run", "RunFailedError", "fit", "map", "open", "plan", "replay", "run", "sweep"]
+#: functions
+__all__ += ["output_dir"]
 #: experiments
 __all__ += ["Experiment", "Operational", "RunDirectory", "Settings", "Stage", "StageContext"]
 __all__ += ["ScriptStageSettings", "Unit", "hardware_stage", "script_stage", "train_stage"]
@@ -55,7 +58,7 @@ __all__ += ["formatting", "parts", "plots"]
 _MODULES = {
     name: module
     for module, names in {
-        "raypipe.api": "Best Run RunFailedError fit map open plan replay run sweep",
+        "raypipe.api": "Run RunFailedError fit map open plan replay run sweep",
         "raypipe.config.settings": "Operational Settings",
         "raypipe.errors": "ConfigError UnitError",
         "raypipe.graph.context": "StageContext",
@@ -72,6 +75,7 @@ _MODULES = {
         "raypipe.stats": "stats",
         "raypipe.store.artifacts": "artifacts",
         "raypipe.store.cache": "Cache",
+        "raypipe.store.call_files": "output_dir",
         "raypipe.store.run_directory": "RunDirectory",
         "raypipe.store.tables": "Column Table",
         "raypipe.training.keyed_random": "keyed_random",

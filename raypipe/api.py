@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from raypipe.commands.replay import Replay
     from raypipe.config.document import Document
+    from raypipe.store.call_files import RunFile
     from raypipe.store.run_directory import RunDirectory
 
 #: a configuration: its file, or its content
@@ -107,6 +108,29 @@ class Run:
 
         rows: pd.DataFrame = sql(self.directory, query).to_pandas()
         return rows
+
+    def files(self, name: str = "*", call: str = "*") -> list[RunFile]:
+        """Return the files that calls of a function wrote to ``rp.output_dir()``.
+
+        Each has its ``path``, a URI in an object store, and ``open()``, which reads it there, too.
+
+        Args:
+            name: the name of a file, or a pattern such as ``*.png``.
+            call: the name of a call, as in the table ``calls``, or a pattern: ``gamma=0.1*``.
+
+        Raises:
+            ConfigError: it is not the run of a function, or its table is damaged.
+
+        """
+        from fnmatch import fnmatchcase
+
+        from raypipe.store.call_files import files_of
+
+        return [
+            file
+            for file in files_of(self.directory, self.table("calls"))
+            if fnmatchcase(file.name, name) and (file.call == call or fnmatchcase(file.call, call))
+        ]
 
     @property
     def status(self) -> str:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.levels import near_and_all
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
@@ -114,6 +113,8 @@ def results(
         ConfigError: a table or a column does not exist, or the query is wrong.
 
     """
+    from raypipe.commands.table_view import terminal_width, view
+
     run = existing(run_dir)
     if query is not None:
         rows = tables.sql(run, query)

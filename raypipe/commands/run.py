@@ -21,7 +21,6 @@ from raypipe.commands import RUNS, cluster, runs_location, seconds_of
 from raypipe.commands.configuration import declared, of_report, resolve
 from raypipe.commands.plan import Work, check_gpus, work_of
 from raypipe.commands.results import results_of
-from raypipe.commands.table_view import terminal_width, view
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
@@ -385,6 +384,8 @@ def _tell_results(work: Work, session: Session, status: StatusWriter) -> None:
 
 def _leading(best: Headline) -> str:
     """Return the best points by a number as a table."""
+    from raypipe.commands.table_view import terminal_width, view
+
     rows: list[Row] = [
         {"point": each.label, best.column.name: each.mean, "runs": each.runs}
         for each in best.ranking[:_MOST_POINTS]
@@ -396,6 +397,7 @@ def _leading(best: Headline) -> str:
 
 def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
     """Return the best points of a sweep as a table, and how many more there are."""
+    from raypipe.commands.table_view import terminal_width, view
     from raypipe.report.results import medians
     from raypipe.study.space import shown
 

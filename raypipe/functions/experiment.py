@@ -20,6 +20,7 @@ from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
+from raypipe.store.call_files import FILES, keep
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import ADDED, Column, Table
 
@@ -34,7 +35,7 @@ _WRITTEN = (
     Column("worker", "text", "Host and process that computed it."),
     Column("attempt", "integer", "Number of the attempt that succeeded, from 1."),
 )
-_RESERVED = (*ADDED, *(column.name for column in _WRITTEN))
+_RESERVED = (*ADDED, *(column.name for column in _WRITTEN), FILES)
 _NAME_LENGTH = 120
 
 
@@ -214,6 +215,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
     first: TaskResult | None = None  # that failed
     done = total - len(todo)
     context.begin(total, done)
+    run_dir = context.run_dir
+    place = run_dir.location, run_dir.variant, run_dir.variants
     with context.pool(options) as pool:
         shared = pool.share(function)
 
@@ -221,35 +224,42 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             for unit in todo:
                 running[unit.key] = unit
                 arguments = unit.literals["arguments"]
-                yield unit.key, call, unit.key, _RESERVED, numbers, shared, arguments
+                yield unit.key, call, unit.key, place, _RESERVED, numbers, shared, arguments
 
         for batch in context.outcomes(pool, tasks()):
-            problems = {r.key: lacking(r.value, numbers) for r in batch if r.error is None}
+            returned = {r.key: r.value for r in batch if r.error is None}
+            written = {key: row.pop(FILES) for key, row in returned.items() if FILES in row}
+            lacks = {key: lacking(row, numbers) for key, row in returned.items()}
             # if not even the first calls have it, they are stored: probably the name is wrong
-            wrong = next(iter(problems), "") if not done and all(problems.values()) else ""
+            wrong = next(iter(lacks), "") if not done and all(lacks.values()) else ""
+            problems = {} if wrong else {key: text for key, text in lacks.items() if text}
+            if written:
+                problems |= keep(run_dir, written, problems)
             rows, units = dict[str, Row](), list[Unit]()
             for result in batch:
                 unit, problem = running.pop(result.key), problems.get(result.key)
-                if problem and not wrong:
+                if problem:
                     result = replace(result, error=problem, kind="invalid_value")
                     about = Failure(unit.key, result.attempt, "invalid_value", problem, "gave up")
                     context.fail(about)
                 status = "succeeded" if result.error is None else "failed"
                 given = unit.literals["arguments"]
                 values = {**(result.value or {}), "duration_s": result.duration_s}
-                name = context.run_dir.trial_id(unit.key)
+                name = run_dir.trial_id(unit.key)
                 context.session.trackers.call(name, status, given, values)
                 if result.error is None:
-                    written = {"worker": result.worker, "attempt": result.attempt}
-                    named = {"call": unit.key.partition("/")[2], **given}
-                    rows[unit.key] = {**named, **without_secrets(values), **written}
+                    row = {"call": unit.key.partition("/")[2], **given, **without_secrets(values)}
+                    row |= {"worker": result.worker, "attempt": result.attempt}
+                    if unit.key in written:
+                        row[FILES] = written[unit.key][1]
+                    rows[unit.key] = row
                     units.append(unit)
                 else:
                     first, failures = first or result, failures + 1
             done += len(rows)
             context.finish_all(units, {CALLS: rows}, whole=True)
             if wrong:
-                raise UnitError(wrong, "invalid_value", problems[wrong])
+                raise UnitError(wrong, "invalid_value", lacks[wrong])
             context.advance(done, f"{failures} failed" if failures else "")
     if first is not None:
         more = f" ({failures} of {total} calls failed)" if failures > 1 else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from raypipe.config.levels import did_you_mean
 from raypipe.errors import UnitError
+from raypipe.store import call_files
 
 _EXAMPLE = "return a mapping of single values, such as {'accuracy': 0.93}"
 _MOST = 2**63
@@ -20,32 +21,37 @@ _MOST = 2**63
 
 def call(
     key: str,
+    run: tuple[Any, ...],
     reserved: Collection[str],
     numbers: Iterable[str],
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Call a function; return its values by name.
+    """Call a function; return its values by name, and as ``files`` what it wrote, if anything.
 
     Args:
         key: the unit of the call.
+        run: the fields of the run directory, for the files.
         reserved: names that it must not return.
         numbers: names whose value must be a number, if it is returned.
         function: the function.
         arguments: its arguments by name.
 
     Raises:
-        UnitError: ``invalid_value``, it returned something else than a row.
+        UnitError: ``invalid_value``, it returned something else than a row, or wrote something else
+            than files.
 
     """
-    try:
-        returned = function(**arguments)
-    except SystemExit as error:  # would end the worker
-        raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
-    try:
-        return row_of(returned, arguments, reserved, numbers)
-    except ValueError as error:
-        raise UnitError(key, "invalid_value", str(error)) from None
+    with call_files.of_call(run, key) as files:
+        try:
+            returned = function(**arguments)
+        except SystemExit as error:  # would end the worker
+            raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
+        try:
+            row = row_of(returned, arguments, reserved, numbers)
+        except ValueError as error:
+            raise UnitError(key, "invalid_value", str(error)) from None
+        return row | files.finish()
 
 
 def row_of(

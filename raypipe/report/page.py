@@ -37,6 +37,7 @@ from raypipe.report.results import (
     variants_of,
 )
 from raypipe.report.sections import (
+    files_section,
     race_section,
     range_tiles,
     search_section,
@@ -120,6 +121,7 @@ def page_sections(run: RunResults) -> list[Section]:
         sweep_section(run),
         search_section(run.search),
         *(table_section(results, run.search) for results in free if results.headlines),
+        files_section(run),
         race_section(rows(run.tables, "race")),
         variants_section(run),
         *run.sections,

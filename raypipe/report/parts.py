@@ -108,6 +108,25 @@ class TableView:
 
 
 @dataclass(frozen=True)
+class Image:
+    """A picture from elsewhere: its media type and its bytes.
+
+    The page has it as an ``img`` alone, in which a browser runs no script, not even of an SVG.
+    """
+
+    title: str
+    caption: str
+    media_type: str
+    content: bytes
+    group: str = ""  # as that of plots, with which it stands side by side
+
+    @property
+    def source(self) -> str:
+        """The picture as a URI."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
+
+
+@dataclass(frozen=True)
 class Pill:
     """A word on a colored background. Tones: good, warn, bad, or empty."""
 
@@ -134,7 +153,9 @@ class Tile:
 Tiles: TypeAlias = tuple[Tile, ...]
 #: questions, each with the parts that answer it; those without parts are left out
 Answers: TypeAlias = dict[str, list["Part"]]
-Part: TypeAlias = str | Heading | Code | Link | Fold | TableView | Plot | Pill | Tiles | Answers
+Part: TypeAlias = (
+    str | Heading | Code | Link | Fold | TableView | Plot | Image | Pill | Tiles | Answers
+)
 
 
 def own_columns(rows: pd.DataFrame, first: Sequence[str] = ()) -> list[Any]:
@@ -213,7 +234,7 @@ def anchored(sections: Sequence[Section]) -> dict[str, Section]:
     return found
 
 
-def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | list[Plot]]:
+def _grouped(parts: Sequence[Part], is_folded: bool = False) -> Iterator[Part | list[Plot | Image]]:
     """Yield the parts that show anything; plots in sequence stand side by side, as a list.
 
     A group of plots has a heading before it. Long tables and further plots are folded, unless the

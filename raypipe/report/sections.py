@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from raypipe.report.formatting import (
 from raypipe.report.parts import (
     Code,
     Fold,
+    Image,
     Part,
     Pill,
     Section,
@@ -63,6 +66,7 @@ from raypipe.report.tables import (
     point_label,
     value_label,
 )
+from raypipe.store.call_files import FILES, RunFile, files_of
 from raypipe.store.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -74,6 +78,16 @@ _LONGEST = 120  # characters of a cell
 _MOST_CELLS = 24  # of an axis of a heat map
 _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
+_MOST_PICTURES, _MOST_NAMES = 8, 50  # of the files that calls wrote
+_LARGEST_PICTURE = 2**19  # bytes
+#: media types of pictures and their first bytes, by the ends of their names
+_JPEG = "image/jpeg", b"\xff\xd8\xff"
+_PICTURES = {
+    ".png": ("image/png", b"\x89PNG\r\n\x1a\n"),
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+    ".svg": ("image/svg+xml", b""),
+}
 #: tables of a comparison, and their captions
 _COMPARED = {
     "variant_metrics": "Means over seeds; unmatched numbers have no counterpart at another value",
@@ -105,6 +119,38 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
         caption += f"{', each' if len(rows) > 1 else ':'} {table.row}"
     view = TableView(first, (), title, meanings=table.meanings, caption=caption)
     return Section(title, [*parts, view], covers=(table.name,))
+
+
+def files_section(run: RunResults) -> Section:
+    """Return pictures that calls wrote, those of the best calls first, and the names of others."""
+    calls = next((each for each in run.results if each.table.name == "calls"), None)
+    if calls is None or FILES not in calls.rows or run.directory is None:
+        return Section("Files", [])
+    rows = calls.rows
+    for column in [each for each in calls.shape.numbers if each.better][:1]:
+        is_rising = column.better == "lower"
+        rows = rows.sort_values(column.name, ascending=is_rising, key=as_numbers, kind="stable")
+    files = files_of(run.directory, rows)
+    pictures = [each for each in files if PurePath(each.name).suffix.lower() in _PICTURES]
+    images = {each: image for each in pictures[:_MOST_PICTURES] if (image := _image(each))}
+    others = [(each.call, each.name) for each in files if each not in images]
+    text = f"{counted(len(files), 'file')}, in files/ of the run directory."
+    names = pd.DataFrame(others[:_MOST_NAMES], columns=["call", "file"])
+    caption = f"The first {_MOST_NAMES} of {len(others)}." if len(others) > _MOST_NAMES else ""
+    listed_names = [TableView(names, label="Further files", caption=caption)] if others else []
+    return Section("Files", [text, *images.values(), *listed_names])
+
+
+def _image(file: RunFile) -> Image | None:
+    """Return the picture in a file; None if it is too large, damaged, lost, or behind a link."""
+    media_type, start = _PICTURES[PurePath(file.name).suffix.lower()]
+    if file.is_linked:  # nothing from outside of a run is on its page
+        return None
+    with suppress(OSError), file.open() as stream:
+        content = stream.read(_LARGEST_PICTURE + 1)
+        if content.startswith(start) and len(content) <= _LARGEST_PICTURE:
+            return Image(file.call, file.name, media_type, content)
+    return None
 
 
 def tile(best: Headline) -> Tile:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -29,16 +30,18 @@ from raypipe.redaction import without_credentials
 #: the variant of stages that all points of a matrix share
 BASE = "base"
 
-#: suffix of a file that ``RunDirectory.write`` has not completed
+#: suffix of a file that ``RunDirectory.write`` has not completed, or of the folder of a call
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 #: names in a message
 _MOST_NAMED = 3
 #: attempts to list a folder that changes
 _MOST_LISTINGS = 10
-#: bytes of the name of a log
+#: bytes of the name of a log or of a call's folder
 _LONGEST_NAME = 200
 #: seconds after which a process that survived its command writes no more
 _WRITING_S = 60
+#: seconds after which no call adds files to its folder
+_CALL_S = 24 * 3600
 
 
 def _place(name: str) -> cached_property[str]:
@@ -185,10 +188,13 @@ class RunDirectory:
 
     def log(self, unit: str) -> str:
         """Return the path of the log of a unit, task or trial, whatever its name has in it."""
-        name = "".join(c if c.isprintable() and c != "/" else "-" for c in unit).lstrip(".")
-        if len(name.encode()) > _LONGEST_NAME:
-            name = name[: _LONGEST_NAME // 8] + "-" + hashlib.sha256(unit.encode()).hexdigest()[:12]
-        return self.path("logs", f"{name or '-'}.log")
+        return self.path("logs", f"{_file_name(unit)}.log")
+
+    def call_files(self, unit: str) -> str:
+        """Return the folder of the files that a call wrote; each call has a folder of its own."""
+        stage, _, call = self.trial_id(unit).partition("/")
+        names = (_file_name(name, is_unique=True) for name in (stage, call))
+        return self.path("files", *names)
 
     # files
 
@@ -278,7 +284,7 @@ class RunDirectory:
             Path(temporary).unlink(missing_ok=True)
             raise
         if durable:
-            sync_folder(folder)
+            sync(folder)
 
     def append(self, path: str, content: bytes) -> None:
         """Append to a file, such as a log; neither durable nor, on an object store, atomic."""
@@ -290,12 +296,13 @@ class RunDirectory:
             self.write(path, (self.read(path) if self.exists(path) else b"") + content)
 
     def remove_unfinished(self) -> None:
-        """Remove incomplete files that killed processes left."""
-        for path in Path(self.path()).rglob("*.tmp"):
+        """Remove incomplete files, and folders of calls, that killed processes left."""
+        for path in list(Path(self.path()).rglob("*.tmp")):
             with suppress(OSError):  # its writer is alive and has just renamed it
-                old = time.time() - path.stat().st_mtime > _WRITING_S
+                longest = _CALL_S if path.is_dir() else _WRITING_S
+                old = time.time() - path.stat().st_mtime > longest
                 if old and _UNFINISHED.fullmatch(path.name):
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with its content; a missing one is ignored."""
@@ -322,12 +329,12 @@ def make_folder(folder: str | Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
-def sync_folder(folder: str | Path) -> None:
-    """Make the names in a local folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: str | Path) -> None:
+    """Make a local file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -342,3 +349,11 @@ def _flat(name: str) -> str:
     if name.strip(".") == "":
         raise ConfigError(f"{name!r}: cannot name a file of a run directory")
     return name.replace("/", "-")
+
+
+def _file_name(name: str, *, is_unique: bool = False) -> str:
+    """Return a file name for any text; one that ``is_unique`` is of no other text."""
+    plain = "".join(c if c.isprintable() and c != "/" else "-" for c in name).lstrip(".")
+    if len(plain.encode()) > _LONGEST_NAME or (is_unique and plain != name):
+        plain = plain[: _LONGEST_NAME // 8] + "-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+    return plain or "-"

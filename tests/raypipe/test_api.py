@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import raypipe as rp
+from raypipe.api import Best
 from raypipe.commands import run as command
 from tests.command import finish, spawn
 
@@ -42,7 +43,7 @@ def test_map_returns_a_run_whose_table_has_every_call(work):
     again = rp.open(run.run_dir)
     assert again == run
     assert "succeeded" in repr(again)
-    best = rp.Best("calls.loss", "lower", 0.0, [{"x": 0, "noise": 0.0}], 1, "loss 0 (x=0, noise=0)")
+    best = Best("calls.loss", "lower", 0.0, [{"x": 0, "noise": 0.0}], 1, "loss 0 (x=0, noise=0)")
     assert run.best() == run.best("loss") == best
     with pytest.raises(rp.ConfigError, match=r"metric = x: has no finite result \(those with: "):
         run.best("x")

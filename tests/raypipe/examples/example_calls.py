@@ -14,6 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import raypipe as rp
+
 
 def _start(kind: str, folder: str) -> multiprocessing.Process | None:
     """Start a process that ends by itself after an hour."""
@@ -105,6 +107,16 @@ def fail(kind: str) -> dict[str, Any]:
     if kind == "crash":
         ctypes.string_at(0)
     return {"y": 1}
+
+
+def write(x: int) -> dict[str, Any]:
+    """Write a file; the worker of 3 dies before its call has ended."""
+    (rp.output_dir() / "note.txt").write_text(f"note of {x}")
+    if x == 2:
+        raise ValueError("two")
+    if x == 3:
+        os._exit(7)
+    return {"y": x}
 
 
 def measure(x: int, text: str) -> dict[str, Any]:

@@ -59,5 +59,5 @@ def test_returned_values_become_plain(returned, row):
 )
 def test_what_is_not_a_row_is_an_invalid_value(returned, problem):
     with pytest.raises(UnitError, match=problem) as raised:
-        call("calls/x=1", ("worker",), ("loss",), lambda x: returned, {"x": 1})
+        call("calls/x=1", (), ("worker",), ("loss",), lambda x: returned, {"x": 1})
     assert raised.value.kind == "invalid_value"

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from pyarrow import fs as arrow_fs
 
+import raypipe as rp
 from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
@@ -41,6 +42,33 @@ def test_commands_on_a_bucket(work, uri, case):
     assert run.read(run.lock) == b""  # released
     for file in ("config.yaml", "report/index.html"):
         assert len(run.read(run.path(*file.split("/")))) > 30
+
+
+WRITER = """
+import raypipe as rp
+
+def write(x):
+    (rp.output_dir() / "a b").mkdir()
+    (rp.output_dir() / "a b" / "note.txt").write_text(f"note of {x}")
+    if x == 3:
+        raise ValueError("three")
+    return {"y": x}
+"""
+
+
+def test_files_of_calls_are_copied_to_the_bucket(work, uri):
+    (work / "own.py").write_text(WRITER)
+    words = ("map", "own:write", "x=[1,2,3]", "--run-dir", uri)
+    assert "ValueError: three" in raypipe(*words, expected=1)
+    files = rp.open(uri).files("*.txt")
+    assert [(file.call, file.name) for file in files] == [
+        ("x=1", "a b/note.txt"),
+        ("x=2", "a b/note.txt"),
+    ]
+    assert files[1].path == uri.replace("?", "/files/calls/x=2/a b/note.txt?")
+    assert files[1].open().read() == b"note of 2"
+    run = RunDirectory.at(uri)
+    assert run.list(run.path("files", "calls")) == ["x=1", "x=2"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""Files that calls of a function write: their folder while a call runs, and as part of the run.
+
+A worker writes to a folder of its own, which is not yet a result. Once the call has succeeded, the
+folder is renamed to that of the call in the run directory. In an object store, which cannot rename,
+the worker copies the files to it before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from raypipe.errors import ConfigError, UnitError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raypipe.store.run_directory import RunDirectory
+
+#: the column with the names of a call's files
+FILES = "files"
+_MOST_FILES, _MOST_GIB = 1000, 10
+
+
+def output_dir() -> Path:
+    """Return the folder for the files of the present call, made on first use.
+
+    What lies in it when a call of ``raypipe map`` has succeeded becomes part of the run, in
+    ``RUN_DIR/files/calls/<call>/``. A failed attempt leaves nothing.
+
+    Raises:
+        RuntimeError: there is no call in this thread and process.
+
+    """
+    files = _present.get()
+    if files is None or (files.folder is None and files.process != os.getpid()):
+        raise RuntimeError(
+            "rp.output_dir() is the folder of a call of `raypipe map`, and there is no call in "
+            "this thread and process: call it in the function itself, and give the folder to the "
+            "threads and processes that it starts"
+        )
+    if files.folder is None:
+        files.folder = files.make()
+    return files.folder
+
+
+@dataclass
+class CallFiles:
+    """The files of a call that runs in this process.
+
+    Args:
+        run: the fields of the run directory: only calls with files load pyarrow to open it.
+        key: the unit of the call.
+
+    """
+
+    run: tuple[Any, ...]
+    key: str
+    folder: Path | None = None
+    process: int = field(default_factory=os.getpid)
+
+    def make(self) -> Path:
+        """Make the folder: on the disk of the run, else on one of this node."""
+        from raypipe.store.run_directory import RunDirectory, make_folder
+
+        run = RunDirectory(*self.run)
+        if not run.is_local:
+            return Path(tempfile.mkdtemp(prefix="raypipe-"))
+        path = f"{run.call_files(self.key)}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        make_folder(path)
+        return Path(path)
+
+    def finish(self) -> dict[str, tuple[str, list[str]]]:
+        """Make the files durable; return where they lie and their names, nothing without any.
+
+        Raises:
+            UnitError: ``invalid_value``, they are not regular files, or too many or too large.
+
+        """
+        from raypipe.store.run_directory import RunDirectory, sync
+
+        if self.folder is None or not (names := self._names(self.folder)):
+            self.discard()
+            return {}
+        run = RunDirectory(*self.run)
+        if run.is_local:
+            for path in (*self.folder.rglob("*"), self.folder):
+                sync(path)
+            return {FILES: (str(self.folder), names)}
+        place = run.call_files(self.key)
+        run.delete(place)
+        try:
+            for name in names:
+                with (
+                    (self.folder / name).open("rb") as file,
+                    run.writing(f"{place}/{name}") as copy,
+                ):
+                    shutil.copyfileobj(file, copy)
+        except BaseException:
+            run.delete(place)
+            raise
+        self.discard()
+        return {FILES: (place, names)}
+
+    def _names(self, folder: Path) -> list[str]:
+        names, size = list[str](), 0
+        for parent, folders, files in os.walk(folder):
+            for path in (Path(parent, each) for each in (*folders, *files)):
+                status, name = path.lstat(), str(path.relative_to(folder))
+                if not name.isprintable():
+                    raise self._refusal(f"{name!r} is not printable text; rename it")
+                if stat.S_ISREG(status.st_mode):
+                    names.append(name)
+                    size += status.st_size
+                elif not stat.S_ISDIR(status.st_mode):
+                    raise self._refusal(f"{name!r} is a link or a special file; write a copy")
+                if len(names) > _MOST_FILES:
+                    raise self._refusal(f"more than {_MOST_FILES} files; write an archive of them")
+        if size > _MOST_GIB * 2**30:
+            raise self._refusal(f"more than {_MOST_GIB} GiB; write large files to another place")
+        return sorted(names)
+
+    def _refusal(self, problem: str) -> UnitError:
+        return UnitError(self.key, "invalid_value", f"the function left in output_dir(): {problem}")
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+#: the call that runs in this thread
+_present: ContextVar[CallFiles | None] = ContextVar("present", default=None)
+
+
+@contextmanager
+def of_call(run: tuple[Any, ...], key: str) -> Iterator[CallFiles]:
+    """Run a call in the body, with its own ``output_dir``, of which an error leaves nothing."""
+    files = CallFiles(run, key)
+    before = _present.set(files)
+    try:
+        yield files
+    except BaseException:
+        files.discard()
+        raise
+    finally:
+        _present.reset(before)
+
+
+def keep(
+    run: RunDirectory, written: Mapping[str, tuple[str, list[str]]], failed: Collection[str]
+) -> dict[str, str]:
+    """Make the files of calls part of the run, in place of earlier ones; remove those of failed.
+
+    Args:
+        run: the run directory.
+        written: what ``CallFiles.finish`` returned, by unit.
+        failed: units that failed after all.
+
+    Returns:
+        What is wrong, by unit.
+
+    """
+    from raypipe.store.run_directory import sync
+
+    problems, places = dict[str, str](), set[str]()
+    for key, (folder, _) in written.items():
+        place = run.call_files(key)
+        if key in failed:
+            run.delete(folder)
+        elif folder != place:
+            try:
+                run.delete(place)
+                Path(folder).rename(place)
+                places.add(place.rpartition("/")[0])
+            except OSError as error:
+                problems[key] = (
+                    f"its files are not in the run directory ({error}); use one on storage that "
+                    "all nodes share, or a URI"
+                )
+    for place in places:
+        sync(place)
+    return problems
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A file that a call of a function wrote.
+
+    Attributes:
+        call: the name of the call, as in the table ``calls``.
+        variant: the point of a matrix that the call is of, as there.
+        name: its path in the folder of the call, such as ``curve.png``.
+
+    """
+
+    call: str
+    variant: str
+    name: str
+    _place: RunDirectory = field(repr=False)
+
+    @property
+    def path(self) -> str:
+        """Its path, or its URI in an object store."""
+        return self._place.shown
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether it is a link, or below one: it may lie outside of the run directory."""
+        return self._place.is_local and Path(self.path).resolve() != Path(self.path)
+
+    def open(self) -> IO[bytes]:
+        """Open it to read its bytes, wherever it lies."""
+        stream: IO[bytes] = self._place.fs.open_input_file(self._place.path())
+        return stream
+
+
+def files_of(run: RunDirectory, calls: pd.DataFrame) -> list[RunFile]:
+    """Return the files of calls, in the order of their rows in the table.
+
+    Raises:
+        ConfigError: a row has no names of files.
+
+    """
+    from raypipe.store.run_directory import variant_name
+
+    found = list[RunFile]()
+    for row in calls[calls[FILES].notna()].to_dict("records") if FILES in calls else ():
+        call, variant = str(row["call"]), str(row["variant"])
+        folder = run.call_files(f"{variant_name('calls', variant)}/{call}")
+        inside = folder.removeprefix(f"{run.path()}/")
+        try:
+            names = list(map(str, json.loads(row[FILES])))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{run.shown}: calls.files is damaged at {call}: {error}") from error
+        found += [RunFile(call, variant, n, run.inside(f"{inside}/{n}")) for n in names]
+    return found
