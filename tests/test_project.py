@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import raypipe
+from raypipe.commands import cluster_files
 from raypipe.commands import configuration as config
 from raypipe.hardware import Gpu, Hardware
 
@@ -46,6 +47,12 @@ def test_no_profile_takes_an_arithmetic_that_older_cards_lack(path, monkeypatch)
         sections += [own for each in sections if (own := getattr(each, "training", 0))]
         taken = {getattr(section, "precision", None) for section in sections}
         assert taken.isdisjoint({"tf32", "bf16"}), gb
+
+
+def test_the_cluster_of_this_repository_is_that_of_any_project():
+    stored = (PROJECT / "cluster.yaml").read_text()
+    written = cluster_files.text_of("cluster.yaml", "aws", {}, PROJECT)
+    assert stored == re.sub(r"(?<=--python )3\.\d+", "3.11", written)
 
 
 def test_no_text_names_the_distribution_of_another_project():

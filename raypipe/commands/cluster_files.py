@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,14 @@ def sizes_of(kind: str, given: Mapping[str, Any]) -> dict[str, int | str]:
 
 
 def text_of(file: str, kind: str, sizes: Mapping[str, int | str], folder: Path = Path()) -> str:
-    """Return the text of a file of a cluster for the project in a folder."""
-    packaging = folder / "pyproject.toml"
+    """Return the text of a file of a cluster for the project in a folder. Raises ConfigError."""
+    packaging, package = folder / "pyproject.toml", dict[str, Any]()
+    if packaging.is_file():
+        try:
+            package = tomllib.loads(packaging.read_text(encoding="utf-8")).get("project", {})
+        except ValueError as error:
+            raise ConfigError(f"{packaging}: is not readable: {error}") from error
+    name = str(package.get("name", folder.resolve().name))
     environment = Environment(
         loader=PackageLoader("raypipe.commands", "templates/cluster"),
         trim_blocks=True,
@@ -88,9 +95,9 @@ def text_of(file: str, kind: str, sizes: Mapping[str, int | str], folder: Path =
     )
     return environment.get_template(file).render(
         {**{name: d[kind] for name, (_, _, d) in _SIZES.items() if kind in d}, **sizes},
-        project=re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "project",
+        project=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "project",
         config=_configuration(folder),
-        is_package=packaging.is_file() and "[project]" in packaging.read_text().splitlines(),
+        is_package=bool(package),
         python=".".join(platform.python_version_tuple()[:2]),
         raypipe=package_version("raypipe-runner"),
         ray=package_version("ray"),
