@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 import raypipe as rp
 from raypipe import ui
 from raypipe.commands import summary
-from raypipe.store import run_status
+from raypipe.store import run_notes, run_status
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory
@@ -75,7 +75,8 @@ def write_steps(run: RunDirectory, count: int, best: float = 0.5) -> None:
 @pytest.fixture
 def folder_of_runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
-    write_run(folder, "toy/first", 0.75, hours=2)
+    first = write_run(folder, "toy/first", 0.75, hours=2)
+    run_notes.change(first, "the old data", ["baseline", "paper"])
     write_run(folder, "toy/second", hours=1, experiment="other")
     return folder
 
@@ -106,7 +107,7 @@ def test_the_table_has_the_runs_the_newest_first(client, folder_of_runs):
     links = [str(attrs["href"]) for attrs in table.all("a")]
     assert links == [f"/run/{key}" for key in keys(client)]
     assert re.search(r"toy/second .*other .*succeeded .*60 min ago .*toy/first", table.words)
-    assert "scores.score 0.75" in table.words
+    assert "scores.score 0.75 baseline paper the old data" in table.words
     state = client.get("/").headers["ETag"]
     assert client.get("/", headers={"If-None-Match": state}).status_code == 304
     write_run(folder_of_runs, "third", experiment="new")
@@ -122,7 +123,8 @@ def test_the_page_of_a_run_has_its_state_failures_output_and_report(client):
     assert shown.headings[:4] == ["progress", "state", "failures", "output"]
     assert {"scores", "training-runs", "how-to-repeat"} <= set(shown.headings)
     words = shown.words
-    for text in ("raypipe run toy.yaml", "scores.score 0.75", "fit: error (gave up): ValueError",
+    for text in ("baseline paper the old data", "raypipe run toy.yaml", "scores.score 0.75",
+                 "fit: error (gave up): ValueError",
                  "line 7 of toy.py", "said by the unit", "rate: 0.75", "Loss: fit"):  # fmt: skip
         assert text in words, text
     assert "epoch 1" not in words  # was written over
@@ -208,6 +210,7 @@ def test_no_text_of_a_run_becomes_markup(tmp_path):
                     messages=((1, HOSTILE),), **dict.fromkeys(texts, HOSTILE))  # fmt: skip
     other = write_run(tmp_path, "other")
     for each in (run, other):
+        run_notes.change(each, HOSTILE, [HOSTILE])
         table = Table(HOSTILE.replace("/", ""), "a row", (), open=True, axes=(HOSTILE,))
         write_table(each, table, [{HOSTILE: HOSTILE, "x": n} for n in range(3)], HOSTILE)
         each.append(each.log(HOSTILE), HOSTILE.encode())
