@@ -42,7 +42,7 @@ from raypipe.graph.unit_logs import first_line
 from raypipe.redaction import shown_traceback, without_credentials
 from raypipe.report import parts
 from raypipe.report.formatting import counted
-from raypipe.report.page import page_sections, said_of
+from raypipe.report.page import page_sections, said_of, summary_tiles
 from raypipe.report.parts import Code, Fold, Link, Part, Pill, Section, TableView
 from raypipe.report.plots import Plot, encode
 from raypipe.report.results import RunResults, staged
@@ -156,7 +156,7 @@ class Pages:
         is_running = found.status == "running"
         answers: dict[str, list[Part]] = {
             "Status": [progress_text(found) if is_running else ending_text(found)],
-            "Message": [Code(shown_log(known.message))] if known.message else [],
+            "Message": [Code(shown_log(known.message))] if "\n" in known.message.strip() else [],
             "Command": [Code(cell(known.command))] if known.command else [],
             "Directory": [Code(run.shown)],
             "Files": list(_files(key, run)),
@@ -296,9 +296,11 @@ def _failures(run: RunDirectory) -> Section:
         title = f"{row['unit']}: {row['kind']}{then}: {first_line(row['message'])}"
         text = shown_log(row.get("traceback") or row["message"])
         folds.append(Fold(without_credentials(title), [Code(text)]))
-    count = f"{counted(len(rows), 'attempt')} failed, {len(rows) - len(lost)} of units that "
+    count = f"{counted(len(rows), 'attempt')} failed"
+    if len(lost) < len(rows):
+        count += f", {len(rows) - len(lost)} of units that succeeded later"
     css = "alert" if lost else "alert recovered"
-    return Section("Failures", [f"{count}succeeded later.", *folds] if rows else [], css)
+    return Section("Failures", [f"{count}.", *folds] if rows else [], css)
 
 
 def _results(run: RunDirectory, known: RunStatus, is_running: bool) -> RunResults:
@@ -319,8 +321,11 @@ def _results(run: RunDirectory, known: RunStatus, is_running: bool) -> RunResult
 def _report(run: RunDirectory, known: RunStatus, is_running: bool) -> Made:
     """Return the sections of a run's report, but for its failures, and without its experiment's."""
     try:
-        sections = page_sections(_results(run, known, is_running))
-        return _made([each for each in sections if each.title != "Failures"], _OWN)
+        results = _results(run, known, is_running)
+        sections = [each for each in page_sections(results) if each.title != "Failures"]
+        if is_running:  # the summary comes with the end of a stage
+            sections.insert(0, Section("So far", [tuple(summary_tiles(results))]))
+        return _made(sections, _OWN)
     except ConfigError as error:
         text = without_credentials(str(error))
     except Exception:  # of a foreign or damaged run; the others are shown

@@ -87,7 +87,7 @@ function updateSections(fresh) {
 }
 
 function update(fresh) {
-  for (const name of [".title", "nav", "#period"]) {
+  for (const name of ["header", "nav", "#period"]) {
     const [old, now] = [document.querySelector(name), fresh.querySelector(name)];
     if (old?.outerHTML !== now?.outerHTML) old.replaceWith(now);
   }

@@ -9,12 +9,15 @@ from functools import partial
 
 import pytest
 from pyarrow import fs as arrow_fs
+from starlette.testclient import TestClient
 
 import raypipe as rp
 from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store import lock
 from raypipe.store.run_directory import RunDirectory
+from raypipe.ui.pages import Pages
+from raypipe.ui.server import application
 from tests.command import Ended, in_process, raypipe
 from tests.raypipe.store.conftest import FAST, uri_of
 from tests.raypipe.toy import TOY
@@ -144,3 +147,19 @@ def test_a_location_that_does_not_work_is_one_message(work, server, uri, locatio
     assert message in ended.errors
     assert "Traceback" not in ended.errors
     assert SECRET not in ended.output
+
+
+@pytest.mark.slow
+def test_the_local_page_shows_runs_in_a_bucket(work, server, uri):
+    given = uri_of(server, "local-page", user=f"key:{SECRET}@")
+    place, _, query = given.partition("?")
+    raypipe("run", "toy.yaml", "--run-dir", f"{place}/one?{query}")
+    client = TestClient(application(Pages([given]), ""), "http://localhost")
+    table = client.get("/").text
+    (key,) = re.findall(r'href="/run/(\w+)"', table)
+    page = client.get(f"/run/{key}").text
+    assert "succeeded" in page
+    assert "squares/2" in page
+    assert client.get(f"/run/{key}/report/index.html").status_code == 200
+    assert client.get(f"/run/{key}/report/../config.yaml").status_code == 404
+    assert SECRET not in table + page

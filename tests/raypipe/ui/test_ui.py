@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -176,6 +177,7 @@ def test_the_calls_of_a_function_are_shown_as_they_end(folder):
         shown = page(client, f"/run/{key}")
     assert "18 rows, each" in shown.words
     assert "calls" in shown.headings
+    assert shown.headings.index("so-far") < shown.headings.index("calls")
     assert any("y by x" in str(attrs["aria-label"]) for attrs in shown.all("svg"))
 
 
@@ -217,6 +219,7 @@ def test_no_text_of_a_run_becomes_markup(tmp_path):
         hostile = dict.fromkeys(("stage", "unit", "kind", "message", "traceback", "log"), HOSTILE)
         with writing(each, print):
             Ledger(each).put("failures", {"x": {**hostile, "outcome": HOSTILE, "attempt": 1}})
+        each.write(each.notes, json.dumps({"note": HOSTILE, "tags": [HOSTILE]}).encode())
         each.write(f"{each.report}/figures/{HOSTILE.replace('/', '')}.png", b"")
     client = client_of(tmp_path)
     both = keys(client)
