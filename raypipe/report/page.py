@@ -49,7 +49,6 @@ from raypipe.report.sections import (
     variants_section,
 )
 from raypipe.report.tables import Headline, Rival
-from raypipe.store import run_notes
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import read_tables
 
@@ -107,6 +106,10 @@ def page_files(run: RunResults) -> dict[str, bytes]:
 
 def said_of(run_dir: RunDirectory) -> list[Pill | str]:
     """Return the tags and the note of a run, which its user gave it."""
+    if not run_dir.exists(run_dir.notes):
+        return []
+    from raypipe.store import run_notes  # most runs have none
+
     notes = run_notes.read(run_dir)
     return [*map(Pill, notes.tags), *filter(None, [notes.note])]
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -143,12 +144,12 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     def later(seconds: float) -> None:
         run.write(run.status, next(ends).to_bytes())
 
-    monkeypatch.setattr(time, "sleep", later)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=later))  # not that of other threads
     printed = raypipe(*SUBMIT)
     assert "\njob 7: PENDING\ninterrupted" in printed
     assert "\nsucceeded" in printed
     Path("raypipe-7.log").write_text("no module named cuda\n")
-    monkeypatch.setattr(time, "sleep", lambda _: Path("queue").unlink())
+    monkeypatch.setattr(jobs.time, "sleep", lambda _: Path("queue").unlink())
     printed = raypipe("watch", "out", expected=1)
     assert printed == "job 7: PENDING\njob 7 has ended before its run began\nno module named cuda\n"
 
