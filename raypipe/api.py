@@ -626,7 +626,7 @@ def init(
         slurm: Write the script of a SLURM job.
         kubernetes: Write an image and a RayJob for Kubernetes.
         aws: Write a cluster on AWS for Ray's launcher.
-        nodes: Nodes of a SLURM job, or the most CPU workers of a cluster. [default: 1; 8]
+        nodes: Nodes of a SLURM job [default: 1], or the most CPU workers of a cluster [default: 8].
         cpus: CPUs per node. [default: 8; on Kubernetes 16]
         memory: Memory per node, such as 64G. [default: 32G]
         gpus: GPUs per node, on Kubernetes per GPU worker. [default: 0; on Kubernetes 1]
