@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import raypipe as rp
-from raypipe.store.call_files import files_of
+from raypipe.store.call_files import files_of, keep
 from raypipe.store.run_directory import RunDirectory
 from tests.command import raypipe
 from tests.scenario import named_cases, play
@@ -94,6 +94,16 @@ def test_the_page_follows_no_link_and_refuses_other_names(folder):
         files_of(RunDirectory.at("r"), rows)
     with pytest.raises(rp.ConfigError, match=r"calls.files is damaged at x=1"):
         files_of(RunDirectory.at("r"), rows.assign(files="plot.svg"))
+
+
+def test_files_on_another_disk_than_the_run_are_a_failure_of_their_call(folder):
+    run, there = RunDirectory.at("r"), folder / "r/files/calls/x=1.7-0a1b2c3d.tmp"
+    there.mkdir(parents=True)
+    written = {f"calls/x={x}": (f"{there.parent}/x={x}.7-0a1b2c3d.tmp", ["a"]) for x in (1, 2)}
+    problems = keep(run, written, ())
+    assert list(problems) == ["calls/x=2"]
+    assert "use one on storage that all nodes share, or a URI" in problems["calls/x=2"]
+    assert run.list(run.path("files/calls")) == ["x=1"]
 
 
 def test_there_is_no_folder_outside_of_a_call():
