@@ -20,7 +20,7 @@ from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
-from raypipe.store.call_files import FILES, keep
+from raypipe.store.call_files import FILES, keep, of_stage
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import ADDED, Column, Table
 
@@ -217,7 +217,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
     context.begin(total, done)
     run_dir = context.run_dir
     place = run_dir.location, run_dir.variant, run_dir.variants
-    with context.pool(options) as pool:
+    with of_stage(run_dir, CALLS), context.pool(options) as pool:
         shared = pool.share(function)
 
         def tasks() -> Iterator[tuple[Any, ...]]:

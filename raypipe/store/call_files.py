@@ -157,6 +157,20 @@ def of_call(run: tuple[Any, ...], key: str) -> Iterator[CallFiles]:
         _present.reset(before)
 
 
+@contextmanager
+def of_stage(run: RunDirectory, stage: str) -> Iterator[None]:
+    """Run the calls of a stage in the body, and remove the folders of those that were killed."""
+    from raypipe.store.run_directory import UNFINISHED
+
+    try:
+        yield
+    finally:
+        folder = Path(run.call_files(stage)).parent
+        if run.is_local and folder.is_dir():
+            for name in filter(UNFINISHED.fullmatch, os.listdir(folder)):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
 def keep(
     run: RunDirectory, written: Mapping[str, tuple[str, list[str]]], failed: Collection[str]
 ) -> dict[str, str]:

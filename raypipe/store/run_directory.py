@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from raypipe.redaction import without_credentials
 BASE = "base"
 
 #: suffix of a file that ``RunDirectory.write`` has not completed, or of the folder of a call
-_UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
+UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 #: names in a message
 _MOST_NAMED = 3
 #: attempts to list a folder that changes
@@ -40,8 +39,6 @@ _MOST_LISTINGS = 10
 _LONGEST_NAME = 200
 #: seconds after which a process that survived its command writes no more
 _WRITING_S = 60
-#: seconds after which no call adds files to its folder
-_CALL_S = 24 * 3600
 
 
 def _place(name: str) -> cached_property[str]:
@@ -296,13 +293,12 @@ class RunDirectory:
             self.write(path, (self.read(path) if self.exists(path) else b"") + content)
 
     def remove_unfinished(self) -> None:
-        """Remove incomplete files, and folders of calls, that killed processes left."""
-        for path in list(Path(self.path()).rglob("*.tmp")):
+        """Remove incomplete files that killed processes left."""
+        for path in Path(self.path()).rglob("*.tmp"):
             with suppress(OSError):  # its writer is alive and has just renamed it
-                longest = _CALL_S if path.is_dir() else _WRITING_S
-                old = time.time() - path.stat().st_mtime > longest
-                if old and _UNFINISHED.fullmatch(path.name):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                old = time.time() - path.stat().st_mtime > _WRITING_S
+                if old and UNFINISHED.fullmatch(path.name):
+                    path.unlink()
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with its content; a missing one is ignored."""
