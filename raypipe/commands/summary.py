@@ -94,8 +94,8 @@ class Summary:
     @property
     def progress(self) -> str:
         """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
-        rows = self.details.running
-        return ", ".join(f"{r['stage']} {r['done']}/{r['total']}" for r in rows if r["total"])
+        rows = (row for row in self.details.running if row.get("total"))
+        return ", ".join(f"{r.get('stage')} {r.get('done')}/{r['total']}" for r in rows)
 
     @property
     def ago(self) -> str:

@@ -202,6 +202,16 @@ def test_a_damaged_run_shows_what_can_be_read(client, folder_of_runs):
     assert "said by the unit" in shown.words
 
 
+def test_a_status_that_lacks_fields_of_a_stage_does_not_hide_the_other_runs(tmp_path):
+    write_run(tmp_path, "whole")
+    write_run(tmp_path, "partial", status="failed", running=({}, {"stage": "a"}, {"total": 2}))
+    client = client_of(tmp_path)
+    assert len(keys(client)) == 2
+    for key in keys(client):
+        page(client, f"/run/{key}")
+    assert "partial" in raypipe("ls", str(tmp_path))
+
+
 # who may see it
 
 
