@@ -12,7 +12,6 @@ import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
-from pathlib import PurePath
 from urllib.parse import urlencode
 
 import uvicorn
@@ -31,7 +30,7 @@ from raypipe.ui.pages import Pages, policy
 
 #: the names of this machine, for itself
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_KINDS = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml"}
+_KINDS = {"html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
 _SECONDS = 2  # for which the end waits for answers
 
 
@@ -177,4 +176,4 @@ def _file(pages: Pages, request: Request) -> Response:
     content = pages.report_file(request.path_params["key"], name)
     alone = f"{policy()}; base-uri 'none'; frame-ancestors 'none'; sandbox allow-scripts"
     headers = {"Content-Security-Policy": alone}
-    return Response(content, media_type=_KINDS[PurePath(name).suffix], headers=headers)
+    return Response(content, media_type=_KINDS[name.rpartition(".")[2]], headers=headers)

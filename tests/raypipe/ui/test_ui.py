@@ -135,6 +135,12 @@ def test_the_page_of_a_run_has_its_state_failures_output_and_report(client):
     assert "sandbox" in figure.headers["Content-Security-Policy"]
 
 
+def test_a_hidden_file_of_a_report_is_one_of_its_kind(client, folder_of_runs):
+    (folder_of_runs / "toy/second/report/figures/.svg").write_text("<svg/>")
+    figure = client.get(f"/run/{keys(client)[0]}/report/figures/.svg")
+    assert figure.headers["content-type"] == "image/svg+xml"
+
+
 def test_a_curve_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("raypipe.ui.pages._SHARE", 1.0)
     run = write_run(tmp_path, "r", status="running", ended=1, stages=2,
