@@ -57,19 +57,19 @@ def serve(locations: Sequence[str], host: str, port: int) -> None:
     query = f"?token={token}" if token else ""
     print(f"raypipe ui: http://{name}:{number}/{query} ({count} runs; Ctrl-C ends it)", flush=True)
     config = uvicorn.Config(
-        application(pages, token), log_level="warning", access_log=False, lifespan="off",
+        application(pages, token, name), log_level="warning", access_log=False, lifespan="off",
         ws="none", server_header=False, timeout_graceful_shutdown=_SECONDS,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def application(pages: Pages, token: str) -> Starlette:
+def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     """Return the server of some pages.
 
-    Without a token it answers requests to this machine's own names alone, so that no page of a
-    foreign name can read from it. With one, every request needs it.
+    Without a token it answers requests to this machine's own names alone, and to the one of the
+    link, so that no page of a foreign name can read from it. With one, every request needs it.
     """
-    allowed = ["*"] if token else list(_LOOPBACK)
+    allowed = ["*"] if token else [*_LOOPBACK, name]
     return Starlette(
         routes=[
             Route("/", partial(_runs, pages)),

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import raypipe as rp
@@ -88,8 +89,11 @@ def client(folder_of_runs: Path) -> TestClient:
 
 
 def client_of(folder: Path, token: str = "") -> TestClient:
-    app = application(Pages([str(folder)]), token)
-    return TestClient(app, "http://localhost:8270", follow_redirects=False)
+    return client_to(application(Pages([str(folder)]), token))
+
+
+def client_to(app: Starlette, name: str = "localhost") -> TestClient:
+    return TestClient(app, f"http://{name}:8270", follow_redirects=False)
 
 
 def page(client: TestClient, address: str) -> Page:
@@ -309,6 +313,13 @@ def test_beyond_this_machine_every_request_needs_the_token(folder_of_runs):
     assert client.get("/", headers={"Cookie": f"{cookie}x"}).status_code == 403
     evil = client.get(f"http://node7//evil.example?token={TOKEN}")
     assert evil.headers["Location"].startswith("/evil.example")
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.2", "[::1]"])
+def test_the_address_of_the_printed_link_is_answered(folder_of_runs, name):
+    app = application(Pages([str(folder_of_runs)]), "", name)
+    assert client_to(app, name).get("/").status_code == 200
+    assert client_to(app, "evil.example").get("/").status_code == 400
 
 
 @pytest.mark.parametrize(
