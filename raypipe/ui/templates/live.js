@@ -4,8 +4,9 @@ const sent = new Map();
 for (const section of document.querySelectorAll("main > section")) sent.set(section.id, section.outerHTML);
 {% include "page.js" %}
 
-const runs = document.getElementById("runs");
-const filter = document.getElementById("filter");
+// By tag as well: a section has the id that follows from the name of its table, such as "period".
+const runs = document.querySelector("table#runs");
+const filter = document.querySelector("input#filter");
 
 // Show the runs whose rows have all words of the filter.
 function filterRuns() {
@@ -17,7 +18,7 @@ function filterRuns() {
   }
   const shown = rows.filter((row) => !row.hidden).length;
   const count = shown < rows.length ? `${shown} of ${rows.length}` : rows.length;
-  document.getElementById("count").textContent = `${count} runs`;
+  document.querySelector("span#count").textContent = `${count} runs`;
 }
 
 // Sort a table as it was before its rows changed: a click on a column turns its direction.
@@ -77,7 +78,7 @@ function updateSections(fresh) {
   for (const section of [...main.children]) if (!ids.has(section.id)) section.remove();
   sections.forEach((section, place) => {
     const html = section.outerHTML;
-    const old = document.getElementById(section.id);
+    const old = document.querySelector(`main > section#${CSS.escape(section.id)}`);
     if (!old) {
       main.insertBefore(section, main.children[place] ?? null);
       prepare(section);
@@ -87,11 +88,11 @@ function updateSections(fresh) {
 }
 
 function update(fresh) {
-  for (const name of ["header", "nav", "#period"]) {
+  for (const name of ["header", "nav", "span#period"]) {
     const [old, now] = [document.querySelector(name), fresh.querySelector(name)];
     if (old?.outerHTML !== now?.outerHTML) old.replaceWith(now);
   }
-  const table = fresh.getElementById("runs");
+  const table = fresh.querySelector("table#runs");
   if (Boolean(table) !== Boolean(runs)) location.reload();
   else if (runs) updateRuns(table);
   else updateSections(fresh);
@@ -109,11 +110,11 @@ async function look() {
     state = answer.headers.get("ETag");
     update(new DOMParser().parseFromString(await answer.text(), "text/html"));
   } finally {
-    document.getElementById("lost").hidden = answers;
+    document.querySelector("b#lost").hidden = answers;
     wait();
   }
 }
-const wait = () => setTimeout(look, 1000 * document.getElementById("period").dataset.seconds);
+const wait = () => setTimeout(look, 1000 * document.querySelector("span#period").dataset.seconds);
 if (filter) {
   filter.addEventListener("input", filterRuns);
   window.addEventListener("pageshow", filterRuns);

@@ -252,6 +252,13 @@ def test_no_text_of_a_run_becomes_markup(tmp_path):
         assert all(re.fullmatch(r"(#|/)[\w%./-]*", link) for link in links)
 
 
+def test_the_script_takes_no_section_for_an_element_of_its_own():
+    script = (Path(ui.__file__).parent / "templates/live.js").read_text()
+    own = r"(runs|filter|count|lost|period)"
+    assert not re.findall(rf"""(?:ById|Selector)\(["']#?{own}["']""", script)
+    assert len(set(re.findall(r"\b(?:table|input|span|b)#(\w+)", script))) == 5
+
+
 def test_no_template_switches_the_escaping_off():
     for file in Path(ui.__file__).parent.rglob("*.*"):
         if file.suffix in (".html", ".js", ".py"):
@@ -445,6 +452,18 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
         chromium.value("document.querySelector('button').click()")
         chromium.until("document.querySelector('h1')?.textContent == 'Comparison'")
         chromium.until("document.querySelectorAll('#curves svg').length == 1")
+        chromium.value("look()")  # the section of runs is no table of runs
+        chromium.until("state != ''")
+        period = Table("period", "a row", (), open=True, axes=("method",))
+        write_table(live, period, [{"method": "a", "x": 1.0}], "toy-1")
+        chromium.open(f"{address}/run/{keys(client_of(folder_of_runs))[0]}")
+        chromium.until("document.querySelector('section#period') != null")
+        chromium.value(
+            "const ask = fetch; window.count = 0; fetch = (...all) => (count++, ask(...all))"
+        )
+        chromium.value("look()")
+        time.sleep(1)
+        assert chromium.value("window.count") == 1
     chromium.until("!document.getElementById('lost').hidden")
     assert [text for text in chromium.complaints if "ERR_CONNECTION_REFUSED" not in text] == []
 
