@@ -114,7 +114,7 @@ def write(kind: str, folder: Path, sizes: Mapping[str, int | str]) -> str:
 
     """
     files = {name: folder / name for name in _FILES[kind]}
-    if files.get(_PACKAGES, folder).is_file():
+    if _PACKAGES in files and files[_PACKAGES].is_file():
         del files[_PACKAGES]
     for path in files.values():
         if path.exists():
@@ -132,7 +132,8 @@ def write(kind: str, folder: Path, sizes: Mapping[str, int | str]) -> str:
 
 def _configuration(folder: Path) -> str:
     """Return the name of the first configuration in a folder; a placeholder without one."""
-    for file in sorted(folder.glob("*.yaml")):
+    # editors keep links to nowhere beside a file
+    for file in filter(Path.is_file, sorted(folder.glob("*.yaml"))):
         if re.search("(?m)^(experiment|function):", file.read_text(errors="replace")):
             return file.name
     return "CONFIG.yaml"

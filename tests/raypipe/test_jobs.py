@@ -111,6 +111,19 @@ def test_the_nodes_of_aws_install_the_packages_of_the_project(folder):
     assert "cluster.yaml: exists already" in again
 
 
+def test_the_configuration_of_a_project_is_found_beside_other_things(folder):
+    Path(".#own.yaml").symlink_to("nowhere")  # of an editor
+    Path("a.yaml").mkdir()
+    Path("own.yaml").write_text("function: own:f\n")
+    raypipe("init", "--kubernetes")
+    assert "/opt/project/own.yaml" in Path("kubernetes/rayjob.yaml").read_text()
+
+
+def test_the_folder_of_a_cluster_is_not_a_file(folder):
+    Path("taken").touch()
+    assert "raypipe: taken: cannot be written" in raypipe("init", "taken", "--slurm", expected=2)
+
+
 # jobs of SLURM
 
 
