@@ -240,16 +240,28 @@ def _period_s(found: Iterable[Summary]) -> int:
 
 def _state(run: RunDirectory, folder: str) -> frozenset[Any]:
     """Return the names, times and sizes of all files in a folder of a run."""
-    infos = run.infos(run.path(folder), recursive=True)
+    infos = _below(run, run.path(folder))
     return frozenset((info.path, info.mtime_ns, info.size) for info in infos)
+
+
+def _below(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:
+    """Return all that is below a folder of a run; of a link to a folder only the link."""
+    found = list(run.infos(folder, recursive=not run.is_local))
+    if run.is_local:
+        for info in found:  # which grows
+            if info.type == arrow_fs.FileType.Directory and not Path(info.path).is_symlink():
+                found += run.infos(info.path)
+    return found
 
 
 def _own_files(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:
     """Return the files in a folder of a run; none that a link has elsewhere."""
-    files = (i for i in run.infos(folder, recursive=True) if i.type == arrow_fs.FileType.File)
-    if not run.is_local:
-        return list(files)
     root = Path(run.path()).resolve()
+    if run.is_local and not Path(folder).resolve().is_relative_to(root):
+        return []
+    files = [i for i in _below(run, folder) if i.type == arrow_fs.FileType.File]
+    if not run.is_local:
+        return files
     return [info for info in files if Path(info.path).resolve().is_relative_to(root)]
 
 

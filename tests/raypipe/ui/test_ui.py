@@ -305,6 +305,21 @@ def test_a_log_that_is_a_link_is_not_shown(folder_of_runs, tmp_path):
     assert "outside of the run" not in client.get(f"/run/{keys(client)[0]}").text
 
 
+def test_a_link_to_a_folder_is_not_followed(folder_of_runs):
+    run = folder_of_runs / "toy/second"
+    for folder in ("logs", "report", "results", "ledger"):
+        for name in ("again", "and-again"):  # more paths than can be visited
+            (run / folder / name).symlink_to(".")
+    (run / "report/etc").symlink_to("/etc")
+    shutil.rmtree(folder_of_runs / "toy/first/logs")
+    (folder_of_runs / "toy/first/logs").symlink_to("/")
+    client = client_of(folder_of_runs)
+    for key in keys(client):
+        start_s = time.monotonic()
+        assert client.get(f"/run/{key}").status_code == 200
+        assert time.monotonic() - start_s < 5
+
+
 def test_beyond_this_machine_every_request_needs_the_token(folder_of_runs):
     client = client_of(folder_of_runs, TOKEN)
     for address in ("/", "/run/x", "/compare", "/?token=wrong", "/?token="):
