@@ -112,7 +112,7 @@ def is_held(run: RunDirectory) -> bool:
             return False
         return bool(time.time() - info.mtime_ns / 1e9 < Pace.expiry_s)
     with suppress(OSError):  # there is no lock, or the file system has none
-        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

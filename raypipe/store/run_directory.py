@@ -243,7 +243,9 @@ class RunDirectory:
         return tuple(self.fs.get_file_info(selector))
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file. Raises FileNotFoundError."""
+        """Return the content of a file. Raises OSError: it is missing, or no regular file."""
+        if self.is_local and Path(path).exists() and not Path(path).is_file():
+            raise OSError(f"{path}: is not a regular file")  # a pipe or a device may never end
         with self.fs.open_input_stream(path) as stream:
             return bytes(stream.read())
 

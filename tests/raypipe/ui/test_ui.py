@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -303,6 +304,18 @@ def test_a_log_that_is_a_link_is_not_shown(folder_of_runs, tmp_path):
     (folder_of_runs / "toy/second/logs/x.log").symlink_to(tmp_path / "outside.log")
     client = client_of(folder_of_runs)
     assert "outside of the run" not in client.get(f"/run/{keys(client)[0]}").text
+
+
+@pytest.mark.parametrize("name", ["status.json", "notes.json", "config.yaml", ".lock"])
+def test_a_run_whose_file_is_a_pipe_holds_up_no_other(folder_of_runs, name):
+    run = folder_of_runs / "toy/second"
+    write_status(RunDirectory.at(run), status="running")
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    client = client_of(folder_of_runs)
+    for key in keys(client):
+        page(client, f"/run/{key}")
+    assert "toy/first" in client.get("/").text
 
 
 def test_a_link_to_a_folder_is_not_followed(folder_of_runs):
