@@ -249,7 +249,10 @@ def files_of(run: RunDirectory, calls: pd.DataFrame) -> list[RunFile]:
     from raypipe.store.run_directory import variant_name
 
     found = list[RunFile]()
-    for row in calls[calls[FILES].notna()].to_dict("records") if FILES in calls else ():
+    # an experiment may have a table and a column of these names, too
+    if FILES not in calls or not run.exists(run.path("files")):
+        return found
+    for row in calls[calls[FILES].notna()].to_dict("records"):
         call, variant = str(row["call"]), str(row["variant"])
         folder = run.call_files(f"{variant_name('calls', variant)}/{call}")
         inside = folder.removeprefix(f"{run.path()}/")

@@ -175,6 +175,14 @@ def test_groups_are_not_averaged(tmp_path: Path) -> None:
     assert found == {"x": [1.0, 1.0], "y": [9.0, 9.0]}
 
 
+def test_a_table_of_calls_of_an_experiment_may_have_a_column_of_files(tmp_path: Path) -> None:
+    run = RunDirectory.at(tmp_path / "out")
+    write(run, status())
+    columns = Column("call", "text", "Its name."), Column("files", "integer", "How many.")
+    write_table(run, Table("calls", "a call", columns), [{"call": "a", "files": 3}], "r")
+    assert "\nfiles " not in raypipe("show", run.location)
+
+
 # watch
 
 
