@@ -83,8 +83,8 @@ def _post(url: str, content: bytes) -> str:
     problems = [f"no answer within {_PATIENCE_S:g} s"]
 
     def work() -> None:
-        request = Request(url, content, {"Content-Type": "application/json"})
         try:
+            request = Request(url, content, {"Content-Type": "application/json"})
             build_opener(_NoRedirects).open(request, timeout=_PATIENCE_S).close()
             problems[0] = ""
         except URLError as error:

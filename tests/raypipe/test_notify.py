@@ -163,6 +163,7 @@ def test_what_a_server_answers(server, send, answer: int | None, problem: str) -
         ("sleep 60", "the command took longer than 0.2 s and was ended"),
         ("sh -c 'exit 3'", "the command ended with status 3"),
         (f"http://127.0.0.1:{SECRET}/x", "InvalidURL"),
+        (f"http://[{SECRET}/x", "ValueError"),
     ],
 )
 def test_what_goes_wrong_with_a_command_or_an_address(send, setting: str, problem: str) -> None:
