@@ -167,8 +167,9 @@ def of_stage(run: RunDirectory, stage: str) -> Iterator[None]:
     finally:
         folder = Path(run.call_files(stage)).parent
         if run.is_local and folder.is_dir():
-            for name in filter(UNFINISHED.fullmatch, os.listdir(folder)):
-                shutil.rmtree(folder / name, ignore_errors=True)
+            for path in folder.iterdir():
+                if UNFINISHED.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def keep(
