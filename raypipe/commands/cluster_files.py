@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import tomllib
@@ -73,7 +74,7 @@ def sizes_of(kind: str, given: Mapping[str, Any]) -> dict[str, int | str]:
         if not re.fullmatch(form, str(value)):
             raise ConfigError(f"--{name} {value}: must be {words}")
         if name == "time":
-            seconds = int(seconds_of(value, "--time"))
+            seconds = math.ceil(seconds_of(value, "--time"))  # 0:00:00 would be no limit
             sizes[name] = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return sizes
 
