@@ -128,7 +128,8 @@ def test_the_folder_of_a_cluster_is_not_a_file(folder):
 
 
 def test_a_run_is_submitted_with_its_command_and_canceled(slurm):
-    printed = raypipe(*SUBMIT, "squares.numbers=[4]", "--cpus", "4", "--time", "7199.5s", "--no-follow")
+    sizes = ("--cpus", "4", "--time", "7199.5s")
+    printed = raypipe(*SUBMIT, "squares.numbers=[4]", *sizes, "--no-follow")
     out = slurm / "out"
     follow = f"follow it: raypipe watch {out}; end it: raypipe cancel {out}\n"
     assert printed == f"job 7 (log: raypipe-7.log); {follow}"
