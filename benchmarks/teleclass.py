@@ -35,10 +35,10 @@ from experiments.teleclass.training import Collate, LongestSamples, TeleclassTas
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage
 from raypipe.graph.progress import Display
+from raypipe.graph.tracking import Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import Trackers
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"
 SIZES = (100_000, 200_000, 500_000, 1_000_000)

@@ -1,8 +1,8 @@
 """Run a command and print its resources: LOG COMMAND...; its output goes to the log.
 
-Processes whose parent has ended become children of this one. CPU time is that of the last look at
-each process; or, if it is more, that of all that were waited for, which the kernel counts to the
-end, but not where a parent, as the raylet, ignores its children.
+CPU time is the larger of two sums, since each leaves something out. One is of the last samples of
+all processes, which miss up to 50 ms of each. The other is what the kernel counts for processes
+that were waited for; the raylet does not wait for its own.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def text_of(file: str, kind: str, sizes: Mapping[str, int | str], folder: Path =
     packaging, package = folder / "pyproject.toml", dict[str, Any]()
     if packaging.is_file():
         try:
-            package = tomllib.loads(packaging.read_text(encoding="utf-8")).get("project", {})
-        except ValueError as error:
+            package = dict(tomllib.loads(packaging.read_text(encoding="utf-8")).get("project", {}))
+        except (ValueError, TypeError) as error:
             raise ConfigError(f"{packaging}: is not readable: {error}") from error
     name = str(package.get("name", folder.resolve().name))
     environment = Environment(
@@ -133,7 +133,7 @@ def write(kind: str, folder: Path, sizes: Mapping[str, int | str]) -> str:
 
 def _configuration(folder: Path) -> str:
     """Return the name of the first configuration in a folder; a placeholder without one."""
-    # editors keep links to nowhere beside a file
+    # editors keep links to nowhere next to a file
     for file in filter(Path.is_file, sorted(folder.glob("*.yaml"))):
         if re.search("(?m)^(experiment|function):", file.read_text(errors="replace")):
             return file.name

@@ -12,11 +12,11 @@ from raypipe.commands.summary import Summary, summary
 from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
+from raypipe.graph.tracking import flat
 from raypipe.report.results import RunResults, training_measures
 from raypipe.report.tables import Results, means, plain, point_label
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import ADDED, Table
-from raypipe.tracking import flat
 
 #: columns of the environment that differ between any two runs
 _OWN = (*ADDED, "command", "started_at")

@@ -38,13 +38,13 @@ from raypipe.graph.configuration import Configuration, load_experiment
 from raypipe.graph.experiment import Experiment
 from raypipe.graph.source import SourceCode, current_source
 from raypipe.graph.tables import CORE
+from raypipe.graph.tracking import TrackerName
 from raypipe.hardware import Hardware
 from raypipe.redaction import without_secrets
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, by_name
 from raypipe.study.sweep_settings import SweepSettings
 from raypipe.study.tables import TABLES as STUDIES
-from raypipe.tracking import TrackerName
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
 from raypipe.graph.runner import run_stages
 from raypipe.graph.stored_results import is_done
+from raypipe.graph.tracking import Trackers
 from raypipe.graph.training_stage import HARDWARE
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable
@@ -43,7 +44,6 @@ from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.tables import ADDED, Table, read_rows
 from raypipe.study.sweep_settings import SWEEP
-from raypipe.tracking import Trackers
 from raypipe.training.tables import SETTINGS, TRIALS
 
 _UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"

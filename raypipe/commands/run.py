@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from raypipe import faults, import_path, tracking
+from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
 from raypipe.commands.configuration import declared, of_report, resolve
 from raypipe.commands.plan import Work, check_gpus, work_of
@@ -24,6 +24,7 @@ from raypipe.commands.results import results_of
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
+from raypipe.graph import tracking
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Outcomes, Session
 from raypipe.graph.experiment import Stage
@@ -31,6 +32,7 @@ from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import run_stages
 from raypipe.graph.source import SourceCode, keep_code, with_scripts
+from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
@@ -43,7 +45,6 @@ from raypipe.store.run_status import StatusWriter, first_status
 from raypipe.store.tables import better, read_arrow, single_tables
 from raypipe.study.loop import StudyGraph
 from raypipe.study.sweep_settings import SWEEP
-from raypipe.tracking import Trackers
 
 if TYPE_CHECKING:
     from raypipe.report.tables import Headline

@@ -147,6 +147,13 @@ def has_recovered(ledger: Ledger, failure: Row) -> bool:
     return row is not None and row["status"] == "succeeded"
 
 
+def failure_text(failure: Row) -> str:
+    """Return what failed, how, and the last line of the message."""
+    last = str(failure.get("message") or "").strip().rpartition("\n")[2]
+    then = f" ({failure['outcome']})" if failure.get("outcome") else ""
+    return f"{failure.get('unit')}: {failure.get('kind')}{then}: {last}"
+
+
 # ls
 
 
@@ -294,9 +301,7 @@ def _lines(found: Summary) -> Iterator[tuple[str, str]]:
         yield "files", f"{len(files)} of {len(calls)} calls, in files/"
     failures = [row for row in ledger.rows("failures") if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
-        last = str(row.get("message") or "").strip().rpartition("\n")[2]
-        then = f" ({row['outcome']})" if row.get("outcome") else ""
-        yield "failure", cell(f"{row.get('unit')}: {row.get('kind')}{then}: {last}")
+        yield "failure", cell(failure_text(row))
     if len(failures) > _MOST_FAILURES:
         yield "", f"all {len(failures)}: {_command('results', run, 'failures')}"
     if found.status == "running":

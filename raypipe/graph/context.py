@@ -27,8 +27,8 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Table, by_name
 
 if TYPE_CHECKING:
+    from raypipe.graph.tracking import Trackers
     from raypipe.hardware import Hardware
-    from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")

@@ -30,6 +30,7 @@ from raypipe.commands.summary import (
     Summary,
     cells,
     ending_text,
+    failure_text,
     has_recovered,
     progress_text,
     runs,
@@ -38,7 +39,6 @@ from raypipe.commands.summary import (
 )
 from raypipe.commands.table_view import cell
 from raypipe.errors import ConfigError
-from raypipe.graph.unit_logs import first_line
 from raypipe.redaction import shown_traceback, without_credentials
 from raypipe.report import parts
 from raypipe.report.formatting import counted
@@ -304,10 +304,8 @@ def _failures(run: RunDirectory) -> Section:
     lost = [row for row in rows if not has_recovered(ledger, row)]
     folds: list[Part] = []
     for row in (lost or rows)[: -_MOST_FAILURES - 1 : -1]:
-        then = f" ({row['outcome']})" if row.get("outcome") else ""
-        title = f"{row['unit']}: {row['kind']}{then}: {first_line(row['message'])}"
         text = shown_log(row.get("traceback") or row["message"])
-        folds.append(Fold(without_credentials(title), [Code(text)]))
+        folds.append(Fold(without_credentials(failure_text(row)), [Code(text)]))
     count = f"{counted(len(rows), 'attempt')} failed"
     if len(lost) < len(rows):
         count += f", {len(rows) - len(lost)} of units that succeeded later"

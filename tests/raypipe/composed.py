@@ -13,11 +13,11 @@ from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
+from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import Trackers
 
 HERE = Hardware("here", 2, 2**30)
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])

@@ -98,6 +98,13 @@ def test_the_nodes_of_kubernetes_have_the_project_and_its_sizes(folder):
     )
 
 
+@pytest.mark.parametrize("text", ["project = 3", "["])
+def test_a_description_of_a_package_that_is_none_is_refused(folder, text):
+    Path("pyproject.toml").write_text(text)
+    assert raypipe("init", "--slurm", expected=2).startswith("raypipe: pyproject.toml: is not ")
+    assert not Path("raypipe.sbatch").exists()
+
+
 def test_the_nodes_of_aws_install_the_packages_of_the_project(folder):
     Path("requirements.txt").write_text("mine==1\n")
     raypipe("init", "--aws", "--nodes", "5")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from raypipe.commands import notify
+from raypipe.graph.tracking import flat
 from raypipe.store.run_directory import RunDirectory
-from raypipe.tracking import flat
 from tests.command import raypipe
 
 SECRET = "S3cr3tS3cr3t"

@@ -22,12 +22,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from raypipe import tracking
 from raypipe.errors import ConfigError
+from raypipe.graph import tracking
+from raypipe.graph.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import write_table
-from raypipe.tracking import TrackerName, Trackers, check, finite_numbers, flat
 from raypipe.training.tables import STEPS
 from tests import command
 from tests.scenario import cases
@@ -374,7 +374,7 @@ def test_checking_loads_no_tracker():
     code = (
         "import sys\n"
         "from raypipe.store.run_directory import RunDirectory\n"
-        "from raypipe.tracking import check\n"
+        "from raypipe.graph.tracking import check\n"
         f"check({HERE}, RunDirectory.at('x'))\n"
         "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "
         "if name in sys.modules])"
