@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import platform
 import signal
-import subprocess
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import raypipe as rp
 from raypipe.commands import jobs
@@ -21,8 +19,7 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from tests.command import raypipe, until
-
-SUBMIT = ("submit", "toy.yaml", "--slurm", "--run-dir", "out")
+from tests.scenario import cases, play
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def slurm(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = {
         "sbatch": '[[ "$*" != *=none* ]] || { echo "error: no such partition" >&2; exit 1; }\n'
         'for word; do [[ $word != --comment=* ]] || echo "7|PENDING|${word#*=}" > queue; done\n'
-        "cat > script\necho 7",
+        "cat > script && bash -n script && echo 7",
         "squeue": "cat queue 2> /dev/null || true",
         "scancel": "rm queue",
     }
@@ -50,72 +47,12 @@ def status(word: str, **more: object) -> RunStatus:
     return RunStatus("toy", "toy-1", "raypipe run toy.yaml", word, at, at, at, **more)  # type: ignore[arg-type]
 
 
-# files
+# files and jobs
 
 
-def test_the_script_of_a_job_has_the_sizes_that_are_given(folder):
-    raypipe("init", "--slurm")
-    text = Path("raypipe.sbatch").read_text()
-    for line in ("nodes=1", "cpus-per-task=8", "mem=32G", "time=24:00:00"):
-        assert f"\n#SBATCH --{line}\n" in text
-    assert not [name for name in ("account", "partition", "gpus") if f"#SBATCH --{name}" in text]
-    sizes = (
-        "--nodes",
-        "2",
-        "--cpus",
-        "4",
-        "--memory",
-        "64G",
-        "--gpus",
-        "1",
-        "--time",
-        "1-12:00:00",
-    )
-    printed = raypipe("init", "own", "--slurm", *sizes, "--account", "me", "--partition", "a,b")
-    assert printed.startswith("wrote own/raypipe.sbatch\nnext:\nraypipe submit CONFIG")
-    text = Path("own/raypipe.sbatch").read_text()
-    lines = ("nodes=2", "cpus-per-task=4", "mem=64G", "gpus-per-node=1", "time=36:00:00")
-    for line in (*lines, "account=me", "partition=a,b"):
-        assert f"\n#SBATCH --{line}\n" in text
-    subprocess.run(["bash", "-n", "own/raypipe.sbatch"], check=True)
-
-
-def test_the_nodes_of_kubernetes_have_the_project_and_its_sizes(folder):
-    raypipe("init", "mine")
-    Path("mine/pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\n')
-    sizes = ("--nodes", "3", "--cpus", "6", "--memory", "24G", "--gpus", "0")
-    printed = raypipe("init", "mine", "--kubernetes", *sizes)
-    assert "docker build -f kubernetes/Dockerfile -t REGISTRY/mine:1 ." in printed
-    _, job = yaml.safe_load_all(Path("mine/kubernetes/rayjob.yaml").read_text())
-    assert "/opt/project/svm.yaml --run-dir /runs/mine" in job["spec"]["entrypoint"]
-    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    (container,) = group["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": "6", "memory": "24Gi"}
-    assert group["maxReplicas"] == 3
-    assert "install --no-cache-dir -e ." in Path("mine/kubernetes/Dockerfile").read_text()
-    assert (
-        f"raypipe-runner[cluster]=={rp.__version__}\n" in Path("mine/requirements.txt").read_text()
-    )
-
-
-@pytest.mark.parametrize("text", ["project = 3", "["])
-def test_a_description_of_a_package_that_is_none_is_refused(folder, text):
-    Path("pyproject.toml").write_text(text)
-    assert raypipe("init", "--slurm", expected=2).startswith("raypipe: pyproject.toml: is not ")
-    assert not Path("raypipe.sbatch").exists()
-
-
-def test_the_nodes_of_aws_install_the_packages_of_the_project(folder):
-    Path("requirements.txt").write_text("mine==1\n")
-    raypipe("init", "--aws", "--nodes", "5")
-    assert Path("requirements.txt").read_text() == "mine==1\n"
-    cluster = yaml.safe_load(Path("cluster.yaml").read_text())
-    assert cluster["max_workers"] == 7
-    assert cluster["available_node_types"]["cpu"]["max_workers"] == 5
-    assert "-r ~/project/requirements.txt" in str(cluster["setup_commands"])
-    assert "-e ~/project" not in str(cluster["setup_commands"])  # it is not a package
-    again = raypipe("init", "--aws", expected=2)
-    assert "cluster.yaml: exists already" in again
+@pytest.mark.parametrize("case", cases(__file__, "jobs"), ids=lambda case: case["name"])
+def test_commands(slurm, case):
+    play(case["commands"], here=str(slurm), version=rp.__version__)
 
 
 def test_the_configuration_of_a_project_is_found_beside_other_things(folder):
@@ -126,38 +63,6 @@ def test_the_configuration_of_a_project_is_found_beside_other_things(folder):
     assert "/opt/project/own.yaml" in Path("kubernetes/rayjob.yaml").read_text()
 
 
-def test_the_folder_of_a_cluster_is_not_a_file(folder):
-    Path("taken").touch()
-    assert "raypipe: taken: cannot be written" in raypipe("init", "taken", "--slurm", expected=2)
-
-
-# jobs of SLURM
-
-
-def test_a_run_is_submitted_with_its_command_and_canceled(slurm):
-    sizes = ("--cpus", "4", "--time", "7199.5s")
-    printed = raypipe(*SUBMIT, "squares.numbers=[4]", *sizes, "--no-follow")
-    out = slurm / "out"
-    follow = f"follow it: raypipe watch {out}; end it: raypipe cancel {out}\n"
-    assert printed == f"job 7 (log: raypipe-7.log); {follow}"
-    called = (slurm / "calls").read_text().split("\nsbatch\n")[1].splitlines()
-    options = ["--parsable", "--cpus-per-task=4", "--time=2:00:00", f"--comment={out}"]
-    words = ["/dev/stdin", "toy.yaml", "squares.numbers=[4]", "--run-dir", str(out)]
-    assert called == [*options, "--output=raypipe-%j.log", *words]
-    assert (slurm / "script").read_text() == Path("out/.raypipe.sbatch").read_text()
-    assert "#SBATCH --cpus-per-task=8\n" in (slurm / "script").read_text()
-    again = raypipe(*SUBMIT, expected=2)
-    assert f"out: job 7 of this run is in the queue; follow it: raypipe watch {out}" in again
-    assert "job 7 is canceled" in raypipe("cancel", "out")
-    assert "is not a run directory" in raypipe("cancel", "out", expected=2)
-
-
-def test_the_script_of_the_project_is_the_one_that_is_submitted(slurm):
-    Path("raypipe.sbatch").write_text("#!/bin/bash\nmodule load cuda\n")
-    raypipe(*SUBMIT, "--no-follow")
-    assert Path("script").read_text().endswith("module load cuda\n")
-
-
 def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     run = RunDirectory.at(slurm / "out")
     ends = iter([status("interrupted"), status("succeeded")])
@@ -166,37 +71,13 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
         run.write(run.status, next(ends).to_bytes())
 
     monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=later))  # not that of other threads
-    printed = raypipe(*SUBMIT)
+    printed = raypipe("submit", "toy.yaml", "--slurm", "--run-dir", "out")
     assert "\njob 7: PENDING\ninterrupted" in printed
     assert "\nsucceeded" in printed
     Path("raypipe-7.log").write_text("no module named cuda\n")
     monkeypatch.setattr(jobs.time, "sleep", lambda _: Path("queue").unlink())
     printed = raypipe("watch", "out", expected=1)
     assert printed == "job 7: PENDING\njob 7 has ended before its run began\nno module named cuda\n"
-
-
-def test_mistakes_are_refused_before_anything_is_submitted(slurm, monkeypatch):
-    for words, message in (
-        ((*SUBMIT, "squares.numbrs=[1]"), "did you mean squares.numbers?"),
-        ((*SUBMIT, "--partition", "none"), "raypipe: error: no such partition"),
-        ((*SUBMIT, "--partition", "a b"), "--partition a b: must be a name without spaces"),
-        ((*SUBMIT, "--memory", "64"), "--memory 64: must be a number with M, G or T, such as 64G"),
-        ((*SUBMIT, "--cpus", "0"), "--cpus 0: must be a number from 1"),
-        ((*SUBMIT, "--time", "soon"), "--time 'soon': must be a time above zero"),
-        ((*SUBMIT, "--address", "http://h:8265"), "give --address of a Ray cluster, or --slurm"),
-        (("submit", "toy.yaml", "--run-dir", "out"), "give --address of a Ray cluster, or --slurm"),
-        (("submit", "toy.yaml", "--run-dir", "/out", "--address", "http://h:8265", "--time", "1h"),
-         "--time: belongs to --slurm; leave it out"),
-        (("init", "--kubernetes", "--time", "1h"), "--time: belongs to --slurm; leave it out"),
-        (("init", "--cpus", "4"), "--cpus: belongs to --slurm or --kubernetes; leave it out"),
-        (("init", "--slurm", "--aws"), "--slurm, --aws: give one of them"),
-        (("init", "--slurm", "--template", "training"), "--template training: is a project"),
-    ):  # fmt: skip
-        assert message in raypipe(*words, expected=2)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "--slurm: sbatch is not found" in raypipe(*SUBMIT, expected=2)
-    assert not Path("out").exists()
-    assert not Path("queue").exists()
 
 
 # the end of a run
