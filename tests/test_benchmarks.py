@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
+from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,8 @@ from benchmarks.trials import by_raypipe
 from benchmarks.trials.__main__ import measure
 from benchmarks.trials.experiment import sweep_of
 from experiments.pabbo_lda.objective.objectives import TabularObjective
-from experiments.pabbo_lda.space import Point, Space
+from experiments.pabbo_lda.space import Space
+from tests.experiments.pabbo_lda.test_studies import script
 
 SPACE = Space(2, 100)
 
@@ -39,19 +41,9 @@ def test_the_benchmark_of_trials_trains_and_times_every_point() -> None:
     assert 0 < row["overhead_s"] < row["wall_s"]
 
 
-class Ascending:
+def ascending(space: Space, seed: int) -> Mock:
     """An optimizer that tries 2, 3, 4, ... and is finished at 12."""
-
-    def __init__(self, space: Space, seed: int) -> None:
-        del seed
-        self._next = space.t_min
-
-    def ask(self) -> list[Point]:
-        self._next += 1
-        return [Point(self._next - 1)] if self._next <= 13 else []
-
-    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        pass
+    return script([[T] for T in range(space.t_min, 13)])
 
 
 def value(T: int, seed: int) -> float:
@@ -60,12 +52,10 @@ def value(T: int, seed: int) -> float:
 
 
 def test_measures_of_a_study_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        {"dataset": "valley", "seed": seed, "T": T, "perplexity": value(T, seed)}
-        for seed in range(42, 52)
-        for T in range(2, 101)
-    ]
-    corpus = Corpus("valley", TabularObjective(pd.DataFrame(rows)), 100)
+    cases = product(["valley"], range(42, 52), range(2, 101))
+    table = pd.DataFrame(cases, columns=["dataset", "seed", "T"])
+    table["perplexity"] = [value(T, seed) for _, seed, T in table.itertuples(index=False)]
+    corpus = Corpus("valley", TabularObjective(table), 100)
     monkeypatch.setattr(protocol, "corpora", lambda: {"valley": corpus})
     start = start_of("high", SPACE, 3)
     best, excess, close = min(value(T, 45) for T in start), [], None
@@ -75,7 +65,7 @@ def test_measures_of_a_study_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch)
         if close is None and excess[-1] <= math.log(1.01):
             close = len(excess)
     excess += excess[-1:] * (BUDGET - len(excess))
-    found = study("valley", "high", f"{__name__}:Ascending", 3)
+    found = study("valley", "high", f"{__name__}:ascending", 3)
     assert found["evaluations"] == close == 9
     assert found["reached"]
     assert found["area"] == pytest.approx(np.mean(excess), abs=1e-12)
@@ -85,16 +75,11 @@ def test_measures_of_a_study_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch)
 
 def studies(areas: dict[str, float]) -> pd.DataFrame:
     """Twenty runs on two corpora; the areas differ by a fixed amount."""
-    rows = [
-        {
-            **{"corpus": corpus, "start": "low", "run": run, "optimizer": name},
-            **{"area": area + 0.001 * run, "regret": area, "evaluations": 3, "reached": True},
-        }
-        for corpus in ("a", "b")
-        for run in range(20)
-        for name, area in areas.items()
-    ]
-    return pd.DataFrame(rows)
+    cases = product("ab", range(20), areas)
+    found = pd.DataFrame(cases, columns=["corpus", "run", "optimizer"])
+    regret = found["optimizer"].map(areas)
+    usual = {"start": "low", "evaluations": 3, "reached": True}
+    return found.assign(regret=regret, area=regret + 0.001 * found["run"], **usual)
 
 
 def test_leaderboard_counts_corpora_with_clear_differences() -> None:

@@ -14,7 +14,7 @@ from benchmarks.rounds import extent, rotated
 from benchmarks.scaling.runs import Cost, run
 
 #: what a start costs is measured with this many calls
-_FEW = 4
+FEW = 4
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CallCase:
 
 
 CASES = (
-    CallCase("empty", _FEW, (("ray", 1.15),)),
-    CallCase("empty", _FEW, (("joblib", 1.5),), local=True),
+    CallCase("empty", FEW, (("ray", 1.15),)),
+    CallCase("empty", FEW, (("joblib", 1.5),), local=True),
     CallCase("empty", 10_000, (("ray", 0.05), ("joblib", 2.5))),
     CallCase("busy_1ms", 10_000, (("ray", 0.5), ("joblib", 1.6))),
     CallCase("busy_10ms", 1_000, (("joblib", 1.15),)),
@@ -63,12 +63,12 @@ def measure(contender: str, case: CallCase, number: int) -> Cost:
 
 
 def rounds(case: CallCase, number: int) -> list[dict[str, Any]]:
-    """Return a row per round and contender, which begin in turn."""
+    """Return a row per round of so many and contender, which begin in turn."""
     rows: list[dict[str, Any]] = []
     names = ["raypipe", *(peer for peer, _ in case.goals)]
-    for each in range(number if case.number > _FEW else 4 * number):  # a second is noisy
+    for each in range(number):
         for name in rotated(names, each):
-            few = measure(name, case, _FEW) if case.number > _FEW else None
+            few = measure(name, case, FEW) if case.number > FEW else None
             cost, load = measure(name, case, case.number), os.getloadavg()[0]
             cpu = cost.tree_cpu_s - (few.tree_cpu_s if few is not None else 0.0)
             rows.append(
