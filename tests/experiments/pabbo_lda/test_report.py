@@ -1,6 +1,6 @@
 """Tables that compare finished studies, and the report on them: figures, sections, sentences.
 
-Tables: ``page.yaml``, ``report.yaml``.
+Tables: ``page.yaml``, ``report.yaml``, ``studies.yaml``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.figures import NAMES, figures
 from experiments.pabbo_lda.report_sections import sections
-from experiments.pabbo_lda.study.comparison import MEASURES, aggregate, landscape, progress
+from experiments.pabbo_lda.study.comparison import MEASURES, aggregate, landscape
 from raypipe.report.plots import Plot
 from raypipe.report.results import RunResults
 from raypipe.store.ledger import Row
@@ -49,56 +49,6 @@ def table(rows: dict[str, Row], *keys: str) -> pd.DataFrame:
     return pd.DataFrame(rows.values()).set_index(list(keys))
 
 
-# one run; the best known value is 100
-HAND: Values = {
-    "quick": [[300.0, 200.0, 105.0, 101.0, 100.0, 100.0]],
-    "slow": [[300.0, 200.0, 150.0, 150.0, 104.0, 150.0]],
-    "never": [[300.0, 200.0, 190.0]],
-    "at once": [[300.0, 100.5, 100.5]],
-}
-
-
-def test_what_a_study_took_to_the_targets_and_its_area_by_hand():
-    """The area is the mean log ratio beyond the start, carried to the longest study."""
-    reached = table(aggregate(history(HAND))["convergence"], "optimizer").loc[[*HAND]]
-    assert (reached["best_known"] == 100).all()
-    assert reached["start_evaluations"].tolist() == [2] * 4
-    assert reached["start_s"].tolist() == [3.0] * 4
-    targets = {"5_percent": [3, 5, math.nan, 2], "1_percent": [4, math.nan, math.nan, 2]}
-    for target, numbers in targets.items():
-        n = np.array(numbers)  # of HAND's optimizers
-        for column, expected in {
-            f"evaluations_to_{target}": n,
-            f"evaluations_beyond_start_to_{target}": np.maximum(0, n - 2),
-            f"time_to_{target}_s": n * (n + 1) / 2,
-        }.items():
-            np.testing.assert_array_equal(reached[column].astype(float), expected)
-    logs = np.log([1.05 * 1.01, 1.5**2 * 1.04**2, 1.9**4, 1.005**4]) / 4
-    assert reached["area_under_curve"].tolist() == pytest.approx(logs)
-
-
-def test_the_area_of_a_negative_objective_is_the_mean_difference():
-    values = {"a": [[-0.1, 0.2, -0.4, -0.5]], "b": [[-0.1, 0.2, 0.3, -0.2]]}
-    area = table(aggregate(history(values))["convergence"], "optimizer")["area_under_curve"]
-    assert area[["a", "b"]].tolist() == pytest.approx([(0.1 + 0) / 2, (0.4 + 0.3) / 2])
-
-
-def test_the_best_known_is_that_of_the_same_corpus_and_seed():
-    rows = history({"a": [[4.0, 2.0], [9.0, 8.0]], "b": [[4.0, 3.0], [9.0, 7.0]]})
-    rows += history({"a": [[40.0, 1.0]]}, dataset="other")
-    known = progress(rows).groupby(["dataset", "seed"])["best_known"].unique().map(list)
-    assert known.to_dict() == {("corpus", 42): [2.0], ("corpus", 43): [7.0], ("other", 42): [1.0]}
-
-
-def test_censored_runs_rank_behind_all_others_and_tie_among_each_other():
-    run = [30.0, 20.0, 19.0, 18.0, 17.0, 16.0]
-    values: Values = {"first": [[*run[:2], 10.0]] * 3, "later": [[*run[:5], 10.0]] * 3}
-    values |= {"never": [run] * 3, "neither": [run[:4]] * 3}
-    ranks = table(aggregate(history(values))["rankings"], "measure", "optimizer")
-    found = ranks.loc["evaluations_to_1_percent"]["average_rank"]
-    assert found.to_dict() == {"first": 1, "later": 2, "never": 3.5, "neither": 3.5}
-
-
 def test_every_measure_is_tested_with_runs_as_blocks():
     rng = np.random.default_rng(0)
     values = {
@@ -119,24 +69,6 @@ def test_every_measure_is_tested_with_runs_as_blocks():
     assert tables["comparisons"]["corpus/final_value/a/c"]["conclusion"] == "a is lower"
 
 
-def test_random_search_is_the_control_where_it_took_part():
-    lasts = {"better": lambda run: 1.0 + run, "random": lambda run: 8 + run / 10}
-    lasts["worse"] = lambda run: 9.0
-    values = {name: [[9.0, 9.0, last(run)] for run in range(9)] for name, last in lasts.items()}
-    against = aggregate(history(values))["against_control"].values()
-    pairs = {(row["first"], row["second"]) for row in against}
-    assert pairs == {("better", "random"), ("worse", "random")}
-    assert aggregate(history(HAND))["against_control"] == {}
-
-
-def test_pairs_are_exploratory_where_friedman_finds_nothing():
-    same = [[9.0, 8.0, float(7 + r % 3)] for r in range(12)]
-    exploratory = " (exploratory; Friedman's test: no difference found)"
-    for names, note in (("abc", exploratory), ("ab", "")):
-        pairs = aggregate(history(dict.fromkeys(names, same)))["comparisons"].values()
-        assert {pair["conclusion"] for pair in pairs} == {f"no difference found{note}"}
-
-
 def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_plain_json():
     huge = [[1e44, 1e40, 1e38], [2e44, math.inf, 5.0]]
     values = {"huge": huge, "broken": [[math.inf] * 3, [math.nan, 7.0, 6.0]], "c": huge[::-1]}
@@ -149,9 +81,6 @@ def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_pl
     assert ranks.notna().all()
 
 
-HISTORY: list[Row] = [{"dataset": "corpus", "lda_seeds": 1}]
-
-
 def fits(values: dict[int, list[float]], **point: float) -> list[Row]:
     """Evaluations: a list of T's values, one per seed."""
     return [
@@ -161,48 +90,25 @@ def fits(values: dict[int, list[float]], **point: float) -> list[Row]:
     ]
 
 
-def test_the_noise_is_pooled_over_the_repeated_points_with_the_lowest_means():
-    high = {T: [100.0 * T, 300.0 * T] for T in range(20, 26)}
-    low = {T: [12.0, 16.0] for T in range(3, 7)}
-    rows = fits({2: [9.0, 11.0, 10.0], **low, 7: [1.0], **high})
-    [row] = landscape(rows, [{"dataset": "corpus", "lda_seeds": 4}])
-    std = math.sqrt((2 * 1.0 + 4 * 8.0) / 6)
-    assert (row["points"], row["fits"], row["lda_seeds"]) == (5, 11, 4)
-    assert row["std"] == pytest.approx(std)
-    assert row["std_of_value"] == pytest.approx(std / 2)
-    quantile = scipy_stats.t.ppf(0.975, 6)
-    assert row["interval"] == pytest.approx(quantile * std * math.sqrt(2 / 4))
-    more = fits({T: [T + 0.0, T + 1.0] for T in range(2, 72)})
-    assert landscape(more, HISTORY)[0]["points"] == 7
+@pytest.mark.parametrize("case", named_cases(__file__, "studies"))
+def test_the_columns_of_the_tables(case):
+    of_corpora = (history(values, dataset=name) for name, values in case["studies"].items())
+    rows = [{**row, "lda_seeds": case.get("lda_seeds", 1)} for rows in of_corpora for row in rows]
+    tables = aggregate(rows, [row for each in case.get("fits", ()) for row in fits(**each)])
+    for place, columns in case["gives"].items():
+        name, _, measure = place.partition("/")
+        found = [row for row in tables[name].values() if measure in ("", row.get("measure"))]
+        for column, values in columns.items():
+            assert [row[column] for row in found] == pytest.approx(values), column
 
 
-def test_values_that_are_not_finite_are_left_out_and_without_repetitions_nothing_is_known():
-    rows = fits({2: [9.0, 11.0, math.inf], 3: [math.nan, 1.0], 4: [math.inf, math.inf]})
-    [row] = landscape(rows, HISTORY)
-    assert (row["points"], row["fits"]) == (1, 2)
-    assert row["best_T"] == 2
-    assert landscape(fits({2: [1.0], 3: [2.0, math.inf]}), HISTORY) == []
-    assert landscape([], []) == []
-    assert landscape(rows, [{"dataset": "other"}]) == []
+def test_the_noise_is_that_of_a_tenth_of_the_points():
+    rows = fits({T: [T + 0.0, T + 1.0] for T in range(2, 72)})
+    assert landscape(rows, [{"dataset": "corpus", "lda_seeds": 1}])[0]["points"] == 7
 
 
 MEANS = {2: 30.0, 5: 10.6, 8: 10.1, 11: 10.0, 16: 10.2, 30: 40.0, 60: 90.0}
 VALLEY = {T: [mean - 0.2, mean + 0.2, mean, mean] for T, mean in MEANS.items()}
-
-
-def test_the_optimum_is_of_points_with_enough_seeds_and_names_its_equals():
-    rows = fits({**VALLEY, 9: [1.0]})  # one lucky fit
-    [row] = landscape(rows, HISTORY)
-    found = {name: row[name] for name in ("best_T", "T_low", "T_high", "T_least", "T_most")}
-    assert found == {"best_T": 11, "T_low": 8, "T_high": 16, "T_least": 2, "T_most": 60}
-    assert row["best_mean"] == pytest.approx(10)
-
-
-def test_a_search_of_priors_has_noise_and_no_best_number_of_topics():
-    rows = fits({2: [9.0, 11.0]}, eta=0.1) + fits({2: [5.0, 6.0]}, eta=0.2)
-    [row] = landscape(rows, HISTORY)
-    assert row["std"] == pytest.approx(math.sqrt((2.0 + 0.5) / 2))
-    assert row["best_T"] is None
 
 
 def test_studies_within_the_noise_are_measured_where_it_is_known():
@@ -401,11 +307,5 @@ def test_the_sentences_on_studies(case):
 
 
 def test_the_models_of_a_run_are_named_with_the_shipped_ones_and_random_search():
-    rows = [("evaluate_small", "pabbo", 0.2), ("evaluate_small", "shipped", 0.04),
-            ("evaluate_small", "random", 0.1), ("evaluate_large", "pabbo", 0.03)]  # fmt: skip
-    measures = pd.DataFrame(rows, columns=["stage", "method", "regret"]).assign(start="all")
-    measures = pd.concat([measures, measures.assign(start="far", regret=9.0)])
-    assert sections({"measures": measures})[0].findings == [
-        "Mean regret in evaluate_small and evaluate_large: the model of this run 0.2 and 0.03, "
-        "the shipped model 0.04, random search 0.1."
-    ]
+    measures = pd.DataFrame(PAGE["measures"])
+    assert sections({"measures": measures})[0].findings == [PAGE["models"]]
