@@ -11,7 +11,7 @@ import yaml
 from scipy import stats
 
 from raypipe.config.matrix import value_text
-from raypipe.report.results import Declarations, RunResults, monitors_of, training_measures
+from raypipe.report.results import Declarations, RunResults, training_measures
 from raypipe.report.sections import variants_section
 from raypipe.stats import holm
 from raypipe.store.tables import Column, Table
@@ -78,10 +78,9 @@ def test_the_interval_of_a_speed_has_no_negative_end():
 
 
 def test_a_monitored_metric_stands_for_a_training() -> None:
-    monitors = monitors_of({"fit": {"training": {"monitor": {"metric": "size", "mode": "max"}}}})
     quality = Column("eval_quality", "real", "Quality.", better="higher")
     found = ("loss_final", "eval_loss", "eval_quality", "eval_size")
-    first, *_ = training_measures(found, (quality,), monitors)
+    first, *_ = training_measures(found, (quality,), {"eval_size": "higher"})
     assert (first.name, first.better) == ("eval_size", "higher")
     assert training_measures(("steps",), (), {}) == []
 

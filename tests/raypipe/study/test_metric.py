@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +11,6 @@ from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.report.results import monitors_of
 from raypipe.store.ledger import Ledger
-from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import Column
 from raypipe.study.metric import Metric, costs_of, with_metric, with_metric_of
 from raypipe.study.sweep_settings import SweepSettings
@@ -26,39 +23,12 @@ CASES = cases(__file__, "metrics")
 BOTH = [frozenset({"base", "a=1"}), frozenset({"base", "a=2"})]
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(RunDirectory.at(tmp_path / "run"))
-
-
-def measured(ledger: Ledger, rows: list[dict[str, Any]], **where: Any) -> float | None:
-    ledger.put("measures", {str(place): row for place, row in enumerate(rows)})
-    return Metric("measures", "f1", where).measure(ledger, BOTH)
-
-
-def of_variant(variant: str, f1: float | None, method: str = "x") -> dict[str, Any]:
-    return {"variant": variant, "method": method, "f1": f1}
-
-
-def test_rows_are_averaged_within_a_point_and_then_over_points(ledger):
-    rows = [of_variant("a=1", 1.0), of_variant("a=1", 3.0), of_variant("a=2", 10.0)]
-    rows += [of_variant("a=2", 99.0, "y"), of_variant("a=3", 99.0), of_variant("a=1", None)]
-    assert measured(ledger, rows, method="x") == 6.0
-    assert measured(ledger, rows, method=["x", "y"]) == (2.0 + 54.5) / 2
-
-
-@pytest.mark.parametrize("other", [math.nan, math.inf, None])
-def test_a_mean_of_which_a_part_is_missing_is_missing(ledger, other):
-    found = measured(ledger, [of_variant("a=1", 1.0), of_variant("a=2", other)])
-    assert found is not None  # as it is without any row
-    assert not math.isfinite(found)
-
-
-def test_shared_rows_belong_to_each_point_and_true_is_not_one(ledger):
-    """Rows of the variant base have no such column."""
-    assert measured(ledger, [{"f1": 5.0}]) == 5.0
-    rows = [{"flag": True, "f1": 1.0}, {"flag": 1, "f1": 3.0}]
-    assert [measured(ledger, rows, flag=flag) for flag in (True, 1)] == [1.0, 3.0]
+@pytest.mark.parametrize("case", CASES["measured"], ids=str)
+def test_the_value_of_a_metric_is_the_mean_over_points(case: dict[str, Any], run: Any) -> None:
+    ledger = Ledger(run)
+    ledger.put("measures", {str(place): row for place, row in enumerate(case["rows"])})
+    found = Metric("measures", "f1", case.get("where", {})).measure(ledger, BOTH)
+    assert found == pytest.approx(case["value"], nan_ok=True)
 
 
 # the metric of a sweep
@@ -135,7 +105,6 @@ def test_by_default_the_first_trial_decides(names: list[str], column: str, mode:
     assert costs_of(sweep, finished) == [-0.5 if mode == "max" else 0.5]
 
 
-def test_the_report_takes_the_metric_of_a_sweep_first() -> None:
-    assert monitors_of({"sweep": {"metric": "eval_x", "mode": "max"}}) == {"eval_x": "higher"}
-    assert monitors_of({"sweep": {"metric": "eval_acc", "mode": None}}) == {"eval_acc": "higher"}
-    assert monitors_of({"sweep": {"metric": "samples_per_s", "mode": None}}) == {}
+@pytest.mark.parametrize(("sections", "monitors"), CASES["monitored"])
+def test_the_report_takes_what_a_training_monitors_or_a_sweep_compares(sections, monitors) -> None:
+    assert monitors_of(sections) == monitors

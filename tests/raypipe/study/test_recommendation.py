@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raypipe.commands.run import points_table
 from raypipe.config.yaml_text import load_yaml
 from raypipe.study.largest_batch import leaves_margin, next_size
 from raypipe.study.recommendation import peak_bytes, recommend, snippet
@@ -62,19 +61,6 @@ def test_without_ties_the_winner_has_the_best_value(found, mode) -> None:
     if not isinstance(chosen, str):
         assert chosen.value == (max if mode == "max" else min)(accepted)
         assert chosen == recommend(rows[::-1], "samples_per_s", mode)
-
-
-def test_the_terminal_shows_the_points_as_a_table() -> None:
-    rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
-    rows += [trial("c", 99.0)]
-    assert points_table(rows, "samples_per_s", "max").split("\n") == [
-        "point                         samples_per_s  status",
-        "micro_batch=8 precision=bf16             99  succeeded",
-        "micro_batch=2 precision=bf16        50.1235  succeeded",
-        "micro_batch=4 precision=bf16                 out_of_memory",
-    ]
-    many = [trial(f"{n}", float(n), micro=n) for n in range(1, 21)]
-    assert points_table(many, "samples_per_s", "min").endswith("and 15 more in the table trials")
 
 
 @given(st.lists(st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(), max_size=3))

@@ -91,42 +91,19 @@ def test_a_killed_or_interrupted_search_continues_as_if_nothing_had_happened():
     assert set(table("search")["status"]) == {"succeeded"}
 
 
-MUCH = "def stages(settings):\n    if settings.fit.layers > 3 and settings.fit.rate > 2:\n"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "status", "message"),
-    [
-        ("s.layers == 13", "s.layers > 3", "failed", "bad luck"),
-        (
-            '2 * row["value"]',
-            'row["value"] if row["size"] < 3 else float("nan")',
-            "failed",
-            "has no finite number",
-        ),
-        (
-            "def stages(settings):\n",
-            MUCH + '        raise ValueError("too much of both")\n',
-            "excluded",
-            "too much of both",
-        ),
-    ],
-)
-def test_points_that_fail_or_cannot_be_are_rows_and_the_search_goes_on(old, new, status, message):
-    """The next command tries those that failed again."""
-    edit(old, new)
-    run(expected=int(message == "bad luck"))
+def test_points_that_failed_are_tried_again_as_they_were():
+    edit("s.layers == 13", "s.layers > 3")
+    run(expected=1)
     found = table("search")
-    bad = found[found["status"] == status]
-    assert set(found["status"]) == {status, "succeeded"}
+    bad = found[found["status"] == "failed"]
+    assert set(found["status"]) == {"failed", "succeeded"}
     assert len(found) == 12
-    assert bad["message"].str.contains(message).all()
-    if message == "bad luck":
-        edit(new, old)
-        run()
-        again = table("search")
-        assert set(again["status"]) == {"succeeded"}
-        assert list(again["point"]) == list(found["point"])
+    assert bad["message"].str.contains("bad luck").all()
+    edit("s.layers > 3", "s.layers == 13")
+    run()
+    again = table("search")
+    assert set(again["status"]) == {"succeeded"}
+    assert list(again["point"]) == list(found["point"])
 
 
 def test_repetitions_and_fixed_axes_are_averaged():

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import example_sweep
 import pytest
 
-from raypipe.graph.experiment import Experiment
-from raypipe.graph.training_stage import train_stage
 from raypipe.training.task import Loss, StepContext
 from tests.command import raypipe
-from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.examples.hills import table
 
-CONFIG = f"""
-experiment: {__name__}
-train: {{training: {{steps: 2, effective_batch: 6, micro_batch: 6}}}}
+CONFIG = """
+experiment: example_sweep
+train: {training: {steps: 2, effective_batch: 6, micro_batch: 6}}
 """
 #: a search for a column of trainings
 SEARCH = "search: {trials: 3, axes: {train.training.learning_rate: {low: 0.01, high: 0.1}}, "
 SEARCH += "metrics: [{metric: trials.%s}]}"
 ODD = ("train.training.monitor={metric: odd, mode: max}", "train.training.eval_every=1")
 
-pytestmark = pytest.mark.usefixtures("folder")
+
+@pytest.fixture(autouse=True)
+def _task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undeclared = replace(example_sweep.EXPERIMENT, step_metrics=())
+    monkeypatch.setattr(example_sweep, "EXPERIMENT", undeclared)
+    monkeypatch.setattr(example_sweep, "Line", Task)
 
 
-class Task(Line):
+class Task(example_sweep.Line):
     """A line with metrics that the experiment does not declare."""
 
     def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
         found = super().loss(model, batch, context)
         error = found.total.detach()
         return found._replace(metrics={"accuracy": -error, "odd": error.sqrt()})
-
-
-EXPERIMENT = Experiment(
-    "searched",
-    1,
-    SweptSettings,
-    lambda s: [train_stage("train", s.train, lambda s, _: Task(s.width, s.fail))],
-)
 
 
 def run(matrix: str, *words: str, expected: int = 0) -> str:

@@ -134,45 +134,6 @@ def test_losses_are_compared_with_fp32_at_otherwise_the_same_settings(tmp_path, 
     assert list(found.xs("bf16", level="precision")["parity"]) == [pytest.approx(expected)] * 2
 
 
-def test_failed_trials_run_again_and_one_out_of_memory_rules_larger_ones_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
-    axes = ("sweep.axes.training.micro_batch=[4, 8, 16]", "sweep.axes.fail=[false, true]")
-    axes += ("sweep.axes.training.accumulation=[1]",)
-    for failures in (3, 6):
-        failed = run(tmp_path, ONLY[0], *axes, "sweep.repeats=1")
-        assert "sweep: sweep/train/" in failed
-        assert "the machine went away" in failed
-        found = points(tmp_path)
-        assert list(found[found["fail"]]["status"]) == ["failed"] * 3
-        assert found[~found["fail"]].set_index("micro_batch")["status"].to_dict() == {
-            4: "succeeded",
-            8: "out_of_memory",
-            16: "skipped",
-        }
-        kinds = table(tmp_path, "failures").groupby("stage")["kind"].value_counts()["sweep"]
-        assert kinds.to_dict() == {"error": failures, "out_of_memory": 1}
-
-
-def test_a_quality_sweep_trains_in_full_over_seeds_and_keeps_the_models(tmp_path):
-    rates = "sweep.axes.training.learning_rate=[1e-5,0.05,1e38]"
-    axes = ("sweep.seed=1", "sweep.axes.training.seed=[0,1,2]", "sweep.axes.width=[4]", rates)
-    assert run(tmp_path, "sweep.kind=quality", "train.training.steps=10", *NONE, *axes) is None
-    found, where = table(tmp_path), RunDirectory.at(tmp_path)
-    failed = found["status"] == "failed"  # a loss that is no number is a result
-    assert len(found[failed]) == 3
-    assert found[failed]["reason"].str.contains("the loss is").all()
-    whole = found[~failed]
-    assert set(whole["steps"]) == {10}
-    assert whole["loss_final"].nunique() == 6
-    assert all(where.exists(where.model(trial)) for trial in whole["trial_id"])
-    best = row_of(tmp_path, "recommendations")
-    assert best["settings"] == {"train.training.learning_rate": 0.05, "width": 4}
-    of_best = whole[whole["learning_rate"] == 0.05]["eval_loss"]
-    assert best["value"] == pytest.approx(of_best.mean())
-    assert best["reason"].startswith("The best of 2 points: eval_loss 0.")
-    assert "mean of 3 seeds" in best["reason"]
-
-
 def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
     given = ("train.from_sweep=true", "train.training.steps=8")
     given += ("sweep.constraints.effective_batch=8",)
@@ -225,27 +186,20 @@ def searched(folder: Path) -> pd.DataFrame:
 
 
 def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
+    """A sweep for quality keeps the model of each trial."""
     assert run(tmp_path / "whole", *SEARCH, "sweep.samples=6") is None
     for samples in (3, 6):
         assert run(tmp_path / "parts", *SEARCH, f"sweep.samples={samples}") is None
         assert len(searched(tmp_path / "parts")) == samples
     pd.testing.assert_frame_equal(searched(tmp_path / "parts"), searched(tmp_path / "whole"))
-    ledger = Ledger(RunDirectory.at(tmp_path / "whole"), writable=False)
+    where = RunDirectory.at(tmp_path / "whole")
+    assert all(where.exists(where.model(trial)) for trial in table(tmp_path / "whole")["trial_id"])
+    ledger = Ledger(where, writable=False)
     done = stages_of(*SEARCH, "sweep.samples=6")[0].units
     more = stages_of(*SEARCH, "sweep.samples=7")[0].units
     assert [is_done(ledger, unit) for unit in [*done, *more]] == [True, False]
     with pytest.raises(ConfigError, match=r"sweep\.samples: stored 6, now 3"):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
-
-
-def test_optuna_optimizes_several_metrics_and_tries_failed_points_again(tmp_path):
-    several = ("sweep.further_metrics={loss_final: max}", "sweep.samples=5")
-    assert run(tmp_path / "several", *SEARCH, *several) is None
-    assert len(table(tmp_path / "several")) == 5
-    asked = (*SEARCH, "sweep.axes.fail=[false, true]", "sweep.samples=6")
-    for _ in range(2):
-        assert "the machine went away" in (run(tmp_path, *asked) or "")
-        assert set(searched(tmp_path)["status"]) == {"failed", "succeeded"}
 
 
 def test_the_searchers_are_those_of_tune():
