@@ -147,48 +147,40 @@ def test_amazon_531_has_the_published_taxonomy_and_labels(data_dir, tmp_path):
 
 
 TAXONOMY = taxonomy_of(("0", "10", "11", "12"), [("0", "10"), ("10", "11")])
-#: texts that readers like to damage, with labels and gold labels
-DOCUMENTS = cases(__file__, "documents")
-ROWS = [{key: row[key] for key in ("id", "text", "labels")} for row in DOCUMENTS]
-TEXTS = [row["text"] for row in ROWS]
+LAYOUTS = cases(__file__, "layouts")
+#: those with texts that readers like to damage
+ROWS = LAYOUTS[0]["rows"]
 
 
-def save(path: Path, rows: list[dict] = ROWS) -> Path:
+def save(path: Path, rows: list[dict] | str = ROWS) -> Path:
     """Rows in the layout of the suffix."""
+    if isinstance(rows, str):
+        return write_text(path, rows)
     if ".csv" in path.suffixes:
         rows = [row | {"labels": ", ".join(row["labels"])} for row in rows]
     return write_rows(path, rows)
 
 
-def gold_of(read: Documents) -> list[list[int]]:
-    assert read.gold.dtype == np.bool_
-    assert read.gold.shape == (len(read), len(TAXONOMY))
-    return [row.indices.tolist() for row in read.gold]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet"])
-def test_tables_of_every_layout(tmp_path, suffix):
-    read = read_documents(save(tmp_path / f"train.v1{suffix}"), TAXONOMY)
-    assert read.ids.to_pylist() == [row["id"] for row in ROWS]
-    assert read.texts.to_pylist() == TEXTS
+@pytest.mark.parametrize(
+    ("case", "suffix"), [(case, suffix) for case in LAYOUTS for suffix in case["suffixes"]]
+)
+def test_what_is_read_of_every_layout(tmp_path, case, suffix):
+    path, options = save(tmp_path / f"train.v1{suffix}", case["rows"]), case.get("options", {})
+    if "gold" in case:
+        options = {"labels": write_text(tmp_path / "gold.txt.gz", case["gold"])}
+    read = read_documents(path, TAXONOMY, **options)
     assert read.ids.type == read.texts.type == pa.large_string()
-    assert gold_of(read) == [row["gold"] for row in DOCUMENTS]
-    assert read.dropped == {}
-    assert read.text_list(2, 4) == TEXTS[2:4]
-    assert read.text_list(5, 99) == TEXTS[5:]
+    found = {"ids": read.ids.to_pylist(), "texts": read.texts.to_pylist(), "gold": None}
+    if read.gold is not None:
+        assert (read.gold.dtype, read.gold.shape) == (np.bool_, (len(read), len(TAXONOMY)))
+        found["gold"] = [row.indices.tolist() for row in read.gold]
+    assert found | {"dropped": read.dropped} == case["gives"]
 
 
-def test_lines(tmp_path):
-    path = write_text(tmp_path / "corpus.txt.gz", "7\tone\ttwo \n\n x y \t three\n8\t \n")
-    read = read_documents(path, TAXONOMY)
-    assert read.ids.to_pylist() == ["7", "x y"]
-    assert read.texts.to_pylist() == ["one\ttwo ", " three"]
-    assert read.gold is None
-    assert read.dropped == {"empty documents": 1}
-
-
-def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
+def test_one_content_has_one_fingerprint_however_it_is_stored_and_any_slice_of_texts(tmp_path):
     whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
+    texts = [row["text"] for row in ROWS]
+    assert (whole.text_list(2, 4), whole.text_list(5, 99)) == (texts[2:4], texts[5:])
     same = [
         read_documents(save(tmp_path / "a.parquet"), TAXONOMY),
         whole.take(range(len(whole))),
@@ -201,47 +193,6 @@ def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path):
         Documents(whole.ids, whole.texts, None, {}),
     ]
     assert whole.fingerprint not in {d.fingerprint for d in others}
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_several_columns_make_the_text_and_rows_are_ids(tmp_path, suffix):
-    columns = [("a", "b"), ("", "c"), ("", ""), ("d", None)]
-    rows = [
-        {"title": title, "number": number, "body": body, "labels": []}
-        for number, (title, body) in enumerate(columns, 1)
-    ]
-    path = save(tmp_path / f"a{suffix}", rows)
-    read = read_documents(path, TAXONOMY, columns=("title", "body"), labels_column="none")
-    assert read.texts.to_pylist() == ["a\nb", "c", "d"]
-    assert read.ids.to_pylist() == ["0", "1", "3"]
-    assert read.gold is None
-    assert read.dropped == {"empty documents": 1}
-    numbered = read_documents(path, TAXONOMY, columns=["body"], id_column="number")
-    assert numbered.ids.to_pylist() == ["1", "2"]
-    assert gold_of(numbered) == [[], []]
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_labels_may_be_numbers_missing_or_none(tmp_path, suffix):
-    rows = [{"text": "a", "labels": [11, 12]}, {"text": "b", "labels": None}]
-    rows += [{"text": " ", "labels": [0]}, {"text": "c", "labels": []}]
-    read = read_documents(save(tmp_path / f"a{suffix}", rows), TAXONOMY)
-    assert gold_of(read) == [[0, 1, 2, 3], [], []]
-    assert read.dropped == {"empty documents": 1, "documents without gold": 1}
-    for row in rows:
-        row["labels"] = None
-    assert read_documents(save(tmp_path / f"b{suffix}", rows), TAXONOMY).gold is None
-
-
-def test_gold_labels_of_their_own_file(tmp_path):
-    rows = [{"id": 1, "text": "a", "labels": ["unknown"]}, {"id": 2, "text": "b"}]
-    rows += [{"id": 3, "text": ""}, {"id": 4, "text": "d"}, {"id": 5, "text": "e"}]
-    path = save(tmp_path / "a.jsonl", rows)
-    gold = write_text(tmp_path / "gold.txt.gz", "9\t0\n5\t12,10\n\n3\t0\n1\t11\n4\t\n8\t0\n")
-    read = read_documents(path, TAXONOMY, labels=gold)
-    assert gold_of(read) == [[0, 1, 2], [], [], [0, 1, 3]]
-    dropped = {"empty documents": 1, "gold of other documents": 3, "documents without gold": 1}
-    assert read.dropped == dropped
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
