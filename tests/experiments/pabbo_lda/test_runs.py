@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-import raypipe as rp
 from experiments.pabbo_lda import settings
 from experiments.pabbo_lda.experiment import EXPERIMENT, untrained_settings
 from experiments.pabbo_lda.objective.objectives import TabularObjective
@@ -29,7 +27,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.store.run_directory import RunDirectory
 from tests.command import table
 from tests.experiments.pabbo_lda.test_optimizers import finish, points
-from tests.experiments.runs import resolved, run
+from tests.experiments.runs import resolved, run, small
 from tests.scenario import cases
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -96,25 +94,9 @@ def test_pabbo_curves_says_what_its_training_did_not_cover(lda, said):
     assert without.run.keywords["warnings"] == []
 
 
-OWN = ("data.source=bow", "data.dir=bow", "lda.datasets=[mine]")
-#: shipped models, one for other samples, and studies of three evaluations
-TINY = (
-    *(f"{name}.weights=shipped" for name in STAGES), "train_small.pabbo.functions.std=[0.5,1.0]",
-    "lda.optimizers=[pabbo_small,pabbo_curves]", "lda.t_max=8", "lda.start=[2,4]", "lda.runs=1",
-    "lda.seeds=1", "lda.evaluations=3", "lda.max_iter=1", "evaluate_small.functions=2",
-    "evaluate_large.functions=2", "evaluate_small.steps=2", "evaluate_large.steps=2",
-)  # fmt: skip
-TEXTS = {
-    "data": {"source": "text", "dir": "docs", "options": {"min_df": 1, "max_df": 1.0}},
-    "lda.datasets": ["mixed"], "lda.optimizers": ["random", "golden_section"], "lda.runs": 1,
-    "lda.final_seeds": 1, "lda.t_max": 4, "lda.start": [2, 4], "lda.evaluations": 3,
-    "lda.max_iter": 1, "lda.batch_size": 32, "lda.cache": False,
-}  # fmt: skip
-
-
-def test_the_quickstart_runs_on_own_files_with_shipped_models(tmp_path, caplog, capsys):
+def test_the_quickstart_runs_on_own_files_with_shipped_models(files, tmp_path, caplog, capsys):
     settings._warn.cache_clear()
-    assert run("quickstart", tmp_path, *OWN, *TINY, profile="auto") == 0
+    assert run("quickstart", tmp_path, *small("quickstart", files), profile="auto") == 0
     found = table(tmp_path, "evaluations")
     assert set(found["dataset"]) == {"mine"}
     assert found["value"].between(1, 3000).all()
@@ -135,26 +117,14 @@ def test_options_belong_to_the_source_that_was_chosen(words, options):
     assert resolved("quickstart", *words).settings.data.options == options
 
 
-def studied(folder: Path, *stages: str, **lda: object) -> rp.Run:
-    given = {**TEXTS, **{f"lda.{key}": value for key, value in lda.items()}}
-    document = {"experiment": "experiments.pabbo_lda"}
-    return rp.run(document, given, run_dir=folder, only=stages or ("lda",), local=True)
-
-
-def test_letters_outside_all_words_are_counted(tmp_path, capsys, monkeypatch):
-    """And short words are words if the pattern says so."""
-    studied(tmp_path / "some", datasets=["cjk"], t_max=3, start=[2])
-    assert "33% of the letters are in no word" in capsys.readouterr().out
-    monkeypatch.setitem(TEXTS, "data.options.word_pattern", r"\w{2,}")
-    assert studied(tmp_path / "all", datasets=["cjk"]).table("corpora")["words"].item() == 7
-    assert "in no word" not in capsys.readouterr().out
-
-
-def test_a_coherence_is_no_perplexity_and_documents_that_are_left_out_are_counted(tmp_path, capsys):
-    found = studied(tmp_path, "lda", "aggregate", objective="coherence")
-    corpora = found.table("corpora")[["documents", "dropped_documents", "words"]]
+def test_a_coherence_is_no_perplexity_and_documents_that_are_left_out_are_counted(
+    files, tmp_path, capsys
+):
+    words = small("pabbo_lda", files, "lda.objective=coherence")
+    assert run("pabbo_lda", tmp_path, *words, only=("lda", "aggregate")) == 0
+    corpora = table(tmp_path, "corpora")[["documents", "dropped_documents", "words"]]
     assert corpora.values.tolist() == [[4, 3, 6]]
-    studies, history = found.table("studies"), found.table("study_history")
+    studies, history = table(tmp_path, "studies"), table(tmp_path, "study_history")
     assert studies["best_perplexity"].isna().all()
     lowest = history.groupby("optimizer")["value"].min()
     assert dict(zip(studies["optimizer"], -studies["best_coherence"], strict=True)) == dict(lowest)
@@ -164,4 +134,4 @@ def test_a_coherence_is_no_perplexity_and_documents_that_are_left_out_are_counte
     assert "best_coherence" in shown
     assert "best_perplexity" not in shown
     # and the comparison of studies needs nothing but the studies
-    assert set(found.table("stages")["stage"]) == {"hardware", "lda", "aggregate"}
+    assert set(table(tmp_path, "stages")["stage"]) == {"hardware", "lda", "aggregate"}

@@ -19,7 +19,7 @@ from experiments.pabbo_lda.surrogate.model import restore_surrogate
 from experiments.pabbo_lda.surrogate.posterior import Surrogate
 from experiments.pabbo_lda.surrogate_training.prior import sample_searches
 from tests.command import table
-from tests.experiments.runs import run
+from tests.experiments.runs import SMALL, run
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +122,7 @@ def test_searches_are_finite_and_lie_in_the_space_of_their_function():
 
 
 def test_training_lowers_the_surprise_of_held_out_functions(tmp_path):
-    words = [
-        "surrogate.evaluations=12", "surrogate.queries=8", "surrogate.held_out=16",
-        "surrogate.model={d_model: 16, heads: 2, layers: 2, feed_forward: 16, distance: 4}",
-        "training.learning_rate=0.01", "training.warmup_steps=0", "training.schedule=constant",
-        "training.steps=30", "training.effective_batch=16", "training.eval_every=6",
-    ]  # fmt: skip
-    words = [f"train.{word}" for word in words]
-    assert run("surrogate", tmp_path, *words, profile="auto") == 0
+    assert run("surrogate", tmp_path, *SMALL["surrogate"], profile="auto") == 0
     surprise = table(tmp_path, "steps")["eval_surprise"].dropna()
     assert surprise.iloc[-1] < surprise.iloc[0] - 0.1
 
