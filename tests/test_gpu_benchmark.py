@@ -19,20 +19,14 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import gpu
+from benchmarks.gpu_parts import bench as benches
 from benchmarks.gpu_parts import memory, training
-from benchmarks.gpu_parts.bench import (
-    WORKLOADS,
-    Bench,
-    Machine,
-    Row,
-    Trained,
-    read_rows,
-    write_rows,
-)
+from benchmarks.gpu_parts.bench import Bench, Machine, Row, read_rows
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
 from tests.command import is_alive
+from tests.scenario import cases
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
 CPU = replace(H100, device="cpu", gpus=0, driver=None, capability=None, rehearsal=True)
@@ -68,9 +62,7 @@ def three_rows(bench: Bench, then: str) -> None:
         (3, "timed out", "after 2 s; the same command continues it"),
     ],
 )
-def test_rows_of_a_part_survive_its_process(
-    tmp_path: Path, rows: int, status: str, note: str
-) -> None:
+def test_rows_of_a_part_survive_its_process(tmp_path, rows, status, note) -> None:
     bench = bench_of(tmp_path, CPU, "own")
     part = Part("own", "Own", partial(three_rows, then=status), 60, 60)
     assert gpu.run_part(part, bench, 2 if status == "timed out" else 60) == (status, note)
@@ -133,22 +125,11 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
     monkeypatch.setattr(gpu, "detect", lambda: found)
 
 
-@pytest.mark.parametrize(
-    ("given", "card", "reason"),
-    [
-        ("", "", "no GPU can be used here: no NVIDIA driver; rehearse on the CPU with --rehearse"),
-        (f"--rehearse --out {gpu.RESULTS}/h100", "", "is for measurements on GPUs"),
-        ("", "A100", "is of NVIDIA H100, and this is A100"),
-        ("--rehearse", "", "is not of a rehearsal"),
-        ("--quick", "NVIDIA H100", "is not of a --quick call"),
-    ],
-)
-def test_measurements_are_not_mixed_and_need_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, card: str, reason: str
-) -> None:
+@pytest.mark.parametrize(("given", "card", "reason"), cases(__file__, "gpu_refusals"))
+def test_measurements_are_not_mixed_and_need_a_gpu(tmp_path, monkeypatch, given, card, reason):
     machine_with(monkeypatch, *([Gpu(0, "GPU-1", card, 85 * 10**9, "9.0")] if card else []))
     done = {"part": "losses", "status": "done", "quick": False, **H100.columns}
-    write_rows(tmp_path, gpu.OUTCOMES, [done])
+    benches.write_rows(tmp_path, gpu.OUTCOMES, [done])
     ended = CliRunner().invoke(command(), ["--out", str(tmp_path), *given.split()])
     assert ended.exit_code == 2
     assert ended.output.startswith("benchmarks.gpu: ")
@@ -202,11 +183,11 @@ def test_a_measurement_lies_next_to_its_prediction() -> None:
     speed = {"samples_per_s": 40.0, "samples_per_s_low": 20.0, "samples_per_s_high": 60.0}
     predicted = {"peak_bytes": 1300, **speed}
     trial = {"gpu_peak_bytes": 1430, "samples_per_s": 30.0, "status": "succeeded"}
-    found = memory.compared(predicted, Trained("run", trial))
+    found = memory.compared(predicted, benches.Trained("run", trial))
     assert found["peak_ratio"] == pytest.approx(1.1)
     assert found["speed_ratio"] == 0.75
     assert found["speed_within_interval"]
-    nothing = memory.compared(predicted, Trained("run", {"status": "failed"}, error="full"))
+    nothing = memory.compared(predicted, benches.Trained("run", {"status": "failed"}, error="full"))
     assert (nothing["peak_ratio"], nothing["error"]) == (None, "full")
 
 
@@ -236,10 +217,10 @@ def test_what_nvidia_smi_prints_is_read() -> None:
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", benches.WORKLOADS)
 def test_the_overrides_of_a_workload_are_valid(name: str, rehearsal: bool) -> None:
     bench = bench_of(Path("unused"), CPU if rehearsal else H100)
-    workload = WORKLOADS[name]
+    workload = benches.WORKLOADS[name]
     gpus = () if rehearsal else (Gpu(0, "", "NVIDIA H100", 85 * 10**9, "9.0"),)
     given = bench.overrides(name, {"training.precision": bench.precision(name)})
     texts = [f"{key}={json.dumps(value)}" for key, value in given.items()]

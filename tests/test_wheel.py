@@ -125,9 +125,7 @@ def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
-    installed: Path, empty: Path
-) -> None:
+def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(installed, empty):
     own = empty / "experiments" / "mine"
     own.mkdir(parents=True)
     (own.parent / "__init__.py").touch()
@@ -149,11 +147,8 @@ def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
 
 @pytest.mark.slow
 def test_source_and_identities_do_not_depend_on_the_installation(
-    installed: Path,
-    empty: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    installed, empty, monkeypatch, capsys
+):
     """Also where a setting names a function of the experiment, by its name in the repository."""
     code = (
         "import json\n"
@@ -176,9 +171,7 @@ def test_source_and_identities_do_not_depend_on_the_installation(
 
 
 @pytest.mark.slow
-def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(
-    installed: Path, empty: Path, tmp_path: Path
-) -> None:
+def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(installed, empty, tmp_path):
     (empty / "tiny.yaml").write_text(CONFIG)  # `experiments.pabbo_lda`, as in the repository
     out = tmp_path / "out"
     run(empty, installed / "raypipe", "run", "tiny.yaml", "--run-dir", out)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import docstring_records
 from experiments.common.corpora.load import load_corpus
 from experiments.lm_pretrain.data import read_texts, text_content
 from experiments.lm_pretrain.settings import LmDataSettings
@@ -56,6 +57,11 @@ def gold(path: Path) -> None:
     read_documents(write(path.with_name("a.txt"), "a\tsome text\n"), CLASSES, labels=path)
 
 
+def validation(path: Path) -> None:
+    rows = [{"text": f"red {i}", "label": "ab"[i % 2]} for i in range(60)]
+    sequences(write_rows(path.with_name("train.jsonl"), rows), validation_file=path)
+
+
 READERS: dict[str, Callable[..., object]] = {
     "documents": lambda path: read_documents(path, CLASSES, max_documents=1),
     "gold": gold,
@@ -65,6 +71,8 @@ READERS: dict[str, Callable[..., object]] = {
     "sequences": lambda path, **given: sequences(path, **{"test_file": path} | given),
     "table": lambda path, **given: table(path, **{"test_file": path} | given),
     "pairs": of_files,
+    "docstrings": lambda path: list(docstring_records(path.parent)),
+    "validation": validation,
 }
 ROWS = [(reader, *row) for reader in READERS for row in TABLE[reader]] + OTHERS
 

@@ -16,11 +16,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -68,8 +67,7 @@ def named(path: Path | str, read: Callable[[], Any]) -> Any:
         raise
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """A reader of files: valid files, and what stores one and reads it.
 
     ``check(content, folder)`` returns whether a result came of the bytes.
@@ -79,28 +77,22 @@ class Reader:
     check: Callable[[bytes, Path], bool]
 
 
-def of_file(
-    seeds: tuple[bytes, ...],
-    name: str,
-    read: Callable[[Path], Any],
-    verify: Callable[[Any, bytes], object],
-    beside: Mapping[str, bytes] | None = None,
-) -> Reader:
+def of_file(seeds, name, read, verify, beside=()) -> Reader:
     """A reader of one file of a folder.
 
     Args:
         seeds: valid files.
         name: of the file.
-        read: reads the file in a folder.
+        read: reads the file at a path.
         verify: of what was read and the content: an AssertionError where they differ.
-        beside: files next to it.
+        beside: files next to it, with their contents.
 
     """
 
     def check(content: bytes, folder: Path) -> bool:
-        for file, other in {**(beside or {}), name: content}.items():
+        for file, other in (*beside, (name, content)):
             (folder / file).write_bytes(other)
-        verify(named(folder, lambda: read(folder)), content)
+        verify(named(folder, lambda: read(folder / name)), content)
         return True
 
     return Reader(seeds, check)
@@ -352,8 +344,8 @@ def readers() -> dict[str, Reader]:
     """Every reader by name."""
     bows = (_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo()))
     answers = b'{"a": "1", "b": {"labels": ["2", 3]}}'
-    classes = {"labels.txt": LABELS, "edges.txt": EDGES}
-    texts = {"x.txt": b"a\tsome text\nb\tmore text\n"}
+    classes = (("labels.txt", LABELS), ("edges.txt", EDGES))
+    texts = (("x.txt", b"a\tsome text\nb\tmore text\n"),)
 
     def weights(at: Path) -> None:
         run = RunDirectory.at(at)
@@ -363,28 +355,37 @@ def readers() -> dict[str, Reader]:
         with _cache_at(at), caches.Cache("x") as kept:
             kept.put(ROWS)
 
-    def configuration(at: Path) -> config.Document:
-        return config.read(at / "my.yaml")
+    def taxonomy(path: Path) -> Taxonomy:
+        """Of files that have these names, or of keywords besides."""
+        terms = [path] * (path.name == "terms.txt")
+        return read_taxonomy(path.with_name("labels.txt"), path.with_name("edges.txt"), *terms)
 
-    def taxonomy(at: Path, *more: Path) -> Taxonomy:
-        return read_taxonomy(at / "labels.txt", at / "edges.txt", *more)
+    def gold(path: Path) -> Documents:
+        return read_documents(path.with_name("x.txt"), _taxonomy(), labels=path)
 
-    def gold(at: Path) -> Documents:
-        return read_documents(at / "x.txt", _taxonomy(), labels=at / "gold.txt")
+    def documents(path: Path) -> Documents:
+        return read_documents(path, _taxonomy())
 
-    def answered(at: Path) -> Mapping[str, Any]:
-        return read_annotations(at / "answers.json", _taxonomy())
+    def answered(path: Path) -> Mapping[str, Any]:
+        return read_annotations(path, _taxonomy())
+
+    def bow(path: Path) -> Corpus:
+        return load_bow(path.parent, "x")
+
+    def lines(path: Path) -> Corpus:
+        return load_text(path.parent, "x", EVERY_WORD)
+
+    def column(path: Path) -> Corpus:
+        return load_table(path.parent, "x", path.suffix[1:], tokenization=EVERY_WORD)
 
     found: dict[str, Reader] = {
-        "configuration": of_file((MY_YAML,), "my.yaml", configuration, _own),
+        "configuration": of_file((MY_YAML,), "my.yaml", config.read, _own),
         "override": Reader((b"study.options.a={b: [1, x]}", b"fit.training.steps=1e2"), _override),
-        "bow": of_file(bows, "X_x_val_bow.npz", lambda at: load_bow(at, "x"), _bow),
-        "lines": of_file((TXT,), "x.txt", lambda at: load_text(at, "x", EVERY_WORD), _lines),
+        "bow": of_file(bows, "X_x_val_bow.npz", bow, _bow),
+        "lines": of_file((TXT,), "x.txt", lines, _lines),
         "labels": of_file((LABELS,), "labels.txt", taxonomy, _labels, classes),
         "hierarchy": of_file((EDGES,), "edges.txt", taxonomy, _hierarchy, classes),
-        "keywords": of_file(
-            (TERMS,), "terms.txt", lambda at: taxonomy(at, at / "terms.txt"), _keywords, classes
-        ),
+        "keywords": of_file((TERMS,), "terms.txt", taxonomy, _keywords, classes),
         "annotations": of_file((answers,), "answers.json", answered, _annotations),
         "gold": of_file((b"a\t1,2\nb\t0 3\n",), "gold.txt", gold, _gold, texts),
         "weights": Reader(tuple(written(weights).values()), _weights),
@@ -393,23 +394,14 @@ def readers() -> dict[str, Reader]:
         "cache": Reader((written(cache)["x.sqlite"],), _cache),
     }
     for form, content in {"jsonl": JSONL, "csv": CSV, "parquet": PARQUET, "txt": TXT}.items():
-        name = f"x.{form}"
-        read, verify = partial(_read_documents, name), partial(_documents, form=form)
-        found[f"documents.{form}"] = of_file((content,), name, read, verify)
+        name, verify = f"x.{form}", partial(_documents, form=form)
+        found[f"documents.{form}"] = of_file((content,), name, documents, verify)
         if form != "txt":
-            load, verify = partial(_load_column, form), partial(_column, form=form)
-            found[f"column.{form}"] = of_file((content,), name, load, verify)
+            verify = partial(_column, form=form)
+            found[f"column.{form}"] = of_file((content,), name, column, verify)
     for name, content in _checkpoint()[1].items():
         found[f"checkpoint/{name}"] = Reader((content,), partial(_checkpoint_file, name=name))
         if name != "manifest.json":
             forged = partial(_checkpoint_file, name=name, forged=True)
             found[f"forged/{name}"] = Reader((content,), forged)
     return found
-
-
-def _read_documents(name: str, at: Path) -> Documents:
-    return read_documents(at / name, _taxonomy())
-
-
-def _load_column(form: str, at: Path) -> Corpus:
-    return load_table(at, "x", form, tokenization=EVERY_WORD)

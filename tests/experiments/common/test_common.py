@@ -16,6 +16,7 @@ from experiments.common.tables import columns
 from experiments.common.tokenizer import read_tokenizer, token_lists, tokenizer_path, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
+from tests.scenario import cases
 
 
 @given(number=st.integers(0, 500), most=st.integers(1, 40))
@@ -28,16 +29,7 @@ def test_a_spread_sample_reaches_both_ends(number, most):
     assert not number or (rows[0] == 0 and number - 1 - rows[-1] < max(gaps, default=number))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "on_gpus", "sizes", "device"),
-    [
-        (0, True, [4, 1, 4, 4, 3], "cpu"),
-        (1, True, [5, 11], "card"),
-        (2, True, [5, 8, 3], "card"),  # a multiple of 4, like on CPUs
-        (8, True, [4, 1, 4, 4, 3], "card"),  # less is not worth a GPU
-        (2, False, [4, 1, 4, 4, 3], "cpu"),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "on_gpus", "sizes", "device"), cases(__file__, "blocks"))
 def test_blocks_cover_every_row_once_in_order_and_all_gpus_share_them(gpus, on_gpus, sizes, device):
     """The stage runs on two nodes; its calls are mapped at once."""
     card = Mock()

@@ -150,14 +150,6 @@ def test_texts_without_words_are_left_out_with_the_reason(tmp_path):
     assert "empty vocabulary" in found
 
 
-def test_a_validation_file_has_the_columns_of_the_training_file(tmp_path):
-    rows = [{"text": f"red {i}", "label": "ab"[i % 2]} for i in range(60)]
-    train = write_rows(tmp_path / "train.jsonl", rows)
-    path = write_rows(tmp_path / "bad.jsonl", [{"text": "red", "label": 1}] * 3)
-    with pytest.raises(CorpusError, match=r"bad.jsonl: differs from data.file: .* string vs int64"):
-        texts(train, validation_file=path)
-
-
 def test_the_parts_are_disjoint_and_the_test_part_stays_the_same(tmp_path):
     rows = [{"text": f"text {i % 400}", "label": i % 2} for i in range(800)]
     path = write_rows(tmp_path / "a.jsonl", rows)

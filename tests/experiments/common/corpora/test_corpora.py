@@ -254,14 +254,6 @@ class A:
     assert "never_imported_module" not in sys.modules
 
 
-def test_without_sources_it_says_so(tmp_path):
-    with pytest.raises(CorpusError, match="no Python sources"):
-        list(docstring_records(tmp_path))
-    (tmp_path / "bad.py").write_text("def (")
-    with pytest.raises(CorpusError, match=r"bad\.py: not a readable Python source"):
-        list(docstring_records(tmp_path))
-
-
 def test_corpus_is_large_enough_for_topics_and_deterministic():
     corpus = load_corpus("builtin", "stdlib")
     assert corpus.documents > 5000
