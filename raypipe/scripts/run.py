@@ -19,8 +19,8 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from pyarrow import fs as arrow_fs
 
-from raypipe import process_tree
-from raypipe.errors import BatchLimit, FailureKind, UnitError
+from raypipe import hardware, process_tree
+from raypipe.errors import BatchLimit, UnitError
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
@@ -49,12 +49,17 @@ _MOST_LINES, _MOST_SHOWN = 200, 30
 _LONGEST_LINE, _LONGEST_SHOWN = 1_000_000, 2000
 #: seconds for the rest of the output once all processes have ended
 _END_S = 15.0
-# of frameworks other than torch, which `training/failure_kinds.py` does not see as exceptions
-_GPU_SIGNS = ("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory")
 _TRACEBACK = "Traceback (most recent call last)"
 #: torchrun's report of a process that a signal ended
 _KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
+#: exceptions of scripts whose kind follows from the name; the second one is NumPy's
+_NAMED = {
+    "MemoryError": MemoryError,
+    "ArrayMemoryError": MemoryError,
+    "FloatingPointError": FloatingPointError,
+    "OutOfMemoryError": torch.OutOfMemoryError,
+}
 #: what a shell adds to the signal that ended its program
 _BY_SIGNAL = 128
 
@@ -269,7 +274,7 @@ class ScriptRun:
         with places.log.open("a", encoding="utf-8") as log:
             shown = without_credentials(" ".join(argv))
             log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
-        gpus = [gpu.strip() for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+        gpus = hardware.detect().gpus if uses_gpus else ()
         with ExitStack() as stack:
             output = stack.enter_context(places.stdout.open("w", 1, encoding="utf-8"))
 
@@ -280,7 +285,7 @@ class ScriptRun:
                 ScriptProcess(argv, directory, environment, places.log, settings.grace_s, heard)
             )
             started = time.monotonic()
-            for rank, gpu in enumerate([gpu for gpu in gpus if gpu] or [None]):
+            for rank, gpu in enumerate(gpus or [None]):
                 program, attempt = Program(process.pid, gpu), job.attempt
                 sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=attempt, program=program)
                 self._samplers.append(stack.enter_context(sampler))
@@ -415,22 +420,12 @@ def failure_of(unit: str, status: int, errors: Sequence[str], micro_batch: int) 
         how += " (by the kernel, if memory was short)" if number == signal.SIGKILL else ""
     message = f"{how}: {cause}" if cause else how
     message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
-    kind = _kind(text, cause)
+    name = cause.partition(":")[0].rpartition(".")[2].lstrip("_")
+    kind = failure_kind(_NAMED.get(name, RuntimeError)(text))
     if kind == "error" and number is not None:
         kind = "worker_died"
     limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
     return UnitError(unit, kind, message, limit)
-
-
-def _kind(text: str, cause: str) -> FailureKind:
-    name = cause.partition(":")[0].rpartition(".")[2]
-    if name in ("MemoryError", "ArrayMemoryError", "_ArrayMemoryError"):
-        return "host_out_of_memory"
-    if name == "FloatingPointError":
-        return "invalid_value"
-    if name == "OutOfMemoryError" or any(sign in text for sign in _GPU_SIGNS):
-        return "out_of_memory"
-    return failure_kind(RuntimeError(text))
 
 
 def _signal_of(status: int, text: str) -> int | None:

@@ -22,6 +22,8 @@ _GPU_SIGNS = (
     "Failed to CUDA malloc",  # NCCL, as the next one
     "Failed to CUDA calloc",
     "Triton Error [CUDA]: out of memory",
+    # of frameworks other than torch
+    *("RESOURCE_EXHAUSTED: Out of memory", "ResourceExhaustedError", "HIP out of memory"),
 )
 # messages of libraries that could not start, or found no workspace: another cause unless the card
 # is full

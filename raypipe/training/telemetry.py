@@ -24,6 +24,7 @@ import pynvml
 import torch
 
 from raypipe import process_tree
+from raypipe.hardware import Gpu
 from raypipe.provenance import now
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.tables import write_table
@@ -42,12 +43,11 @@ _SHORTEST_S = 0.1
 class Program:
     """Another program that trains: process ``pid`` and its descendants.
 
-    ``gpu`` is an entry of its ``CUDA_VISIBLE_DEVICES``, None on CPUs. This process does not use
-    CUDA, which would take memory of the GPU.
+    ``gpu`` is None on CPUs. This process does not use CUDA, which would take memory of the GPU.
     """
 
     pid: int
-    gpu: str | None
+    gpu: Gpu | None
 
 
 class Telemetry:
@@ -152,12 +152,10 @@ class Telemetry:
         return _mean(row[column] for row in self._rows) if steady is None else steady
 
     def _open_gpu(self) -> NvmlGpu:
-        if self._program is not None:
-            return NvmlGpu(self._program.gpu)
-        if self._device.type != "cuda":
-            return NvmlGpu(None)
-        properties = torch.cuda.get_device_properties(self._device)
-        return NvmlGpu(str(properties.uuid), str(properties.name))
+        gpu: Any = self._program and self._program.gpu
+        if self._program is None and self._device.type == "cuda":
+            gpu = torch.cuda.get_device_properties(self._device)
+        return NvmlGpu(None) if gpu is None else NvmlGpu(str(gpu.uuid), str(gpu.name))
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
@@ -225,29 +223,23 @@ class NvmlGpu:
     """NVML readings of one GPU; what it does not report is None.
 
     Args:
-        entry: its UUID, with or without prefix, or its number as in ``CUDA_VISIBLE_DEVICES``. torch
-            numbers GPUs differently, and does not report whether a UUID is that of a MIG slice.
-            None on CPUs, which report nothing.
-        name: its name, if known.
+        uuid: its UUID; torch does not report whether it is that of a MIG slice. None on CPUs,
+            which report nothing.
+        name: its name.
 
     """
 
-    def __init__(self, entry: str | None, name: str | None = None) -> None:
-        self.name, self.uuid, self._handle = "cpu", None, None
-        self._open = entry is not None and _ask(lambda: pynvml.nvmlInit() or True) is not None
-        if entry is None:
+    def __init__(self, uuid: str | None, name: str = "cpu") -> None:
+        self.name, self.uuid, self._handle = name, None, None
+        self._open = uuid is not None and _ask(lambda: pynvml.nvmlInit() or True) is not None
+        if uuid is None:
             return
-        bare = entry.removeprefix("GPU-").removeprefix("MIG-")
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
         self.uuid = f"GPU-{bare}"
-        if self._open and entry.isdigit():
-            self._handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry))
-            self.uuid = self._read(pynvml.nvmlDeviceGetUUID) or self.uuid
-        elif self._open:
-            for uuid in (self.uuid, f"MIG-{bare}"):
-                if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None:
-                    self.uuid, self._handle = uuid, handle
-                    break
-        self.name = name or self._read(pynvml.nvmlDeviceGetName) or "GPU"
+        for full in (self.uuid, f"MIG-{bare}") if self._open else ():
+            if (handle := _ask(pynvml.nvmlDeviceGetHandleByUUID, full)) is not None:
+                self.uuid, self._handle = full, handle
+                break
 
     def values(self) -> dict[str, Any]:
         """Return the columns of the GPU in the table ``gpu_samples``."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from raypipe import process_tree
+from raypipe.hardware import Gpu
 from raypipe.training import history
 from raypipe.training import telemetry as module
 from raypipe.training.history import Throughput
@@ -109,15 +110,9 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(
     assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
 
 
-@pytest.mark.parametrize("entry", [UUID, "3"])
-def test_the_gpu_of_another_program_is_that_of_its_environment(
-    card: Card, monkeypatch: pytest.MonkeyPatch, entry: str
-) -> None:
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ["handle"][index - 3])
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA H200")
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda _: UUID)
-    card.watts = 100
-    with Telemetry("small", CPU, program=Program(os.getpid(), entry)) as telemetry:
+def test_the_gpu_of_another_program_is_sampled(card: Card) -> None:
+    card.watts, gpu = 100, Gpu(3, UUID, "NVIDIA H200", 2**37, "9.0")
+    with Telemetry("small", CPU, program=Program(os.getpid(), gpu)) as telemetry:
         card.memory = 5 * 10**9
         card.pass_time(2.0, util=50)
         telemetry.summary()
