@@ -80,10 +80,8 @@ class Monitor:
     def is_over(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the training should stop, or a resumed one had already stopped."""
         best = self.best(rows)
-        if best is None or self._settings is None or best.last >= self._whole:
-            return False
-        patience = self._settings.patience
-        if patience is None:
+        patience = None if self._settings is None else self._settings.patience
+        if best is None or patience is None or best.last >= self._whole:
             return False
         if patience < 1:
             return best.last - best.step >= patience * self._whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,18 +47,17 @@ def is_sharded(settings: TrainStageSettings, worker: Worker) -> bool:
     return settings.scaling.strategy == "fsdp" and worker.workers > 1
 
 
-@contextmanager
-def gradient_sync(module: ModelCall | DistributedDataParallel, wanted: bool) -> Iterator[None]:
-    """Enable or disable the gradient exchange of DDP's backward passes in the body.
+def gradient_sync(
+    module: ModelCall | DistributedDataParallel, wanted: bool
+) -> AbstractContextManager[None]:
+    """Return a context manager with or without the gradient exchange of DDP's backward passes.
 
     FSDP exchanges in every pass: otherwise each worker would keep the whole gradient until the
     last one.
     """
     if isinstance(module, DistributedDataParallel) and not wanted:
-        with module.no_sync():
-            yield
-    else:
-        yield
+        return module.no_sync()
+    return nullcontext()
 
 
 @contextmanager
