@@ -142,17 +142,24 @@ def _table(settings: FunctionSettings) -> Table:
     columns = (_WRITTEN[0], *better, *_WRITTEN[1:])
     axes = tuple(name for name in settings.arguments if name != SEED)
     values = {name: values_of(value) or [value] for name, value in settings.arguments.items()}
-    # by text: 1, 1.0 and true are equal, and an item may be a list
     places = {
-        name: {repr(item): place for place, item in enumerate(of_axis)}
+        name: of_axis
+        if isinstance(of_axis, range)
+        else {repr(item): place for place, item in enumerate(of_axis)}
         for name, of_axis in values.items()
     }
     return Table(CALLS, row, columns, open=True, axes=axes, order=partial(_position, places))
 
 
-def _position(places: Mapping[str, Mapping[str, int]], row: Row) -> tuple[int, ...]:
+def _position(places: Mapping[str, range | Mapping[str, int]], row: Row) -> tuple[int, ...]:
     """Return the places of the arguments of a row among the values of each axis."""
-    return tuple(axis.get(repr(row.get(name)), len(axis)) for name, axis in places.items())
+    return tuple(_place(axis, row.get(name)) for name, axis in places.items())
+
+
+def _place(axis: range | Mapping[str, int], value: Any) -> int:
+    if not isinstance(axis, range):
+        return axis.get(repr(value), len(axis))
+    return value - axis.start if type(value) is int and value in axis else len(axis)
 
 
 def _stages(

@@ -24,7 +24,7 @@ from raypipe.graph.launcher import Control, PoolOptions, TaskResult
 from raypipe.launch import runtime_environment
 from raypipe.launch.failures import kind_of
 from raypipe.launch.nodes import TASKS, Wait, answers, bundle, living_nodes, room
-from raypipe.launch.task import run_in_worker, take_remains, unpacked
+from raypipe.launch.task import Shared, run_in_worker, take_remains, unpacked
 from raypipe.redaction import printable
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
@@ -294,9 +294,21 @@ class RayPool:
         """Start the oldest queued calls as a Ray task or an actor call of ``run_in_worker``."""
         calls = self._next_calls()
         chunk = CallChunk(f"{secrets.token_hex(8)}.raypipe", calls, time.monotonic())
-        sent = [(call.key, call.attempt, call.function, call.arguments) for call in calls]
+        shared: dict[Any, Shared] = {}  # Ray replaces references that are arguments of the task
+        for argument in (a for call in calls for a in call.arguments):
+            if isinstance(argument, ray.ObjectRef):
+                shared.setdefault(argument, Shared(len(shared)))
+        sent = [
+            (
+                call.key,
+                call.attempt,
+                call.function,
+                tuple(shared[a] if isinstance(a, ray.ObjectRef) else a for a in call.arguments),
+            )
+            for call in calls
+        ]
         threads, limit_s = max(1, int(chunk.cpus)), self._options.time_limit_s
-        reference = remote.remote(chunk.name, threads, limit_s, 2 * self._chunk_s, sent)
+        reference = remote.remote(chunk.name, threads, limit_s, 2 * self._chunk_s, sent, *shared)
         self._running[reference] = chunk, actor
         self._running_cpus += chunk.cpus
 

@@ -17,7 +17,7 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -39,12 +39,20 @@ _CHUNK_BYTES = 2**20
 _RESULTS = ".results"
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Place of an argument among those that calls of a chunk share."""
+
+    place: int
+
+
 def run_in_worker(
     name: str,
     threads: int,
     limit_s: float | None,
     chunk_s: float,
     calls: Sequence[tuple[str, int, Callable[..., Any], tuple[Any, ...]]],
+    *shared: Any,
 ) -> bytes:
     """Run a chunk of calls in sequence in a worker, whose guard ends what they started.
 
@@ -58,15 +66,14 @@ def run_in_worker(
         threads: math threads.
         limit_s: seconds that a call may take.
         chunk_s: seconds after which no further call begins.
-        calls: key, number of the attempt, function and arguments of each, which may be references.
+        calls: key, number of the attempt, function and arguments of each.
+        shared: the values of arguments that are ``Shared``.
 
     Returns:
         The pickled results of the calls that began, for ``unpacked``.
 
     """
-    import ray  # not where a command runs without it
-
-    path, value_of = _folder() / name, cache(ray.get)  # a chunk reads a shared value once
+    path = _folder() / name
     printed = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     kept = os.open(f"{path}{_RESULTS}", os.O_WRONLY | os.O_CREAT, 0o600)
     injected, limits = faults.from_environment(), MathThreads()
@@ -75,13 +82,13 @@ def run_in_worker(
         _start_guard()
         with redirected(printed), forks_end_at(signal.SIGTERM):
             for key, attempt, function, arguments in calls:
-                given = [value_of(a) if isinstance(a, ray.ObjectRef) else a for a in arguments]
                 at = now()
                 before = packed[-1] if packed else b""
                 os.write(kept, before + pickle.dumps((at, begin)))
                 if limit_s is not None:
                     faulthandler.dump_traceback_later(limit_s, exit=True)
                 limits.apply(threads)
+                given = (shared[a.place] if isinstance(a, Shared) else a for a in arguments)
                 result = _run(injected, key, attempt, at, function, *given)
                 _flush()
                 if (written := os.fstat(printed).st_size) > begin:
