@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,15 @@ from raypipe.training.loop import train
 from raypipe.training.optimizer import Update
 from raypipe.training.parallel import Worker
 from raypipe.training.schedule import Phase
-from raypipe.training.settings import LoaderSettings, MonitorSettings, TrainingSettings
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import forget_peaks, host_peak_bytes
+from tests.scenario import cases
 
 Group = Callable[..., list[Any]]
-#: micro-batch, accumulation, effective batch, workers
-Plan = tuple[int, int, int, int]
 CPU = torch.device("cpu")
 STRATEGIES = ["ddp", "fsdp"]
+EXACT = 1e-10
 LM = LmSettings(
     vocabulary=31, width=16, heads=2, layers=2, feed_forward=24, context=9, tied=True, dropout=0.0
 )
@@ -146,134 +145,43 @@ class Streaming(Regression):
         return Stream()
 
 
-Heads, HELD_OUT = partial(TwoHeads, by_token=True), partial(HeldOut, by_token=True)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A training of seven steps.
-
-    Args:
-        build: the task, given the step that it fails at.
-        plan: of the whole training.
-        given: settings.
-        rel: how far it may be from the loop by hand; None where that has no such training.
-        cuts: steps at which it fails and goes on from a checkpoint.
-        others: further plans with which it goes on.
-
-    """
-
-    build: Callable[..., TrainTask]
-    plan: Plan
-    given: dict[str, Any] = field(default_factory=dict)
-    rel: float | None = 1e-10
-    cuts: Sequence[int] = (4,)
-    others: Sequence[Plan] = ()
-
-
 TASKS: dict[str, Callable[..., TrainTask]] = {
     "samples": Regression,
+    "samples in fp32": partial(Regression, dtype=torch.float32),
     "tokens": partial(Regression, by_token=True),
-    "language": Language,
-}
-# two workers have shares of 9 and 8 in the last two; in the last one 8 ends with an empty run
-ALONE = [(16, 1, 16, 1), (4, 4, 16, 1), (5, 4, 17, 1), (1, 16, 16, 1)]
-TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2), (1, 9, 17, 2)]
-SPLITS = [(p, "ddp") for p in ALONE] + [(p, strategy) for p in TOGETHER for strategy in STRATEGIES]
-UNEVEN = [((5, 4, 17, 1), "ddp"), *(((3, 3, 17, 2), strategy) for strategy in STRATEGIES)]
-DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
-SINGLES = partial(Regression, dtype=torch.float32)
-GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
-MONITORED: dict[str, Any] = {
-    "eval_batch": 5, "eval_every": 2, "monitor": MonitorSettings(metric="loss", patience=3),
-}  # fmt: skip
-#: by name, settings of the optimizer. The scale of fp16 is exact, and float64 is not cast
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": GIVEN,
-    "adafactor": {"optimizer": "adafactor", **GIVEN},
-    "fp16": {"precision": "fp16", **GIVEN},
-}
-MORE: dict[str, tuple[Any, ...]] = {
-    "an optimizer and a schedule of its own": (Own, (5, 4, 16, 1),
-                                               {"warmup_steps": 2, "seed": 2**32 - 1}),
-    "a stream": (partial(Streaming, shuffle=False), (5, 4, 16, 1), {}, 1e-10, (4,),
-                 [(4, 4, 16, 1)]),
-    "loader process": (Regression, (5, 4, 16, 1), {"loader": LoaderSettings(workers=1)}),
-    "phases, and parameters without a gradient yet": (TwoHeads, (5, 4, 16, 1),
-                                                     {"warmup_steps": 2, "weight_decay": 0.1}),
-    "tied weights": (partial(Regression, tied=True), (5, 4, 16, 1)),
-    "fp32": (SINGLES, (4, 4, 16, 1), {"clip_norm": 0.05}, 1e-6),
-    "bf16": (SINGLES, (4, 4, 16, 1), {"precision": "bf16", "clip_norm": 0.05}, 0.05),
-    "fp16": (SINGLES, (4, 4, 16, 1), {"precision": "fp16", "clip_norm": 0.05}, 0.02),
-    # also that the check of the loss, in the first step after a restart, changes nothing
-    "random numbers": (partial(Noisy, dropout=0.3), (5, 4, 16, 1),
-                       {"eval_every": 2, "gradient_checkpointing": True}, None, (1, 3, 4, 6)),
-    "muon": (Regression, (5, 4, 16, 1), {"optimizer": "muon", "weight_decay": 0.1}, None),
-    "half-precision weights": (SINGLES, (5, 4, 16, 1),
-                               {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"},
-                               None),
-}  # fmt: skip
-CASES: dict[str, Case] = {
-    **{
-        f"{name}, {plan}, {strategy}, {dtype}": Case(
-            TASKS[name], plan, {"strategy": strategy, "steps": 4, "dtype": dtype}, rel, ()
-        )
-        for name, splits, (dtype, rel) in [
-            ("tokens", SPLITS, DOUBLE),
-            ("samples", UNEVEN, SINGLE),
-            ("language", UNEVEN, DOUBLE),
-        ]
-        for plan, strategy in splits
-    },
-    **{
-        # shares of 3 and 2 in the second phase; micro-batch 1 then has an empty run
-        f"{strategy}, micro-batch 1": Case(Heads, (1, 8, 16, 2), {"strategy": strategy, **GIVEN})
-        for strategy in STRATEGIES
-    },
-    **{
-        # a checkpoint holds the whole state, however it was spread
-        f"{strategy} with {name}, then one worker": Case(
-            Heads, (4, 2, 16, 2), {"strategy": strategy, **given}, others=[(4, 4, 16, 1)]
-        )
-        for strategy in STRATEGIES
-        for name, given in OPTIMIZERS.items()
-    },
-    **{
-        # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not
-        # counted. The best evaluation is the last: its weights are the result
-        f"{strategy} with held-out data": Case(
-            HELD_OUT, (4, 2, 16, 2), {"strategy": strategy, **MONITORED}, others=[(8, 2, 16, 1)]
-        )
-        for strategy in STRATEGIES
-    },
-    **{name: Case(*case) for name, case in MORE.items()},
+    "language": partial(Language, torch.float64),
+    "heads": partial(TwoHeads, by_token=True),
+    "held-out": partial(HeldOut, by_token=True),
+    "own": Own,
+    "stream": partial(Streaming, shuffle=False),
+    "tied": partial(Regression, tied=True),
+    "noisy": partial(Noisy, dropout=0.3),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("case", cases(__file__, "equivalence"), ids=str)
 def test_any_split_precision_and_restart_equals_the_loop_by_hand(
-    group: Group, tmp_path: Path, name: str
+    group: Group, tmp_path: Path, case: dict[str, Any]
 ) -> None:
     """And a restart with the same plan equals the run without one bit for bit."""
-    case = CASES[name]
-    given = {"checkpoint_every": 3, **case.given}
-    task = {"dtype": given.pop("dtype")} if "dtype" in given else {}
-    whole = job(case.build(**task), tmp_path / "whole", case.plan, **given)
-    assert_as_by_hand(trained(group, whole), case.rel)
+    build, plan, rel = TASKS[case["task"]], case["plan"], case.get("rel", EXACT)
+    given = {"checkpoint_every": 3, **case.get("given", {})}
+    whole = job(build(), tmp_path / "whole", plan, **given)
+    assert_as_by_hand(trained(group, whole), rel)
     run = whole.run_dir
     assert run.list(run.table("steps")) == ["fit.parquet"]
-    for cut in case.cuts:
+    for cut in case.get("cuts", [4]):
         folder = tmp_path / f"cut {cut}"
-        trained(group, job(case.build(fail_at=cut), folder, case.plan, **given))
-        for plan in case.others:
-            copy = tmp_path / f"cut {cut}, {plan}"
+        trained(group, job(build(fail_at=cut), folder, plan, **given))
+        if "then" in case:
+            copy = tmp_path / f"cut {cut}, another plan"
             shutil.copytree(folder, copy)
-            other = trained(group, job(case.build(), copy, plan, **given))
-            assert_as_by_hand(other, case.rel)
+            other = trained(group, job(build(), copy, case["then"], **given))
+            assert_as_by_hand(other, rel)
             rows = (results.read_table(each.run_dir, "steps") for each in (whole, other))
             measures = (each.filter(like="eval_") for each in rows)
             pd.testing.assert_frame_equal(*measures, rtol=1e-10, atol=0)
-        again = trained(group, job(case.build(), folder, case.plan, **given))
+        again = trained(group, job(build(), folder, plan, **given))
         assert_equal(weights(again), weights(whole))
         one, two = (results.read_table(j.run_dir, "steps") for j in (whole, again))
         assert one.drop(columns="samples_per_s").equals(two.drop(columns="samples_per_s"))
@@ -294,7 +202,7 @@ def assert_as_by_hand(asked: TrainingJob, rel: float | None) -> None:
         name: each.dtype for name, each in whole.items()
     }
     # the first step starts from equal weights; in single precision the later ones drift apart
-    exact = len(rows) if rel == DOUBLE[1] else 1
+    exact = len(rows) if rel == EXACT else 1
     torch.testing.assert_close(list(steps["grad_norm"])[:exact], norms[:exact], rtol=rel, atol=0)
     assert_close(stored, whole, rel)
     if isinstance(asked.task, HeldOut):
