@@ -225,7 +225,7 @@ def test_every_key_has_a_sentence(name: str) -> None:
     assert without == []
 
 
-SCRIPTS = PROJECT / "tests" / "raypipe" / "examples" / "scripts"
+SCRIPTS = PROJECT / "examples" / "scripts"
 SCRIPTS_GUIDE = (DOCS / "scripts.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```yaml\n(.*?)^```$", SCRIPTS_GUIDE, re.MULTILINE | re.DOTALL)
 

@@ -17,7 +17,7 @@ from tests import command
 from tests.command import table, until
 from tests.raypipe.scripts.conftest import write_configuration
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "scripts"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "scripts"
 WAIT_S = 300
 
 
