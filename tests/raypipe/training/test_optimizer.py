@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from raypipe.hardware import Hardware
 from raypipe.training import optimizer as module
 from raypipe.training.optimizer import Adafactor, Muon, build
-from raypipe.training.settings import TrainingSettings, TrainStageSettings, obstacle
+from raypipe.training.settings import TrainingSettings
 
 
 class Small(nn.Module):
@@ -31,24 +30,6 @@ def made(**training: Any) -> tuple[Small, torch.optim.Optimizer]:
     torch.manual_seed(3)
     model = Small()
     return model, build(model, [model.block], TrainingSettings(**training))
-
-
-@pytest.mark.parametrize(
-    ("given", "allowed"),
-    [
-        ({"optimizer": "adafactor", "precision": "bf16"}, True),
-        ({"optimizer": "adafactor"}, False),
-        ({"precision": "bf16"}, False),
-    ],
-)
-def test_only_adafactor_updates_half_precision_weights(
-    given: dict[str, Any], allowed: bool
-) -> None:
-    """Refused before anything starts; a sweep skips such points and says why."""
-    settings = TrainStageSettings(training=TrainingSettings(weights="bf16", **given))
-    found = obstacle("train", settings, [Hardware("node", 4, 2**34, ())])
-    assert (found is None) == allowed
-    assert found is None or found.key == "train.training.weights"
 
 
 def test_the_length_of_a_decay_is_part_of_the_identity_where_it_has_an_effect() -> None:

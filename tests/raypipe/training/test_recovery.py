@@ -53,6 +53,7 @@ class Script:
             f"length {length}": length < 64,
             "fsdp": job.settings.scaling.strategy == "fsdp",
             "bf16": training.precision == "bf16",
+            "compiled": training.compile,
         }
         self.attempts.append(" ".join(name for name, on in state.items() if on))
         self.effective_batches.add(job.plan.effective_batch)
@@ -69,7 +70,7 @@ class Script:
 @pytest.mark.parametrize("case", CASES["attempts"])
 def test_what_is_tried_again(case: dict[str, Any]) -> None:
     plan, kinds, tried, end = (case.get(name) for name in ("plan", "kinds", "tried", "end"))
-    asked = job(Long(), Path("nowhere"), plan)
+    asked = job(Long(), Path("nowhere"), plan, **case.get("training", {}))
     asked = replace(asked, settings=asked.settings.model_copy(update=case.get("given")))
     script = Script(*kinds, limit=case.get("limit"))
     if end is None:
@@ -86,16 +87,6 @@ def test_what_is_tried_again(case: dict[str, Any]) -> None:
     assert [(attempt, kind) for attempt, kind, _ in script.told] == again
     assert all(text.startswith("again ") for *_, text in script.told)
     assert "says" not in case or script.told[0][2] == case["says"]
-
-
-def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
-    script = Script("compile_error")
-    asked = job(Regression(), Path("nowhere"), (8, 2, 32, 2), compile=True)
-    done, _ = train_to_the_end(asked, script.launch, script.on_failure)
-    assert script.told == [(1, "compile_error", "again without training.compile")]
-    assert not done.settings.training.compile
-    with pytest.raises(UnitError):  # the task itself compiles something
-        train_to_the_end(done, Script("compile_error").launch, script.on_failure)
 
 
 def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings, automatic_workers, obstacle
 from tests import scenario
 
+CASES = scenario.cases(__file__, "tables")
+SLICES = tuple(Gpu(0, f"MIG-{n}", "card MIG 1g", 2**33, "9.0") for n in range(4))
+SLICED = Hardware("node", 16, 2**34, SLICES)
+
 
 def node(gpus: int, cpus: int) -> Hardware:
     cards = tuple(Gpu(n, f"GPU-{n}", "card", 2**34, "9.0") for n in range(gpus))
@@ -27,7 +32,7 @@ def settings(**scaling: Any) -> TrainStageSettings:
 
 @pytest.mark.parametrize(
     ("nodes", "batch", "trainings", "scaling", "expected"),
-    scenario.cases(__file__, "tables")["workers"],
+    CASES["workers"],
 )
 def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling, expected):
     found = [node(*each) for each in nodes]
@@ -37,15 +42,15 @@ def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling
 
 
 def test_a_training_on_mig_slices_has_one_worker() -> None:
-    slices = tuple(Gpu(0, f"MIG-{n}", "card MIG 1g", 2**33, "9.0") for n in range(4))
-    nodes = [Hardware("node", 16, 2**34, slices)]
-    assert automatic_workers(settings().with_gpus(4), 64, nodes) == 1
-    found = obstacle("train", settings(workers=2), nodes)
-    assert found is not None
-    assert found.key == "train.scaling.workers"
-    assert found.reason == "NCCL does not connect MIG slices"
-    assert obstacle("train", settings(workers=2, gpus_per_worker=0), nodes) is None
-    assert obstacle("train", settings(), nodes) is None
+    assert automatic_workers(settings().with_gpus(4), 64, [SLICED]) == 1
+
+
+@pytest.mark.parametrize(("given", "slices", "expected"), CASES["obstacles"])
+def test_what_the_nodes_or_other_settings_rule_out(given, slices, expected):
+    """Refused before anything starts; a sweep skips such points and says why."""
+    asked = TrainStageSettings.model_validate(given)
+    found = obstacle("train", asked, [replace(SLICED, gpus=SLICED.gpus[:slices])])
+    assert (found and [found.key, found.reason]) == expected
 
 
 def test_only_stages_that_can_run_at_the_same_time_share_the_resources(tmp_path: Path) -> None:

@@ -68,28 +68,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return card
 
 
-def test_a_row_is_an_nvml_sample(card: Card) -> None:
-    with Telemetry("small", CUDA, rank=3, attempt=2) as telemetry:
-        card.watts, card.memory = 250, 9 * 10**9
-        card.pass_time(1.0, util=80)
-        telemetry.summary()
-        (row,) = telemetry.rows()
-    assert card.open == 0
-    assert row.items() >= {
-        "trial_id": "small", "rank": 3, "attempt": 2, "warmup": True, "gpu_uuid": UUID,
-        "util": 80.0, "memory_bytes": 9 * 10**9, "power_w": 250.0,
-    }.items()  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("lost", "memory"),
-    [
-        (["Init"], None),
-        (["DeviceGetHandleByUUID"], None),
-        (["DeviceGetUtilizationRates", "DeviceGetPowerUsage", "DeviceGetTotalEnergyConsumption"],
-         12),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("lost", "memory"), cases(__file__, "tables")["unsupported"])
 def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(
     card: Card, monkeypatch: pytest.MonkeyPatch, lost: list[str], memory: int | None
 ) -> None:
@@ -136,9 +115,11 @@ def test_another_program_and_its_descendants_count(card: Card) -> None:
     assert telemetry.rows()[-1]["rss_bytes"] > 80_000_000
 
 
-def test_means_leave_the_warm_up_out_and_the_energy_does_not(card: Card) -> None:
-    card.watts = 500
-    with Telemetry("small", CUDA) as telemetry:
+def test_rows_are_samples_whose_means_leave_the_warm_up_out_and_the_energy_does_not(
+    card: Card,
+) -> None:
+    card.watts, card.memory = 500, 9 * 10**9
+    with Telemetry("small", CUDA, rank=3, attempt=2) as telemetry:
         card.pass_time(8.0, util=10)
         assert telemetry.summary()["gpu_util_mean"] == 10
         telemetry.steady()
@@ -150,6 +131,11 @@ def test_means_leave_the_warm_up_out_and_the_energy_does_not(card: Card) -> None
     summary = telemetry.summary()
     assert summary["gpu_util_mean"] == pytest.approx((60 + 100) / 2)
     assert [row["warmup"] for row in telemetry.rows()] == [True, False, False]
+    assert telemetry.rows()[0].items() >= {
+        "trial_id": "small", "rank": 3, "attempt": 2, "gpu_uuid": UUID,
+        "util": 10.0, "memory_bytes": 9 * 10**9, "power_w": 500.0,
+    }.items()  # fmt: skip
+    assert card.open == 0
     card.pass_time(9.0)  # after the end
     assert telemetry.summary()["energy_j"] == summary["energy_j"]
     assert combine([summary])["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
