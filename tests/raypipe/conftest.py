@@ -14,6 +14,7 @@ from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.run_directory import RunDirectory
 from tests.command import forget
+from tests.raypipe.examples.hills import HILL
 from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
@@ -59,3 +60,10 @@ def work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     return folder
+
+
+@pytest.fixture
+def hill(work: Path) -> Path:
+    """The hill, for matrices, searches and races, in such a folder."""
+    (work / "hill.py").write_text(HILL)
+    return work

@@ -36,19 +36,6 @@ def test_a_file_of_the_current_directory_wins() -> None:
     assert shipped.file_of("quickstart") == Path("quickstart")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("quikstart", r"neither .*did you mean quickstart\?.*teleclass"),
-        ("sweeps/transfomer", r"neither .*did you mean sweeps/transformer\?.*teleclass"),
-        ("configs/quickstart.yaml", "no such file; quickstart names the one that comes with"),
-    ],
-)
-def test_a_wrong_name_gets_the_nearest_one(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: {message}"):
-        config.read(name)
-
-
 def test_a_name_is_said_to_be_shipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert config.read("transformer").experiment == "experiments.transformer"
     told = capsys.readouterr()

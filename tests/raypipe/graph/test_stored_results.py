@@ -133,15 +133,7 @@ def test_a_training_whose_time_is_over_goes_on_as_if_uninterrupted(
     assert_same_training("run", **given)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("2h", 7200), ("90m", 5400), ("3600s", 3600), ("1h30m", 5400), ("0.5h", 1800), ("1d", 86400),
-     ("1:30:00", 5400), ("45:00", 2700), ("1-12:00:00", 129600), ("1-12", 129600),
-     ("1-00:30", 88200),
-     # before anything starts: tests/mistakes.yaml
-     *((text, None) for text in ("", "90", "2 h", "h", "-2h", "1:2:3:4", "2x", "0s", "nan",
-                                 "UNLIMITED"))],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "seconds"), CASES["times"].items())
 def test_times_are_read_as_people_and_slurm_write_them(text: str, seconds: float | None) -> None:
     wrong = pytest.raises(ConfigError, match=r"--time-budget .*must be a time")
     with nullcontext() if seconds else wrong:

@@ -12,11 +12,6 @@ from raypipe.store.run_directory import RunDirectory
 TRACE = Trace("Traceback ...\nValueError: boom", "code.py:7 in score")
 
 
-@pytest.fixture(params=["local", "remote"])
-def folder(request: pytest.FixtureRequest) -> RunDirectory:
-    return request.getfixturevalue("run" if request.param == "local" else "remote")
-
-
 def opened(folder: RunDirectory, **options) -> tuple[UnitLogs, list[str]]:
     said: list[str] = []
     return UnitLogs(folder, "lda", "lda", said.append), said
@@ -26,28 +21,13 @@ def read(folder: RunDirectory, unit: str) -> str:
     return folder.read(folder.log(unit)).decode()
 
 
-def test_a_failure_is_shown_with_its_place_and_its_log(folder):
-    logs, said = opened(folder)
-    logs.failed(
-        Failure("lda/news/0", 1, "error", "ValueError: boom", "gave up", TRACE, "working\n")
-    )
-    logs.close()
-    unit, at, log = said[0].splitlines()
-    assert unit == "lda/news/0: attempt 1: error: ValueError: boom; gave up"
-    assert at == "  at code.py:7 in score"
-    assert log.endswith("/logs/lda-news-0.log")
-    head, *rest = read(folder, "lda/news/0").splitlines()
-    assert head.startswith("# lda/news/0, attempt 1: error; gave up, 20")
-    assert rest == ["working", "Traceback ...", "ValueError: boom"]
-    assert len(said) == 1
-
-
-def test_attempts_follow_each_other_in_one_log_without_credentials(folder):
-    logs, _ = opened(folder)
+def test_attempts_follow_each_other_in_one_log_without_credentials(anywhere):
+    logs, said = opened(anywhere)
     trace = Trace("at s3://key:secret@bucket/x")
     logs.failed(Failure("lda/0", 1, "worker_died", "it died", "again", trace, "s3://a:b@c"))
-    opened(folder)[0].printed("lda/0", 2, "second\n")
-    lines = [line for line in read(folder, "lda/0").splitlines() if not line.startswith("#")]
+    opened(anywhere)[0].printed("lda/0", 2, "second\n")
+    assert said[0].endswith("/logs/lda-0.log")
+    lines = [line for line in read(anywhere, "lda/0").splitlines() if not line.startswith("#")]
     assert lines == ["s3://***@c", "at s3://***@bucket/x", "second"]
 
 

@@ -28,12 +28,6 @@ def only_file(run: RunDirectory) -> Path:
     return Path(run.ledger, name)
 
 
-@pytest.fixture(autouse=True)
-def _no_waits_for_the_disk(monkeypatch):
-    """A kill, unlike a loss of power, loses nothing that was written."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
 TEXT = st.text() | st.just("file \udcff")  # as names of files that are not UTF-8
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,

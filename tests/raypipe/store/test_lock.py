@@ -47,22 +47,17 @@ def store(server: str, request: pytest.FixtureRequest) -> RunDirectory:
 
 
 @pytest.fixture
-def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunDirectory, Callable], RunDirectory]:
-    """Make a second handle of a run directory whose lease is written through a function."""
-    real, disturbed = ConditionalObject.at, {}
+def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable], None]:
+    """Let leases be written through a function."""
+    real = ConditionalObject.at
 
-    def at(run: RunDirectory, path: str) -> object:
-        found = real(run, path)
-        if (write_it := disturbed.get(id(run))) is None:
-            return found
-        return SimpleNamespace(read=found.read, write=partial(write_it, found.write))
+    def make(write_it: Callable) -> None:
+        def at(run: RunDirectory, path: str) -> object:
+            found = real(run, path)
+            return SimpleNamespace(read=found.read, write=partial(write_it, found.write))
 
-    def make(run: RunDirectory, write_it: Callable) -> RunDirectory:
-        handle = RunDirectory(run.location)
-        disturbed[id(handle)] = write_it
-        return handle
+        monkeypatch.setattr(ConditionalObject, "at", at)
 
-    monkeypatch.setattr(ConditionalObject, "at", at)
     return make
 
 
@@ -198,7 +193,8 @@ class Faulty:
 def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said, disturb):
     """Another may have taken over between the write and its late response."""
     late_once = Faulty(write_5="late")
-    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=1)) as check:
+    disturb(late_once)
+    with writing(store, said.append, Pace(beat_s=60, expiry_s=1)) as check:
         assert late_once.number == 4
         time.sleep(0.6)
         check()
@@ -215,7 +211,8 @@ def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said,
 )
 def test_writes_that_go_wrong_cost_nobody_the_lease(store, said, ended, disturb, caplog, faults):
     faulty = Faulty(**faults)
-    with writing(disturb(store, faulty), said.append, FAST) as check:
+    disturb(faulty)
+    with writing(store, said.append, FAST) as check:
         until(lambda: faulty.number >= 8, "it is renewed after the faults", 20)
         check()
     assert is_free(store)
@@ -234,8 +231,8 @@ def test_a_lease_that_cannot_be_taken_is_one_message(store, said, disturb, becom
         return version
 
     message = "no route to host" if becomes == "unreachable" else "is writing it"
-    handle = disturb(store, lose)
-    with pytest.raises(ConfigError, match=message), writing(handle, said.append, FAST):
+    disturb(lose)
+    with pytest.raises(ConfigError, match=message), writing(store, said.append, FAST):
         pass
 
 
