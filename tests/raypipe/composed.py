@@ -1,8 +1,9 @@
-"""Stages of tests that belong to no experiment, and sessions that run them."""
+"""Stages of tests that belong to no experiment, sessions that run them, and what a run leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_status import RunStatus
 
 HERE = Hardware("here", 2, 2**30)
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
@@ -38,3 +40,15 @@ def session_in(
     run, launcher = RunDirectory.at(folder), launcher or InlineLauncher()
     none = Trackers((), run, "r", "example", {})
     return Session(run, "r", Ledger(run), launcher, Display(), [node], none, **more)
+
+
+def status_of(word: str, hours: float = 0, **more: Any) -> RunStatus:
+    """The status of a run of the toy experiment, written so many hours ago."""
+    at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+    known = {"experiment": "toy", "run_id": "toy-1", "command": "raypipe run toy.yaml", **more}
+    return RunStatus(status=word, first_started_at=at, started_at=at, updated_at=at, **known)
+
+
+def write_status(run: RunDirectory, word: str = "succeeded", **more: Any) -> None:
+    """Write the status of a run."""
+    run.write(run.status, status_of(word, **more).to_bytes())

@@ -7,7 +7,6 @@ import os
 import platform
 import signal
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from tests.command import raypipe, until
+from tests.raypipe.composed import status_of, write_status
 from tests.scenario import cases, play
 
 
@@ -42,11 +42,6 @@ def slurm(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-def status(word: str, **more: object) -> RunStatus:
-    at = datetime.now(UTC).isoformat()
-    return RunStatus("toy", "toy-1", "raypipe run toy.yaml", word, at, at, at, **more)  # type: ignore[arg-type]
-
-
 # files and jobs
 
 
@@ -65,7 +60,7 @@ def test_the_configuration_of_a_project_is_found_beside_other_things(folder):
 
 def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     run = RunDirectory.at(slurm / "out")
-    ends = iter([status("interrupted"), status("succeeded")])
+    ends = iter([status_of("interrupted"), status_of("succeeded")])
 
     def later(seconds: float) -> None:
         run.write(run.status, next(ends).to_bytes())
@@ -86,8 +81,7 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
 def hold(run: RunDirectory) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with writing(run, print):
-        found = status("running", host=platform.node(), pid=os.getpid())
-        run.write(run.status, found.to_bytes())
+        write_status(run, "running", host=platform.node(), pid=os.getpid())
         time.sleep(60)
 
 
@@ -98,10 +92,10 @@ def test_the_process_of_a_run_is_ended_and_no_other(folder):
     until(lambda: run.exists(run.status) and is_held(run), "the run goes on")
     found = RunStatus.parse(run.read(run.status))
     for other, message in (
-        (status("running", host="n7", pid=3), "runs on n7 as process 3; call raypipe cancel there"),
-        (status("running", host=platform.node(), pid=os.getpid()), "does not write it"),
+        ({"host": "n7", "pid": 3}, "runs on n7 as process 3; call raypipe cancel there"),
+        ({"host": platform.node(), "pid": os.getpid()}, "does not write it"),
     ):
-        run.write(run.status, other.to_bytes())
+        write_status(run, "running", **other)
         assert message in raypipe("cancel", "out", expected=2)
     assert process.is_alive()
     run.write(run.status, found.to_bytes())

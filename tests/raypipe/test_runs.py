@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,18 +32,8 @@ from raypipe.store.run_notes import RunNotes
 from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from tests.command import finish, raypipe, spawn
+from tests.raypipe.composed import status_of, write_status
 from tests.scenario import cases, play
-
-
-def status(**more: object) -> RunStatus:
-    at = datetime.now(UTC).isoformat()
-    common = {"experiment": "toy", "run_id": "toy-1", "command": "raypipe run toy.yaml"}
-    times = {"first_started_at": at, "started_at": at, "updated_at": at}
-    return RunStatus(**{**common, **times, "status": "running", **more})  # type: ignore[arg-type]
-
-
-def write(run: RunDirectory, found: RunStatus) -> None:
-    run.write(run.status, found.to_bytes())
 
 
 @pytest.mark.parametrize("case", cases(__file__, "runs"), ids=lambda case: case["name"])
@@ -84,7 +74,7 @@ def test_rows_are_chosen_sorted_and_written_whole(run):
         {"a": None, "b": "z"},
         {"a": 2, "b": "y"},
     ]
-    write(run, status())
+    write_status(run, "running")
     write_table(run, table, rows, "r")
 
     text = results(run.location, "t", columns="b,a", sort="b,-a", as_json=True)
@@ -112,7 +102,7 @@ def test_without_duckdb_sql_says_what_to_install(work, monkeypatch):
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
     run = RunDirectory.at(tmp_path / "out")
-    write(run, status())
+    write_status(run, "running")
     rows = [{"value": float(i)} for i in range(50_000)]
     write_table(run, Table("many", "a row", (Column("value", "real", "A value."),)), rows, "r")
     command = f"{sys.executable} -m raypipe results {tmp_path}/out many --csv | head -2"
@@ -125,20 +115,18 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
 
 def test_the_command_of_a_run_is_the_one_that_was_given(run):
     assert command_of(run) == f"raypipe run {run.config} --run-dir {run.shown}"
-    write(run, status(command="raypipe run toy.yaml a.b=2 --only fit"))
+    write_status(run, command="raypipe run toy.yaml a.b=2 --only fit")
     assert command_of(run) == "raypipe run toy.yaml a.b=2 --only fit"
 
 
 def test_the_age_and_the_state_of_many_runs(tmp_path):
-    now = datetime.now(UTC)
     for number in range(20):
         run = RunDirectory.at(tmp_path / f"runs/e{number % 3}/{number:02}")
-        at = (now - timedelta(hours=number)).isoformat()
-        write(run, status(status="succeeded", started_at=at, updated_at=at))
+        write_status(run, hours=number)
     found = runs(str(tmp_path / "runs"))
     assert [each.run.location[-2:] for each in found] == [f"{number:02}" for number in range(20)]
     held = RunDirectory.at(tmp_path / "runs/e0/00")
-    write(held, status())
+    write_status(held, "running")
     assert runs(held.location)[0].status == "interrupted"
     with writing(held, print):
         assert runs(held.location)[0].status == "running"
@@ -177,7 +165,7 @@ def test_groups_are_not_averaged(tmp_path: Path) -> None:
 
 def test_a_table_of_calls_of_an_experiment_may_have_a_column_of_files(tmp_path: Path) -> None:
     run = RunDirectory.at(tmp_path / "out")
-    write(run, status())
+    write_status(run, "running")
     columns = Column("call", "text", "Its name."), Column("files", "integer", "How many.")
     write_table(run, Table("calls", "a call", columns), [{"call": "a", "files": 3}], "r")
     assert "\nfiles " not in raypipe("show", run.location)
@@ -188,7 +176,7 @@ def test_a_table_of_calls_of_an_experiment_may_have_a_column_of_files(tmp_path: 
 
 def test_a_run_is_followed_until_it_ends(run):
     row = {"stage": "train", "done": 30, "total": 200, "seconds": 2.0, "note": "loss 0.5"}
-    first = status(stages=3, ended=1, running=(row,), messages=((1, "hello"),))
+    first = status_of("running", stages=3, ended=1, running=(row,), messages=((1, "hello"),))
     last = replace(
         first,
         status="succeeded",
@@ -198,8 +186,8 @@ def test_a_run_is_followed_until_it_ends(run):
         result="accuracy 0.93 (model)",
     )
     with writing(run, print):
-        write(run, first)
-        timer = threading.Timer(0.3, write, (run, last))
+        run.write(run.status, first.to_bytes())
+        timer = threading.Timer(0.3, run.write, (run.status, last.to_bytes()))
         timer.start()
         output = io.StringIO()
         console = Console(file=output, width=100, highlight=False)
@@ -258,12 +246,12 @@ def test_a_status_that_cannot_be_written_ends_no_run(work, caplog, monkeypatch):
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(vars(status()))),
+        st.sampled_from(sorted(vars(status_of("running")))),
         st.none() | st.text() | st.integers() | st.lists(st.integers()) | st.booleans(),
     )
 )
 def test_any_values_are_a_status_or_none(values):
-    content = json.dumps({**json.loads(status().to_bytes()), **values}).encode()
+    content = json.dumps({**json.loads(status_of("running").to_bytes()), **values}).encode()
     found = RunStatus.parse(content)
     assert found is None or isinstance(found.duration_s, float)
 

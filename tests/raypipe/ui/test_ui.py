@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +28,19 @@ from raypipe.store import run_notes, run_status
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import Column, Table, write_table
 from raypipe.training.tables import STEPS
 from raypipe.ui.pages import Pages
 from raypipe.ui.server import application
 from tests.browser import Browser, browser, in_browser
 from tests.command import finish, listens, raypipe, start
+from tests.raypipe.composed import write_status
 from tests.raypipe.report.page_reader import HOSTILE, Page
+from tests.scenario import cases
 
 SCORES = Table("scores", "a score", (Column("score", "real", "It.", better="higher"),),
                axes=("method",))  # fmt: skip
 TOKEN = "a-token-of-this-test"
-
-
-def write_status(run: RunDirectory, *, hours: float = 0, **more: Any) -> None:
-    at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
-    common = {"experiment": "toy", "run_id": "toy-1", "command": "raypipe run toy.yaml"}
-    times = {"first_started_at": at, "started_at": at, "updated_at": at}
-    found = RunStatus(**{**common, **times, "status": "succeeded", **more})
-    run.write(run.status, found.to_bytes())
 
 
 def write_run(folder: Path, name: str, best: float = 0.5, **more: Any) -> RunDirectory:
@@ -148,7 +140,7 @@ def test_a_hidden_file_of_a_report_is_one_of_its_kind(client, folder_of_runs):
 
 def test_a_curve_grows_while_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("raypipe.ui.pages._SHARE", 1.0)
-    run = write_run(tmp_path, "r", status="running", ended=1, stages=2,
+    run = write_run(tmp_path, "r", word="running", ended=1, stages=2,
                     running=({"stage": "fit", "done": 3, "total": 9, "note": "loss 0.25"},),
                     messages=((1, "said by the command"),))  # fmt: skip
     client = client_of(tmp_path)
@@ -181,7 +173,7 @@ def test_the_calls_of_a_function_are_shown_as_they_end(folder):
     for file in Path(run.path("results")).rglob("*.parquet"):
         file.unlink()  # as before the end of the first stage
     Path("called.py").unlink()
-    write_status(run, status="running", experiment="called.f")
+    write_status(run, word="running", experiment="called.f")
     client = client_of(folder / "runs")
     with writing(run, print):
         (key,) = keys(client)
@@ -215,7 +207,7 @@ def test_a_damaged_run_shows_what_can_be_read(client, folder_of_runs):
 
 def test_a_status_that_lacks_fields_of_a_stage_does_not_hide_the_other_runs(tmp_path):
     write_run(tmp_path, "whole")
-    write_run(tmp_path, "partial", status="failed", running=({}, {"stage": "a"}, {"total": 2}))
+    write_run(tmp_path, "partial", word="failed", running=({}, {"stage": "a"}, {"total": 2}))
     client = client_of(tmp_path)
     assert len(keys(client)) == 2
     for key in keys(client):
@@ -229,7 +221,7 @@ def test_a_status_that_lacks_fields_of_a_stage_does_not_hide_the_other_runs(tmp_
 def test_no_text_of_a_run_becomes_markup(tmp_path):
     texts = ("experiment", "command", "message", "result", "left", "use")
     running = ({"stage": HOSTILE, "done": 1, "total": 2, "note": HOSTILE},)
-    run = write_run(tmp_path, f"{HOSTILE.replace('/', '')}", status="failed", running=running,
+    run = write_run(tmp_path, f"{HOSTILE.replace('/', '')}", word="failed", running=running,
                     messages=((1, HOSTILE),), **dict.fromkeys(texts, HOSTILE))  # fmt: skip
     other = write_run(tmp_path, "other")
     for each in (run, other):
@@ -266,31 +258,12 @@ def test_no_template_switches_the_escaping_off():
             assert not re.search(r"\|\s*safe|autoescape|Markup\(\w", file.read_text()), file
 
 
-REFUSED = [
-    ("GET", "/", {"Host": "evil.example"}, 400),
-    ("GET", "/", {"Host": "localhost.evil.example:8270"}, 400),
-    ("POST", "/", {}, 405),
-    ("DELETE", "/run/{key}", {}, 405),
-    ("GET", "/run/0000000000000000", {}, 404),
-    ("GET", "/run/..%2f..%2fetc", {}, 404),
-    ("GET", "/run/{key}/report/../status.json", {}, 404),
-    ("GET", "/run/{key}/report/..%2fstatus.json", {}, 404),
-    ("GET", "/run/{key}/report/%2e%2e/status.json", {}, 404),
-    ("GET", "/run/{key}/report//etc/passwd", {}, 404),
-    ("GET", "/run/{key}/report/linked.html", {}, 404),
-    ("GET", "/run/{key}/report/secret.txt", {}, 404),
-    ("GET", "/run/{key}/report/", {}, 404),
-    ("GET", "/static/../../etc/passwd", {}, 404),
-]
-
-
-@pytest.mark.parametrize(("method", "address", "headers", "status"), REFUSED)
-def test_what_is_refused(folder_of_runs, tmp_path, method, address, headers, status):
+@pytest.mark.parametrize(("method", "address", "headers", "status"), cases(__file__, "refused"))
+def test_what_is_refused(client, folder_of_runs, tmp_path, method, address, headers, status):
     (tmp_path / "outside.html").write_text("outside")
     report = folder_of_runs / "toy/second/report"
     (report / "linked.html").symlink_to(tmp_path / "outside.html")
     (report / "secret.txt").write_text("not of the report")
-    client = client_of(folder_of_runs)
     answer = client.request(method, address.format(key=keys(client)[0]), headers=headers)
     assert answer.status_code == status
     assert "outside" not in answer.text
@@ -299,26 +272,24 @@ def test_what_is_refused(folder_of_runs, tmp_path, method, address, headers, sta
     assert "unsafe-inline" not in policy.partition("script-src")[2]
 
 
-def test_a_log_that_is_a_link_is_not_shown(folder_of_runs, tmp_path):
+def test_a_log_that_is_a_link_is_not_shown(client, folder_of_runs, tmp_path):
     (tmp_path / "outside.log").write_text("outside of the run")
     (folder_of_runs / "toy/second/logs/x.log").symlink_to(tmp_path / "outside.log")
-    client = client_of(folder_of_runs)
     assert "outside of the run" not in client.get(f"/run/{keys(client)[0]}").text
 
 
 @pytest.mark.parametrize("name", ["status.json", "notes.json", "config.yaml", ".lock"])
-def test_a_run_whose_file_is_a_pipe_holds_up_no_other(folder_of_runs, name):
+def test_a_run_whose_file_is_a_pipe_holds_up_no_other(client, folder_of_runs, name):
     run = folder_of_runs / "toy/second"
-    write_status(RunDirectory.at(run), status="running")
+    write_status(RunDirectory.at(run), word="running")
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
-    client = client_of(folder_of_runs)
     for key in keys(client):
         page(client, f"/run/{key}")
     assert "toy/first" in client.get("/").text
 
 
-def test_a_link_to_a_folder_is_not_followed(folder_of_runs):
+def test_a_link_to_a_folder_is_not_followed(client, folder_of_runs):
     run = folder_of_runs / "toy/second"
     for folder in ("logs", "report", "results", "ledger"):
         for name in ("again", "and-again"):  # more paths than can be visited
@@ -326,7 +297,6 @@ def test_a_link_to_a_folder_is_not_followed(folder_of_runs):
     (run / "report/etc").symlink_to("/etc")
     shutil.rmtree(folder_of_runs / "toy/first/logs")
     (folder_of_runs / "toy/first/logs").symlink_to("/")
-    client = client_of(folder_of_runs)
     for key in keys(client):
         start_s = time.monotonic()
         assert client.get(f"/run/{key}").status_code == 200
@@ -357,19 +327,6 @@ def test_the_address_of_the_printed_link_is_answered(folder_of_runs, name):
     assert client_to(app, "evil.example").get("/").status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("nowhere",), "nowhere: does not exist"),
-        ((".", "--host", "example.org"), "--host example.org: must be localhost or an IP address"),
-        ((".", "--port", "70000"), "ui: cannot listen on 127.0.0.1, port 70000"),
-        ((".", "--host", "192.0.2.1"), "ui: cannot listen on 192.0.2.1, port 8270"),
-    ],
-)
-def test_a_mistake_is_one_message(folder, words, says):
-    assert says in raypipe("ui", *words, expected=2)
-
-
 def test_a_port_that_is_in_use_is_named(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -393,7 +350,7 @@ def test_a_run_that_has_ended_is_read_once(folder_of_runs, monkeypatch):
     assert len(count) == 2
     summary.runs(location, seen)
     assert len(count) == 2
-    write_status(RunDirectory.at(folder_of_runs / "toy/first"), status="failed")
+    write_status(RunDirectory.at(folder_of_runs / "toy/first"), word="failed")
     found = summary.runs(location, seen)
     assert [each.status for each in found] == ["failed", "succeeded"]
     assert len(count) == 3
@@ -452,7 +409,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
         chromium.value("filter.value = 'FIRST toy'; filter.dispatchEvent(new Event('input'))")
         assert len(chromium.value(rows)) == 1
         assert chromium.value("document.getElementById('count').textContent") == "1 of 2 runs"
-        live = write_run(folder_of_runs, "toy/first-again", status="running", ended=0, stages=1,
+        live = write_run(folder_of_runs, "toy/first-again", word="running", ended=0, stages=1,
                          running=({"stage": "fit", "done": 1, "total": 9},))  # fmt: skip
         with writing(live, print):
             chromium.until(f"{rows}.length == 2")  # sorted and filtered as before
@@ -465,7 +422,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
             drawn = "document.querySelector('#training-runs svg').innerHTML.length"
             before = chromium.value(drawn)
             write_steps(live, 60)
-            write_status(live, status="running", ended=0, stages=1,
+            write_status(live, word="running", ended=0, stages=1,
                          running=({"stage": "fit", "done": 5, "total": 9},))  # fmt: skip
             live.append(live.log("fit"), b"a new line\n")
             chromium.until("document.querySelector('progress').value == 5")
@@ -473,7 +430,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
             assert chromium.value("document.querySelector('#output details').open")
             chromium.until(f"{drawn} != {before}")
         chromium.until("document.querySelector('.title').textContent.includes('interrupted')")
-        write_status(live, status="succeeded")
+        write_status(live, word="succeeded")
         chromium.until("document.querySelector('.title').textContent.includes('succeeded')", 60)
         chromium.open(address)
         chromium.value("document.querySelectorAll('input[name=run]').forEach(box => box.click())")
