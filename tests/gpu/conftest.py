@@ -20,11 +20,14 @@ import pytest
 from tests.gpu.rig import build
 
 VARIABLE = "RAYPIPE_GPU_RIG"
-#: End of a script. A thread of autograd may still need the interpreter right after a backward
-#: pass; if it is gone, the process aborts.
-ENDING = """
-import os, sys
-sys.stdout.flush()
+BEGIN = """
+import json, os, sys
+given = json.loads(sys.argv[1])
+"""
+#: A thread of autograd may still need the interpreter right after a backward pass; if it is gone,
+#: the process aborts.
+END = """
+print(json.dumps(found, default=str), flush=True)
 os._exit(0)
 """
 
@@ -38,10 +41,10 @@ class Rig:
     caches: Path
 
     def run(self, script: str, given: object = None, **machine: object) -> Any:
-        """Run a Python script on a machine and return the JSON of its last line of output.
+        """Run a Python script on a machine and return what it leaves in ``found``, as JSON.
 
-        The argument of the script is ``given`` as JSON. ``machine`` has variables of machine.h,
-        such as ``cards=2`` for ``RIG_CARDS``.
+        The script has ``given``, after JSON, and has imported json, os and sys. ``machine`` has
+        variables of machine.h, such as ``cards=2`` for ``RIG_CARDS``.
         """
         cache, cuda = tempfile.mkdtemp(dir=self.caches), self.libraries / build.CUDA
         variables = {
@@ -59,7 +62,7 @@ class Rig:
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             variables.pop(name, None)
         done = subprocess.run(
-            [self.python, "-c", script + ENDING, json.dumps(given)],
+            [self.python, "-c", BEGIN + script + END, json.dumps(given)],
             env=variables,
             cwd=build.PROJECT,
             capture_output=True,

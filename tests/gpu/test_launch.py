@@ -7,7 +7,6 @@ import pytest
 pytestmark = pytest.mark.gpu_rig
 
 TASKS = """
-import json, os
 from raypipe import hardware
 from raypipe.launch.cluster import RayLauncher
 from raypipe.graph.launcher import PoolOptions
@@ -31,7 +30,6 @@ for name, options in {
 launcher._local = False  # as on a cluster that others started
 found["node"] = [gpu.uuid for node in launcher.on_every_node(hardware.detect) for gpu in node.gpus]
 launcher.close()
-print(json.dumps(found))
 """
 SLICES = [f"MIG-22222222-2222-2222-2222-22222222{slice:02x}00" for slice in range(2)]
 
@@ -47,7 +45,6 @@ def test_a_task_sees_its_gpus_and_no_others(rig):
 
 
 JOBS = """
-import json, os, sys
 import torch
 from raypipe import hardware
 from raypipe.errors import UnitError
@@ -70,7 +67,7 @@ def outcome(launcher, workers, gpus):
         return [error.kind, error.message]
     return [result["workers"], *(result[f"eval_{name}"] for name in ("cuda", "count", "grows"))]
 
-cases, is_broken = json.loads(sys.argv[1])
+cases, is_broken = given
 if is_broken:
     before = hardware.detect()
     hardware.detect = lambda: before
@@ -78,7 +75,6 @@ if is_broken:
 launcher = RayLauncher()
 found = [outcome(launcher, *case) for case in cases]
 launcher.close()
-print(json.dumps(found))
 """
 
 

@@ -15,17 +15,15 @@ from tests.gpu.conftest import Rig
 
 #: torch with kernels for 7.5 to 12.0, built for CUDA 13.0
 DETECT = """
-import json, os, sys
 from raypipe import hardware
 kernels = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 hardware.torch_build = lambda: hardware.TorchBuild("2.13.0", "13.0", kernels)
 found = {}
-for name, machine in json.loads(sys.argv[1]).items():
+for name, machine in given.items():
     os.environ.update(machine)
     found[name] = hardware.detect().as_dict()
     for variable in machine:
         del os.environ[variable]
-print(json.dumps(found))
 """
 MACHINES = scenario.cases(__file__, "machines")
 
@@ -56,13 +54,11 @@ def test_a_gpu_without_memory_of_its_own_has_the_host_s(name, found):
 
 
 COMMANDS = """
-import json, sys
 from tests.command import in_process
-results = {}
-for name, (machine, command) in json.loads(sys.argv[1]).items():
+found = {}
+for name, (machine, command) in given.items():
     ended = in_process(None, *command.split(), environment=machine)
-    results[name] = ended.status, ended.output
-print(json.dumps(results))
+    found[name] = ended.status, ended.output
 """
 CASES = scenario.cases(__file__, "doctor")
 

@@ -7,10 +7,10 @@ import pytest
 pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
-import json, os, sys, torch
+import torch
 from raypipe.training.failure_kinds import failure_kind
 
-os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{json.loads(sys.argv[1])}"
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{given}"
 held = []
 
 def kind_of(call):
@@ -36,7 +36,6 @@ found = {
     "allocation": kind_of(fill),
     "library on a full card": kind_of(unclear),
 }
-print(json.dumps(found))
 """
 
 
@@ -56,7 +55,6 @@ def test_kinds_of_failure_on_a_card(rig, segments):
 
 
 ONE_FULL = """
-import json
 import torch
 import torch.distributed as dist
 from raypipe.launch.cluster import RayLauncher
@@ -80,7 +78,7 @@ def on_failure(job, error, outcome):
 failures, launcher = [], RayLauncher()
 last, outcome = train_to_the_end(job_of(Full(), 8, 1, 2), launch, on_failure)
 launcher.close()
-print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
+found = {"failures": failures, "steps": outcome["steps"]}
 """
 
 

@@ -25,10 +25,9 @@ TRAININGS = {
 }
 
 TRAIN = """
-import json, sys
 from tests.gpu.trainings import train
 from tests.gpu.test_prediction import of_workload
-print(json.dumps(train("t", *of_workload(*json.loads(sys.argv[1])))["reserved"]))
+found = train("t", *of_workload(*given))["reserved"]
 """
 
 

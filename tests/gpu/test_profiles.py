@@ -42,10 +42,10 @@ def cases() -> list[tuple[str, str, list[str], int]]:
 
 
 SCRIPT = """
-import json, os, sys, traceback
+import traceback
 from tests.gpu.trainings import stages, train
 found = {}
-for config, profile, overrides, memory in json.loads(sys.argv[1]):
+for config, profile, overrides, memory in given:
     os.environ["RIG_MEMORY"] = str(memory)
     try:
         for name, task, settings in stages(config, profile, overrides, memory, "8.6"):
@@ -54,7 +54,6 @@ for config, profile, overrides, memory in json.loads(sys.argv[1]):
             del task
     except Exception:
         found[f"{config} {profile} failed"] = traceback.format_exc()
-print(json.dumps(found))
 """
 
 
@@ -87,11 +86,10 @@ SMALL = {
     "teleclass_newsgroups": [*NEWSGROUPS, "train.classifier.layers=2"],
 }  # fmt: skip
 COMPILED = """
-import json, sys
 from raypipe.training.failure_kinds import failure_kind
 from tests.gpu.trainings import stages, train
 found = {}
-for config, overrides in json.loads(sys.argv[1]).items():
+for config, overrides in given.items():
     name, task, settings = next(stages(config, "gpu", overrides, 80 * 10**9, "8.0"))
     sizes = {"precision": "bf16", "micro_batch": 2, "effective_batch": 2}
     eager = train(name, task, settings, compile=False, **sizes)["launches"]
@@ -99,7 +97,6 @@ for config, overrides in json.loads(sys.argv[1]).items():
         found[config] = train(name, task, settings, compile=True, **sizes)["launches"] / eager
     except Exception as error:
         found[config] = failure_kind(error)
-print(json.dumps(found))
 """
 
 

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.gpu_rig
 
 TRAIN = """
 from tests.gpu import trainings
-trainings.main()
+found = trainings.measured(given)
 """
 
 LOGGED = {"log_every": 1}
@@ -94,7 +94,7 @@ def test_half_precision_keeps_no_copies_of_recomputed_blocks(rig):
 
 
 POLICY = """
-import json, torch
+import torch
 from experiments.pabbo_lda.pabbo import training
 from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs
 from experiments.pabbo_lda.pabbo.model import LARGE, PabboModel
@@ -117,10 +117,10 @@ def launches(trajectories):
         log_probs.sum().backward()
     return kernels() - before
 
-print(json.dumps({
+found = {
     "per step": launches(training._trajectories),
     "at once": launches(training._trajectories_at_once),
-}))
+}
 """
 
 
@@ -130,7 +130,7 @@ def test_the_gradient_of_all_duels_is_one_pass(rig):
 
 
 STEPS = """
-import json, torch
+import torch
 from torch import nn
 from raypipe.training.optimizer import build
 from raypipe.training.settings import TrainingSettings
@@ -158,7 +158,6 @@ for name in ("adamw", "adafactor", "muon"):
 torchs = torch.optim.Adafactor(model.parameters(), weight_decay=0.1)
 step(torchs)
 found["torch"] = step(torchs)
-print(json.dumps(found))
 """
 
 

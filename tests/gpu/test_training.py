@@ -7,7 +7,6 @@ import pytest
 pytestmark = pytest.mark.gpu_rig
 
 SCRIPT = """
-import json, sys
 import torch
 from tests.raypipe.examples.example_tasks import HeldOut, job
 from raypipe.store.tables import read_table
@@ -40,7 +39,7 @@ def asked(workers, **options):
     return job(Task(dtype=torch.float32, **options), folder, loader=LoaderSettings(workers=workers),
                **training)
 
-folder, worker, said = json.loads(sys.argv[1]), Worker(0, torch.device("cuda", 0)), []
+folder, worker, said = given, Worker(0, torch.device("cuda", 0)), []
 try:
     loop.train(asked(1, fail_at=5), worker)
 except ConnectionError:
@@ -49,12 +48,12 @@ scale = CheckpointStore(asked(1).run_dir, "fit").newest().scaler["scale"]
 torch.empty(2**30, dtype=torch.uint8, device="cuda")  # of a larger training before, and freed
 outcome = loop.train(asked(1), worker, said.append)
 rows = read_table(asked(1).run_dir, "gpu_samples")
-print(json.dumps({
+found = {
     "scale": scale, "said": [text for text in said if isinstance(text, str)],
     "pinned": sorted(pinned), "samples": rows.iloc[-1].to_dict(),
     "outcome": {name: outcome[name] for name in (
         "steps", "device", "gpu_peak_bytes", "energy_j", "mfu", "skipped_steps")},
-}, default=str))
+}
 """
 
 

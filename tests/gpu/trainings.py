@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,14 +58,14 @@ class Case:
     chunk: int = cross_entropy.CHUNK
 
 
-def main() -> None:
-    """Train the cases of the argument for three steps; print their measures as JSON.
+def measured(given: Mapping[str, Any]) -> Any:
+    """Train the cases for three steps; return their measures.
 
     All have the same number of workers, and a card for each. The measures are of rank 0: the peak
     memory, the weights and those of blocks in bytes, the numbers in matrices of blocks, whether
     segments of memory expand, and the counters of the last step.
     """
-    cases = {name: Case(**case) for name, case in json.loads(sys.argv[1]).items()}
+    cases = {name: Case(**case) for name, case in given.items()}
     (workers,) = {case.plan[3] for case in cases.values()}
     with tempfile.TemporaryDirectory() as folder:
         if workers == 1:
@@ -74,7 +73,7 @@ def main() -> None:
             _train_all(cases, Worker(0, torch.device("cuda", 0)), folder)
         else:
             spawn(_member, (folder, cases, workers), nprocs=workers)
-        print(Path(folder, "found.json").read_text())
+        return json.loads(Path(folder, "found.json").read_text())
 
 
 def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> None:
