@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +78,3 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
     if python is None:
         pytest.skip(f"{VARIABLE} does not name a Python with the CUDA wheel of torch")
     return Rig(python, build.cuda_libraries(python), tmp_path_factory.mktemp("caches"))
-
-
-@pytest.fixture(scope="session")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    """The stand-in for NVML alone, or a skip where there is no compiler."""
-    return Rig(sys.executable, build.nvml_library(), tmp_path_factory.mktemp("caches"))

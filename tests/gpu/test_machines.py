@@ -5,52 +5,58 @@ Detection needs a C compiler, the commands need the CUDA wheel of torch, too.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 
+from raypipe import hardware
+from raypipe.hardware import TorchBuild
 from tests import scenario
 from tests.gpu.conftest import Rig
+from tests.gpu.rig import build
 
-#: torch with kernels for 7.5 to 12.0, built for CUDA 13.0
-DETECT = """
-from raypipe import hardware
-kernels = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-hardware.torch_build = lambda: hardware.TorchBuild("2.13.0", "13.0", kernels)
-found = {}
-for name, machine in given.items():
-    os.environ.update(machine)
-    found[name] = hardware.detect().as_dict()
-    for variable in machine:
-        del os.environ[variable]
-"""
+#: with kernels for 7.5 to 12.0, built for CUDA 13.0
+BUILD = TorchBuild("2.13.0", "13.0", ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"))
 MACHINES = scenario.cases(__file__, "machines")
 
 
 @pytest.fixture(scope="module")
-def found(nvml: Rig) -> dict[str, Any]:
-    """The hardware that each machine detects, from one process."""
-    return nvml.run(DETECT, {name: case["machine"] for name, case in MACHINES.items()})
+def nvml() -> Iterator[pytest.MonkeyPatch]:
+    """The stand-in for NVML, or a skip where there is no compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        library = ctypes.CDLL(str(build.nvml_library() / build.NVML))
+        for name, value in {"nvmlLib": library, "_nvmlGetFunctionPointer_cache": {}}.items():
+            patch.setattr(pynvml, name, value)
+        patch.setattr(hardware, "torch_build", lambda: BUILD)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        yield patch
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_gpus_and_problems_of_a_machine(name, found):
-    uuids, problems = (MACHINES[name].get(key, []) for key in ("gpus", "problems"))
-    machine = found[name]
+def test_gpus_and_problems_of_a_machine(name, nvml):
+    case = MACHINES[name]
+    uuids, problems = (case.get(key, []) for key in ("gpus", "problems"))
+    with nvml.context() as patch:
+        for variable, value in case["machine"].items():
+            patch.setenv(variable, value)
+        found = hardware.detect()
+    machine = found.as_dict()
+    assert pynvml._nvmlLib_refcount == 0, "it is closed as often as it is opened"
     assert [gpu["uuid"] for gpu in machine["gpus"]] == uuids
-    for gpu, values in zip(machine["gpus"], MACHINES[name].get("values", []), strict=False):
-        assert gpu.items() >= values.items()
+    host = {"memory_bytes": psutil.virtual_memory().total}
+    for gpu, values in zip(machine["gpus"], case.get("values", []), strict=False):
+        assert gpu.items() >= (host if values == "memory of the host" else values).items()
+    assert machine.items() >= case.get("node", {}).items()
     assert len(machine["gpu_problems"]) == len(problems)
     for problem, parts in zip(machine["gpu_problems"], problems, strict=True):
         assert [part for part in parts if part not in problem] == []
     expected = None if uuids else "no usable GPU" if problems else "no visible GPU"
     assert machine["gpu_note"] == expected
-
-
-@pytest.mark.parametrize("name", ["GB10", "GB10 that reports no bytes"])
-def test_a_gpu_without_memory_of_its_own_has_the_host_s(name, found):
-    assert found[name]["gpus"][0]["memory_bytes"] == psutil.virtual_memory().total
+    assert found.device == (machine["gpus"][0]["name"] if uuids else "cpu")
 
 
 COMMANDS = """

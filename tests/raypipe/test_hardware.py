@@ -1,9 +1,9 @@
+"""Profiles, builds of torch and precisions by the cards; tests/gpu has what is detected."""
+
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pynvml
@@ -23,34 +23,6 @@ from raypipe.hardware import (
 from tests.scenario import cases
 
 CASES = cases(__file__, "hardware")
-UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
-
-
-@pytest.fixture
-def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NVML with three GPUs, which is closed as often as it is opened."""
-    opened: list[str] = []
-
-    no_mig = Mock(side_effect=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
-    replaced = {
-        "nvmlInit": lambda: opened.append(""),
-        "nvmlShutdown": opened.pop,
-        "nvmlSystemGetDriverVersion": lambda: "570.10",
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
-        "nvmlDeviceGetCount": lambda: 3,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetMigMode": no_mig,
-        "nvmlDeviceGetUUID": lambda index: UUIDS[index],
-        "nvmlDeviceGetName": lambda index: f"card {index}",
-        "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(index + 1) * 2**30),
-        "nvmlDeviceGetCudaComputeCapability": lambda index: (9, index),
-    }
-    for name, function in replaced.items():
-        monkeypatch.setattr(pynvml, name, function)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "torch_build", lambda: TorchBuild("2.9.0", "12.8", ("sm_90",)))
-    yield
-    assert opened == []
 
 
 @pytest.mark.parametrize(
@@ -72,26 +44,6 @@ def test_without_a_working_driver_there_are_no_gpus_and_a_note_says_why(
     assert (problem or "None") in str(unusable_gpus([found]))
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes > 2**28
-
-
-@pytest.mark.usefixtures("three_gpus")
-def test_what_nvml_tells() -> None:
-    found = detect()
-    assert (found.driver, found.cuda, found.gpu_note) == ("570.10", "12.8", None)
-    assert found.device == "card 0"
-    assert [gpu.memory_bytes for gpu in found.gpus] == [2**30, 2**31, 3 * 2**30]
-    assert found.gpus[2].compute_capability == "9.2"
-    assert found.as_dict()["gpus"][1]["uuid"] == UUIDS[1]
-
-
-@pytest.mark.usefixtures("three_gpus")
-@pytest.mark.parametrize(("visible", "expected"), CASES["visible"])
-def test_hidden_gpus_are_not_listed(visible, expected, monkeypatch) -> None:
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = detect()
-    assert [gpu.index for gpu in found.gpus] == expected
-    assert (found.gpu_note is None) == bool(expected)
 
 
 def node(*cards: tuple[float, str]) -> Hardware:

@@ -98,7 +98,8 @@ def _build_cuda(folder: Path, header: Path, users: Iterable[Path], architectures
 
 
 def _build_nvml(folder: Path) -> None:
-    library = ("-shared", f"-Wl,-soname,{NVML}", "-o", str(folder / NVML))
+    # without a name of its own: in a process that loads it by its path, NVML stays missing
+    library = ("-shared", "-o", str(folder / NVML))
     _output(*_COMPILE, *library, str(SOURCES / "nvml.c"), str(SOURCES / "machine.c"))
 
 
