@@ -10,19 +10,18 @@ import hashlib
 import ipaddress
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
@@ -31,6 +30,8 @@ from raypipe.ui.pages import Pages, policy
 #: the names of this machine, for itself
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _KINDS = {"html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
+#: what the policy of an answer forbids, and that of a page cannot
+_ALONE = "; base-uri 'none'; frame-ancestors 'none'"
 _SECONDS = 2  # for which the end waits for answers
 
 
@@ -69,19 +70,21 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     Without a token it answers requests to this machine's own names alone, and to the one of the
     link, so that no page of a foreign name can read from it. With one, every request needs it.
     """
-    allowed = ["*"] if token else [*_LOOPBACK, name]
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, name])
+    if token:
+        guard = Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token))
+    comparison = partial(_page, lambda r: pages.comparison(r.query_params.getlist("run")))
     return Starlette(
         routes=[
-            Route("/", partial(_runs, pages)),
-            Route("/compare", partial(_comparison, pages)),
-            Route("/run/{key}", partial(_run, pages)),
+            Route("/", partial(_page, lambda _: pages.table())),
+            Route(
+                "/compare",
+                partial(_page, lambda r: pages.comparison(r.query_params.getlist("run"))),
+            ),
+            Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
             Route("/run/{key}/report/{name:path}", partial(_file, pages)),
         ],
-        middleware=[
-            Middleware(_with_policy),
-            Middleware(TrustedHostMiddleware, allowed_hosts=allowed),
-            Middleware(_guarded, token=token),
-        ],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard],
         exception_handlers={ConfigError: _refused, OSError: _refused},
     )
 
@@ -96,51 +99,35 @@ def _is_loopback(host: str) -> bool:
         ) from error
 
 
-def _with_policy(app: ASGIApp) -> ASGIApp:
+async def _with_policy(request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Let every answer forbid what no page needs."""
+    answer = await call_next(request)
     headers = {
-        "Content-Security-Policy": policy() + "; base-uri 'none'; frame-ancestors 'none'",
+        "Content-Security-Policy": policy() + _ALONE,
         "Cache-Control": "no-store",
         "Cross-Origin-Resource-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                known = MutableHeaders(scope=message)
-                for name, value in headers.items():
-                    known.setdefault(name, value)
-            await send(message)
-
-        await app(scope, receive, send_with_headers)
-
+    for name, value in headers.items():
+        answer.headers.setdefault(name, value)
     return answer
 
 
-def _guarded(app: ASGIApp, token: str) -> ASGIApp:
+async def _guarded(token: str, request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Refuse requests without the token, which a link gives once and a cookie afterwards."""
-    if not token:
-        return app
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        cookie = f"raypipe-{scope['server'][1]}"  # each port has its own
-        given = request.query_params.get("token")
-        presented = given if given is not None else request.cookies.get(cookie, "")
-        if not secrets.compare_digest(presented.encode(), token.encode()):
-            text = "The token is missing or wrong: open the link that raypipe ui has printed.\n"
-            await PlainTextResponse(text, 403)(scope, receive, send)
-        elif given is not None:
-            others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-            address = f"/{scope['path'].lstrip('/')}?{urlencode(others)}"
-            redirect = RedirectResponse(address, 303)
-            redirect.set_cookie(cookie, token, httponly=True, samesite="lax")
-            await redirect(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
+    cookie = f"raypipe-{request.scope['server'][1]}"  # each port has its own
+    given = request.query_params.get("token")
+    presented = given if given is not None else request.cookies.get(cookie, "")
+    if not secrets.compare_digest(presented.encode(), token.encode()):
+        text = "The token is missing or wrong: open the link that raypipe ui has printed.\n"
+        return PlainTextResponse(text, 403)
+    if given is None:
+        return await call_next(request)
+    others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+    path = request.scope["path"].lstrip("/")
+    answer = RedirectResponse(f"/{path}?{urlencode(others)}", 303)
+    answer.set_cookie(cookie, token, httponly=True, samesite="lax")
     return answer
 
 
@@ -149,8 +136,9 @@ def _refused(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{without_credentials(str(error))}\n", 404)
 
 
-def _page(request: Request, content: str) -> Response:
+def _page(make: Callable[[Request], str], request: Request) -> Response:
     """Return a page, or that it has not changed since the reader's last request."""
+    content = make(request)
     state = f'"{hashlib.sha256(content.encode()).hexdigest()}"'
     headers = {"ETag": state}
     if request.headers.get("If-None-Match") == state:
@@ -158,22 +146,9 @@ def _page(request: Request, content: str) -> Response:
     return Response(content, media_type="text/html", headers=headers)
 
 
-def _runs(pages: Pages, request: Request) -> Response:
-    return _page(request, pages.table())
-
-
-def _run(pages: Pages, request: Request) -> Response:
-    return _page(request, pages.run(request.path_params["key"]))
-
-
-def _comparison(pages: Pages, request: Request) -> Response:
-    return _page(request, pages.comparison(request.query_params.getlist("run")))
-
-
 def _file(pages: Pages, request: Request) -> Response:
     """Return a file of a run's report, which may run raypipe's own script and asks for nothing."""
     name = request.path_params["name"]
     content = pages.report_file(request.path_params["key"], name)
-    alone = f"{policy()}; base-uri 'none'; frame-ancestors 'none'; sandbox allow-scripts"
-    headers = {"Content-Security-Policy": alone}
+    headers = {"Content-Security-Policy": f"{policy()}{_ALONE}; sandbox allow-scripts"}
     return Response(content, media_type=_KINDS[name.rpartition(".")[2]], headers=headers)
