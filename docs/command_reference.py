@@ -50,7 +50,8 @@ def _label(parameter: Any) -> str:
     """Return a parameter as a user writes it; independent of the version of click."""
     value = parameter.metavar or parameter.name.upper()
     if parameter.param_type_name == "argument":
-        return str(value)
+        dots = "..." if parameter.nargs < 0 else ""
+        return f"{value}{dots}" if parameter.required else f"[{value}]{dots}"
     names = " / ".join([*parameter.opts, *parameter.secondary_opts])
     return names if parameter.is_flag else f"{names} {value}"
 

@@ -41,15 +41,11 @@ _SLOW = (api.run, api.sweep, api.fit, api.map)
 _OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all"}
 #: how a terminal names a parameter, and its bounds
 _PARAMETERS: dict[str, dict[str, Any]] = {
-    "overrides": {"metavar": "[KEY=VALUE]..."},
-    "run_dirs": {"metavar": "RUN_DIR..."},
+    "overrides": {"metavar": "KEY=VALUE"},
     "only": {"metavar": "STAGE..."},
     "matrix": {"metavar": "KEY=[VALUE,...]"},
     "function": {"metavar": "MODULE:FUNCTION"},
-    "arguments": {"metavar": "[NAME=VALUE]..."},
-    "units": {"metavar": "[UNIT]..."},
-    "directories": {"metavar": "[DIRECTORY]..."},
-    "tags": {"metavar": "[TAG]..."},
+    "arguments": {"metavar": "NAME=VALUE"},
 }
 
 
@@ -126,8 +122,7 @@ def _parameter(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
         value = {} if kind is bool else {"metavar": name.upper()}
         info: Any = typer.Option(option, **{**value, **more})
     else:
-        word = name.upper() if default is parameter.empty else f"[{name.upper()}]"
-        info = typer.Argument(**{"metavar": word, **more})
+        info = typer.Argument(**{"metavar": name.upper(), **more})
     if default is None or default == ():
         kind, default = kind | None, None
     return parameter.replace(annotation=Annotated[kind, info], default=default)

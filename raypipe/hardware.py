@@ -8,7 +8,7 @@ import runpy
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,10 +75,6 @@ class Hardware:
     def device(self) -> str:
         """``cpu``, or the name of the first GPU."""
         return self.gpus[0].name if self.gpus else "cpu"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ _ARCHIVE = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
 
 def prefer(*folders: Path) -> None:
     """Put the current directory, and folders after it, first on ``sys.path``."""
-    wanted = list(dict.fromkeys(str(folder) for folder in (Path.cwd(), *folders)))
-    sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
+    sys.path[:] = dict.fromkeys([*map(str, (Path.cwd(), *folders)), *sys.path])
 
 
 def of_workers() -> str:
@@ -44,8 +43,8 @@ def of_workers() -> str:
 
 def adopt() -> None:
     """Put the search path that a command gave its workers first on ``sys.path``."""
-    wanted = list(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
-    sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
+    wanted = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    sys.path[:] = dict.fromkeys([*wanted, *sys.path])
 
 
 def shadowing() -> list[str]:

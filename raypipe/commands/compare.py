@@ -11,7 +11,6 @@ import pandas as pd
 from raypipe.commands.summary import Summary, summary
 from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
-from raypipe.errors import ConfigError
 from raypipe.graph.tracking import flat
 from raypipe.report.results import RunResults, training_measures
 from raypipe.report.tables import Results, means, plain, point_label
@@ -40,11 +39,7 @@ def compare(runs: Sequence[RunDirectory]) -> dict[str, Any]:
         ConfigError: a run directory cannot be read.
 
     """
-    try:
-        summaries = [summary(run) for run in runs]
-        configurations = [_configuration(each) for each in summaries]
-    except OSError as error:
-        raise ConfigError(f"compare: a run directory cannot be read: {error}") from error
+    summaries = [*map(summary, runs)]
     bests = [
         {
             each.label_of_metric: {"points": each.leaders, "text": f"{each.mean:.5g} ({each.text})"}
@@ -55,8 +50,8 @@ def compare(runs: Sequence[RunDirectory]) -> dict[str, Any]:
     metrics = dict.fromkeys(name for own in bests for name, each in own.items() if each["points"])
     return {
         "runs": [{"run_dir": each.run.shown, "status": each.status} for each in summaries],
-        "configuration": _differences(configurations),
-        "environment": _differences([_environment(each) for each in summaries]),
+        "configuration": _differences([*map(_configuration, summaries)]),
+        "environment": _differences([*map(_environment, summaries)]),
         "results": list(_measures([each.results for each in summaries])),
         "best": {name: [own.get(name) for own in bests] for name in metrics},
     }

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import sys
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +72,12 @@ def results_of(run: RunDirectory, *, steps: bool = False) -> RunResults:
     """
     from raypipe.report.results import Declarations, RunResults  # with pandas
 
-    configuration = ""
-    with suppress(FileNotFoundError):
+    try:
         configuration = run.read(run.config).decode(errors="replace")
+    except FileNotFoundError:
+        configuration = ""
+    except OSError as error:
+        raise ConfigError(f"{run.shown}/config.yaml: cannot be read: {error}") from error
     core = tables.by_name((*CORE, *STUDIES))
     known = {each.name: each for each in tables.declarations(run)}
     left_out = {name for name, each in core.items() if each.partitioned and not steps}

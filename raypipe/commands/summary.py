@@ -117,12 +117,14 @@ class Summary:
 
 
 def summary(run: RunDirectory) -> Summary:
-    """Return the summary of a run directory.
+    """Return the summary of a run directory. Raises ConfigError if it cannot be read."""
+    try:
+        return _summary(run)
+    except OSError as error:
+        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
 
-    Raises:
-        OSError: it cannot be read.
 
-    """
+def _summary(run: RunDirectory) -> Summary:
     known = run_status.read(run)
     if known is None:  # damaged, or the first command has not written it yet
         return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)
@@ -198,7 +200,7 @@ def _look(seen: Seen, folder: RunDirectory) -> tuple[Summary | None, list[RunDir
             state = frozenset((i.base_name, i.mtime_ns, i.size) for i in of_files)
             before, known = seen.get(folder.location, (None, None))
             if known is None or before != state or known.status in ("running", "unknown"):
-                known = replace(summary(folder), notes=run_notes.read(folder))
+                known = replace(_summary(folder), notes=run_notes.read(folder))
                 seen[folder.location] = state, known
             return known, []
     except OSError:  # removed meanwhile, or another user's
@@ -256,7 +258,7 @@ def show_text(run: RunDirectory) -> str:
         ConfigError: the run directory cannot be read.
 
     """
-    lines = [(name, printable(text)) for name, text in _lines(_readable(run))]
+    lines = [(name, printable(text)) for name, text in _lines(summary(run))]
     widest, width = max(len(name) for name, _ in lines), terminal_width()
     shown = []
     for name, text in lines:
@@ -398,7 +400,7 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
     # without a terminal nothing is live
     with console.status("", spinner="line") if console.is_terminal else nullcontext() as live:
         while True:
-            found = _readable(run)
+            found = summary(run)
             # the next command of a run begins with the lock, and then writes its status
             if found.status == "running" or was_running or not is_held(run):
                 if begun != found.details.started_at:
@@ -418,14 +420,6 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
                     printed_at, printed = time.monotonic(), text
                     console.print(text, markup=False, soft_wrap=True)
             time.sleep(period_s)
-
-
-def _readable(run: RunDirectory) -> Summary:
-    """Return the summary of a run directory. Raises ConfigError if it cannot be read."""
-    try:
-        return summary(run)
-    except OSError as error:
-        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
 
 
 def ending_text(found: Summary) -> str:
@@ -464,8 +458,6 @@ def log_rows(run_dir: str) -> list[dict[str, Any]]:
     for row in ledger.rows("failures"):
         failures.setdefault(row["log"], []).append(row)
     sizes = {info.base_name: info.size or 0 for info in run.infos(run.logs)}
-    if not sizes and not failures:
-        return []
     units = {}
     for key, row in ledger.scan("units"):
         unit = _full({**row, "unit": key.removesuffix(f"@{row.get('variant', BASE)}")})

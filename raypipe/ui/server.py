@@ -77,10 +77,7 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     return Starlette(
         routes=[
             Route("/", partial(_page, lambda _: pages.table())),
-            Route(
-                "/compare",
-                partial(_page, lambda r: pages.comparison(r.query_params.getlist("run"))),
-            ),
+            Route("/compare", comparison),
             Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
             Route("/run/{key}/report/{name:path}", partial(_file, pages)),
         ],
