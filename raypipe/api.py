@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -659,19 +658,11 @@ def init(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not an empty folder; give the name of a new one")
     files = [file for file in sorted((templates / template).iterdir()) if file.is_file()]
-    readme = (templates / template / "README.md").read_text(encoding="utf-8")
-    readme = readme.replace("{name}", folder.resolve().name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            (folder / file.name).write_bytes(file.read_bytes())
-        (folder / "README.md").write_text(readme, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error}") from error
-    first = re.search(r"```bash\n(.*?)```", readme, re.DOTALL)  # the commands to run
-    written = [f"wrote {folder}/", *(f"  {file.name}" for file in files)]
-    following = ["next:", f"cd {shlex.quote(str(folder))}", first[1] if first else ""]
-    return "\n".join([*written, *following]).rstrip()
+    texts = {folder / file.name: file.read_text(encoding="utf-8") for file in files}
+    readme = texts[folder / "README.md"].replace("{name}", folder.resolve().name)
+    texts[folder / "README.md"] = readme
+    commands = readme.partition("```bash\n")[2].partition("\n```")[0]
+    return cluster_files.written(folder, texts, [f"cd {shlex.quote(str(folder))}", commands])
 
 
 # read a run

@@ -6,7 +6,7 @@ import math
 import platform
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,23 @@ def write(kind: str, folder: Path, sizes: Mapping[str, int | str]) -> str:
         if path.exists():
             raise ConfigError(f"{path}: exists already; move it away, or give another folder")
     texts = {path: text_of(name, kind, sizes, folder) for name, path in files.items()}
+    commands = [line for text in texts.values() for line in re.findall("(?m)^#   (.*)", text)]
+    return written(folder, texts, commands)
+
+
+def written(folder: Path, texts: Mapping[Path, str], commands: Sequence[str]) -> str:
+    """Write files of a project; return their names, and the commands to run next.
+
+    Raises:
+        ConfigError: one cannot be written.
+
+    """
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error}") from error
-    commands = [line for text in texts.values() for line in re.findall("(?m)^#   (.*)", text)]
     return "\n".join([*(f"wrote {path}" for path in texts), "next:", *commands])
 
 
