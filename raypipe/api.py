@@ -584,7 +584,7 @@ def doctor(*, as_json: bool = False) -> tuple[str, int]:
     status = 2 * any(node.gpu_problems and not node.gpus for node in (here, *nodes))
     machine = {**environment_row(), "git_commit": git_commit()}
     if as_json:
-        machine |= {"hardware": asdict(here), "cluster": [*map(asdict, nodes)] or None}
+        machine |= {"hardware": asdict(here), "cluster": [asdict(n) for n in nodes] or None}
         return json.dumps(machine, indent=2), status
     lines = [
         f"GPU {gpu.index}: {gpu.name}, {hardware.bytes_text(gpu.memory_bytes)}, "
