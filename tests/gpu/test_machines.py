@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -44,7 +45,7 @@ def test_gpus_and_problems_of_a_machine(name, nvml):
         for variable, value in case["machine"].items():
             patch.setenv(variable, value)
         found = hardware.detect()
-    machine = found.as_dict()
+    machine = asdict(found)
     assert pynvml._nvmlLib_refcount == 0, "it is closed as often as it is opened"
     assert [gpu["uuid"] for gpu in machine["gpus"]] == uuids
     host = {"memory_bytes": psutil.virtual_memory().total}
