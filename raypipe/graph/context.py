@@ -151,7 +151,9 @@ class StageContext:
         self._ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
         if not self.stage.needs:
             return self.unfinished()
-        ready = [unit for unit in self.unfinished() if self._is_ready(unit)]
+        failed, needs = self._outcomes.failed, self.stage.unit_needs
+        due = (unit for unit in self.unfinished() if needs[unit.key] <= self._outcomes.ended)
+        ready = [unit for unit in due if not failed(needs[unit.key])]
         self._offered.update(unit.key for unit in ready)
         return ready
 
@@ -164,22 +166,14 @@ class StageContext:
 
     def waits(self) -> bool:
         """Whether further units can be computed once stages that run now have ended."""
-        if not self.stage.needs:
-            return False
         ended, failed = self._outcomes.ended, self._outcomes.failed
         needs = (self.stage.unit_needs[unit.key] for unit in self.unfinished())
         return any(not each <= ended and not failed(each) for each in needs)
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        if not self.stage.needs:
-            return []
         needs = {need for unit in self.unfinished() for need in self.stage.unit_needs[unit.key]}
         return sorted(self._outcomes.failed(needs))
-
-    def _is_ready(self, unit: Unit) -> bool:
-        needs = self.stage.unit_needs[unit.key]
-        return needs <= self._outcomes.ended and not self._outcomes.failed(needs)
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.

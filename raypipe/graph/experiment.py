@@ -101,7 +101,7 @@ class Units(Sequence[Unit]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return self._at(self._places[place])
+            return Units(self._places[place], self._parts, self._identity)
         return self._unit(self._places[place])
 
     def __iter__(self) -> Iterator[Unit]:
@@ -114,10 +114,7 @@ class Units(Sequence[Unit]):
     def where(self, condition: Callable[[Unit], bool]) -> Units:
         """Return those that meet a condition."""
         places = (place for place in self._places if condition(self._unit(place)))
-        return self._at(array("L", places))
-
-    def _at(self, places: Sequence[int]) -> Units:
-        return Units(places, self._parts, self._identity)
+        return Units(array("L", places), self._parts, self._identity)
 
     def _unit(self, place: int) -> Unit:
         key, literals = self._parts(place)

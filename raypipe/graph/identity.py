@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 #: ``json.dumps`` would make one for each of a million identities
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-_MAPPINGS, _SEQUENCES = (dict, Mapping), (list, tuple)
-_SCALARS = (str, int, float, type(None))
-_PLAIN = {str, int, float, bool, type(None)}  # faster to look up than a subclass
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,11 @@ def canonical_json(value: Any) -> str:
         TypeError: a value has no stable form (a path, a callable, a set, an array).
 
     """
-    _check(value, ())
-    return _CANONICAL.encode(value)
+    try:
+        _check_keys(value)
+        return _CANONICAL.encode(value)
+    except TypeError as error:
+        raise TypeError(f"identity: {error}; give plain values") from None
 
 
 def fingerprint(value: Any) -> str:
@@ -102,29 +102,16 @@ def differences(
     return found
 
 
-def _check(value: Any, where: tuple[Any, ...]) -> None:
-    """Check a value; ``where`` is the part around it, as ``where``, and its key or number in it."""
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, _MAPPINGS):
-        items = value.items()
-        for key in value:
+def _check_keys(value: Any) -> None:
+    """Reject keys that are not strings, which JSON would make the same as their texts."""
+    if isinstance(value, dict):
+        for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{_path(where)}: the key {key!r} is not a string")
-    elif isinstance(value, _SEQUENCES):
-        items = enumerate(value)
-    elif not isinstance(value, _SCALARS):
-        kind = type(value).__name__
-        raise TypeError(f"{_path(where)}: a {kind} has no stable form; give plain values")
-    for key, item in items:
-        if type(item) not in _PLAIN:
-            _check(item, (where, key))
-
-
-def _path(where: tuple[Any, ...]) -> str:
-    if not where:
-        return "identity"
-    around, key = where
-    return _path(around) + (f"[{key}]" if isinstance(key, int) else f".{key}")
+                raise TypeError(f"the key {key!r} is not a string")
+            _check_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_keys(item)
 
 
 class SettingsView:

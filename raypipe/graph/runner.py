@@ -232,7 +232,7 @@ class _RunningGraph:
             stage.run(context)
             if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
                 context.finish(stage.units[0].key)
-            while True:
+            while stage.needs:
                 ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
                 if context.further_units():
                     stage.run(context)
@@ -242,7 +242,7 @@ class _RunningGraph:
                     context.waited_s += time.monotonic() - paused
                 elif len(self._outcomes.ended) == ended:  # none has ended meanwhile
                     break
-            if needs := context.failed_needs():
+            if stage.needs and (needs := context.failed_needs()):
                 message = f"needs {', '.join(needs)}"
                 context.say(f"{len(context.unfinished())} units left out ({message})")
             else:

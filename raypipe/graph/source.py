@@ -194,7 +194,7 @@ def code_text(run_dir: RunDirectory) -> str:
     """
     ledger = Ledger.to_read(run_dir)
     units: dict[str, list[str]] = {}
-    for key, row in ledger.scan("units"):
+    for key, row in ledger.items("units"):
         units.setdefault(row["code"], []).append(key)
     parts, earlier = list[str](), dict[str, str]()
     for fingerprint, _ in ledger.items("code"):

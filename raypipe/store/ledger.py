@@ -19,6 +19,7 @@ import time
 import zlib
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from sys import intern
 from threading import RLock
@@ -43,7 +44,6 @@ _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
 # parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
-_WORDS = 9  # of a line split at its quotes, those before the row
 _ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
@@ -152,13 +152,9 @@ class Ledger:
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
-        return [row for _, row in self.scan(table)]
+        return [row for _, row in self.items(table)]
 
-    def items(self, table: str) -> list[tuple[str, Row]]:
-        """Return all keys of a table with their rows."""
-        return list(self.scan(table))
-
-    def scan(self, table: str) -> Iterator[tuple[str, Row]]:
+    def items(self, table: str) -> Iterator[tuple[str, Row]]:
         """Yield the present keys of a table with their rows, which are read one by one."""
         with self._lock:
             keys = list(self._places.get(table, {}))
@@ -259,7 +255,7 @@ class Ledger:
 
     def _keep_intact_units(self) -> str:
         """Keep the units whose results match their checksums; return a message about the damage."""
-        found = dict(self.scan(_UNITS))
+        found = dict(self.items(_UNITS))
         named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
         known = {*found, *(key for table in named for key in self._places.get(table, ()))}
         intact = {key for key, unit in found.items() if self._is_intact(key, unit)}
@@ -302,7 +298,8 @@ class Ledger:
         """Read the rows of a segment, and note its damaged lines."""
         damaged, last, size, (begin, _) = list[str](), 0, 0, self._end
         file = self._opened(name)
-        for number, line in enumerate(_lines(file), start=1):
+        lines = BufferedReader(file, _BLOCK)
+        for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):  # the next append overwrites it
                 if not self._writable:
                     path = f"{self._run.ledger}/{name}"
@@ -318,6 +315,7 @@ class Ledger:
                 damaged.append(f"before line {number}")
                 last = place
             _note(self._places, table, key, row, begin + size - len(line), len(line))
+        lines.detach()  # or the end of the reader would close the file
         self._segments.append(name)
         self._add(file, size, last)
         if damaged:
@@ -371,9 +369,9 @@ class LedgerView(Ledger):
                 return row
         return None
 
-    def scan(self, table: str) -> Iterator[tuple[str, Row]]:
+    def items(self, table: str) -> Iterator[tuple[str, Row]]:
         """Yield the keys of all visible rows of a table with their rows."""
-        for key, row in self._ledger.scan(table):
+        for key, row in self._ledger.items(table):
             if self._sees(row):
                 yield key.removesuffix(f"@{row.get('variant', BASE)}"), row
 
@@ -426,11 +424,7 @@ def decode(line: Any) -> tuple[str, str, bytes, int] | None:
     """Return table, key, row as JSON, and number of a line; None if damaged, or not bytes."""
     try:
         head, row, number = _parts(line) or (b"", b"", b"")
-        words = head.split(b'"')
-        if len(words) == _WORDS and b"\\" not in head:
-            table, key = words[3].decode(), words[7].decode()
-        else:  # with characters that JSON escapes
-            table, key = json.loads(head + b"}").values()
+        table, key = _parsed(head + b"}").values()
         if isinstance(key, str) and (row == _REMOVED or row[:1] + row[-1:] == b"{}"):
             return intern(table), key, row, int(number)
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -455,17 +449,6 @@ def _parsed(row: bytes) -> Row:
     except ValueError:  # half a surrogate pair, which names of files may have
         parsed = json.loads(row)
     return parsed
-
-
-def _lines(file: pa.NativeFile) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends."""
-    rest = b""
-    while chunk := file.read(_BLOCK):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
 
 
 def _note_all(

@@ -147,11 +147,11 @@ class RunDirectory:
 
     def code(self, fingerprint: str) -> str:
         """Return the path of the source files with this fingerprint, which computed results."""
-        return self.path("code", f"{_flat(fingerprint)}.json")
+        return self.path("code", f"{_file_name(fingerprint)}.json")
 
     def table(self, table: str) -> str:
         """Return the folder of a results table."""
-        return self.path("results", _flat(table))
+        return self.path("results", _file_name(table))
 
     def partition(self, table: str, name: str = "data") -> str:
         """Return the path of one Parquet file of a results table.
@@ -160,7 +160,7 @@ class RunDirectory:
         """
         if name == "data" and self.variant != BASE:
             name = self.variant
-        return self.path("results", _flat(table), f"{_flat(name)}.parquet")
+        return self.path("results", _file_name(table), f"{_file_name(name)}.parquet")
 
     def trial_id(self, unit: str) -> str:
         """Return the name of a unit's training run in tables and files.
@@ -173,15 +173,15 @@ class RunDirectory:
 
     def checkpoints(self, unit: str) -> str:
         """Return the folder of a training run's checkpoints, by its unit or trial."""
-        return self.path("checkpoints", _flat(self.trial_id(unit)))
+        return self.path("checkpoints", _file_name(self.trial_id(unit)))
 
     def model(self, unit: str) -> str:
         """Return the path of a training run's weights, by its unit or trial."""
-        return self.path("models", f"{_flat(self.trial_id(unit))}.safetensors")
+        return self.path("models", f"{_file_name(self.trial_id(unit))}.safetensors")
 
     def artifact(self, stage: str, *parts: str) -> str:
         """Return the path of a file or folder that a stage leaves for later stages."""
-        return self.path("artifacts", _flat(self.trial_id(stage)), *parts)
+        return self.path("artifacts", _file_name(self.trial_id(stage)), *parts)
 
     def log(self, unit: str) -> str:
         """Return the path of the log of a unit, task or trial, whatever its name has in it."""
@@ -340,13 +340,6 @@ def sync(path: str | Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _flat(name: str) -> str:
-    """Return a single file name for the name of a unit, stage or table."""
-    if name.strip(".") == "":
-        raise ConfigError(f"{name!r}: cannot name a file of a run directory")
-    return name.replace("/", "-")
 
 
 def _file_name(name: str, *, is_unique: bool = False) -> str:

@@ -188,7 +188,7 @@ def write_tables(
 ) -> None:
     """Write all tables that are one file from the ledger."""
     for place, table in enumerate(single_tables(ledger, declared)):
-        rows = (row for _, row in ledger.scan(table.name))
+        rows = (row for _, row in ledger.items(table.name))
         write_table(run_dir, table, rows, run_id, place=place)
 
 
@@ -198,7 +198,7 @@ def tables_of(
     """Return all tables that are one file as the ledger has them, by name."""
     found = {}
     for table in single_tables(ledger, declared):
-        rows = (row for _, row in ledger.scan(table.name))
+        rows = (row for _, row in ledger.items(table.name))
         found[table.name] = _to_arrow(table, rows, run_id, BASE).to_pandas()
     return found
 

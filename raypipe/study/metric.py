@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any
 
 from raypipe.config.levels import did_you_mean, near_and_all
@@ -90,7 +89,7 @@ def metric_of(
     settings: MetricSettings,
     tables: Mapping[str, Table],
     where: str,
-    monitors: Mapping[str, str] = MappingProxyType({}),
+    monitors: Mapping[str, str],
     added: Collection[str] | None = None,
 ) -> Metric:
     """Return the metric of a section.
@@ -217,7 +216,7 @@ def with_metric_of(
 
 def costs_of(sweep: SweepSettings, row: Row) -> list[float] | None:
     """Return the metrics of a trial so that less is better; None if it lacks one."""
-    if row["status"] not in ("succeeded", "interrupted"):
+    if row.get("status") not in ("succeeded", "interrupted"):
         return None
     modes = {sweep.metric or "": sweep.mode, **sweep.further_metrics}
     values = {name: finite_or_none(row.get(name)) for name in modes}

@@ -161,7 +161,6 @@ class Sweep:
         self._all: dict[str, Trial] = {}
         self._waiting: list[Trial] = []
         self._running: dict[str, TrainingJob] = {}
-        self._too_large: list[Trial] = []
         self._logged: dict[str, dict[int, Row]] = {}
         self._attempts: dict[str, int] = {}
         #: of a search: the number of each proposal, and of all so far
@@ -299,8 +298,7 @@ class Sweep:
         A trial is compared with the fp32 trial of otherwise the same settings. Where that one did
         not succeed, it gets the largest difference that its precision has elsewhere.
         """
-        ledger = self._context.ledger
-        rows = {key: dict(row) for key in self._all if (row := ledger.get("trials", key))}
+        rows = {key: dict(row) for key in self._all if (row := self._row(key))}
         losses: dict[str, Any] = {}
         exact: dict[str, Any] = {}
         for key, row in rows.items():
@@ -318,6 +316,10 @@ class Sweep:
         for key in losses:
             rows[key].setdefault("parity", largest.get(rows[key]["precision"]))
         return rows
+
+    def _row(self, key: str) -> Row:
+        """Return the row of a trial; empty if none is stored."""
+        return self._context.ledger.get("trials", key) or {}
 
     @property
     def _is_searching(self) -> bool:
@@ -350,9 +352,8 @@ class Sweep:
         self._asked += 1
         known: list[tuple[Point, list[float] | None]] = []
         for key in sorted(self._numbers, key=self._numbers.__getitem__):
-            row = None if key in self._running else self._context.ledger.get("trials", key)
-            costs = None if row is None else costs_of(self.settings, row)
-            known.append((self._all[key].point, costs))
+            row = {} if key in self._running else self._row(key)
+            known.append((self._all[key].point, costs_of(self.settings, row)))
         trial = maker.trial(propose(self.settings, maker.axes, known, number))
         if trial is not None and trial.unit.key not in self._all:
             self._numbers[trial.unit.key] = number
@@ -362,12 +363,14 @@ class Sweep:
         """Return why a trial cannot run: the hardware, or less was too much; empty if it can."""
         if trial.repeats is not None:
             earlier = (f"{trial.repeats}-{number}" for number in range(2, trial.measurement))
-            rows = [self._context.ledger.get("trials", k) or {} for k in (trial.repeats, *earlier)]
+            rows = map(self._row, (trial.repeats, *earlier))
             return "" if all(r.get("status") == "succeeded" for r in rows) else "it failed before"
-        too_large = next((t for t in self._too_large if trial.needs_more_than(t)), None)
-        if trial.lacks or too_large is None:
+        if trial.lacks:
             return trial.lacks
-        return f"micro-batch {too_large.micro_batch} with the same settings ran out of memory"
+        for other in filter(trial.needs_more_than, self._all.values()):
+            if self._row(other.unit.key).get("status") == "out_of_memory":
+                return f"micro-batch {other.micro_batch} with the same settings ran out of memory"
+        return ""
 
     def _job(self, trial: Trial, attempt: int) -> TrainingJob:
         job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
@@ -392,18 +395,16 @@ class Sweep:
         self._remember(trial)
 
     def _remember(self, trial: Trial) -> None:
-        """Update the metric, and what runs out of memory, with a recorded trial."""
-        row = self._context.ledger.get("trials", trial.unit.key)
-        if row is not None and row["status"] == "succeeded":
+        """Take the metric from a trial that succeeded, unless it is known."""
+        row = self._row(trial.unit.key)
+        if row.get("status") == "succeeded":
             try:
                 self.settings = with_metric_of(self.settings, row, self._declared)
             except UnitError as error:
                 self._mistake = self._mistake or error
-        elif row is not None and row["status"] == "out_of_memory" and trial.repeats is None:
-            self._too_large.append(trial)
 
     def _say(self, trial: Trial, text: str) -> None:
-        row = self._context.ledger.get("trials", trial.unit.key) or {}
+        row = self._row(trial.unit.key)
         note = "settings changed, " if row.get("settings_history") else ""
         self._context.say(f"{shown(row.get('point') or trial.point)}: {note}{text}")
         self._context.advance(len(self._all) - len(self._waiting) - len(self._running))
@@ -426,11 +427,10 @@ class Trial:
 
     def needs_more_than(self, other: Trial) -> bool:
         """Whether the trial is another one with a larger micro-batch, and certainly needs more."""
-        if self.accumulation == 1 < other.accumulation:  # which also keeps gradients
+        keeps_less = self.accumulation == 1 < other.accumulation  # no sum of gradients
+        if keeps_less or self.micro_batch <= other.micro_batch:
             return False
-        return self.but("micro_batch") == other.but("micro_batch") and (
-            self.micro_batch > other.micro_batch
-        )
+        return self.but("micro_batch") == other.but("micro_batch")
 
     def again(self, number: int) -> Trial:
         """Return the trial that measures this one again, as the given number."""

@@ -260,9 +260,9 @@ def _ledger(content: bytes, folder: Path) -> bool:
     run.write(f"{run.ledger}/00000000.jsonl", content)
     with patch.object(logging.getLogger("raypipe.store.ledger"), "handle") as told:
         ledger = Ledger(run, writable=False)
-        found = ledger.items("evaluations")
+        found = list(ledger.items("evaluations"))
         if Ledger(run).tables() or found:
-            assert Ledger(run).items("evaluations") == found, "opening it changed it"
+            assert list(Ledger(run).items("evaluations")) == found, "opening it changed it"
     assert _within(found)
     if len(found) < len(ROWS):  # what is cut off after whole lines was never there
         cut = content.endswith(b"\n") or not content

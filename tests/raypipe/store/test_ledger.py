@@ -20,7 +20,7 @@ from raypipe.store.run_directory import BASE, RunDirectory
 
 
 def contents(ledger: Ledger) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    return {table: ledger.items(table) for table in ledger.tables()}
+    return {table: list(ledger.items(table)) for table in ledger.tables()}
 
 
 def only_file(run: RunDirectory) -> Path:
@@ -263,7 +263,7 @@ def test_a_reader_begins_again_where_segments_are_merged(remote, monkeypatch, me
     monkeypatch.setattr(RunDirectory, "list", list_slowly)
     if whole:
         found = Ledger(remote, writable=False)
-        assert found.items("units") == [("a", {"x": 1}), ("b", {"x": merges})]
+        assert list(found.items("units")) == [("a", {"x": 1}), ("b", {"x": merges})]
     else:
         with pytest.raises(ConfigError, match="another raypipe command is writing it"):
             Ledger(remote, writable=False)
