@@ -29,9 +29,16 @@ def from_bytes(content: bytes) -> pa.Table:
 
     """
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-        # in batches, so that memory follows the actual rows
-        table = pa.Table.from_batches(file.iter_batches(), schema=file.schema_arrow)
-        declared = file.metadata.num_rows
+        return read(file)
+
+
+def read(file: pq.ParquetFile) -> pa.Table:
+    """Return all rows of a file, read in batches so that memory follows the actual rows.
+
+    Raises as :func:`from_bytes`.
+    """
+    table = pa.Table.from_batches(file.iter_batches(), schema=file.schema_arrow)
+    declared = file.metadata.num_rows
     if len(table) != declared:
         raise ValueError(f"it declares {declared} rows and holds {len(table)}")
     return table

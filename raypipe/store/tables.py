@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
@@ -30,10 +31,9 @@ from raypipe.store.run_directory import BASE, RunDirectory
 if TYPE_CHECKING:
     import pandas as pd
 
-#: metadata of Parquet columns and files, so that a run directory can be read without its experiment
-_BETTER, _DECLARED = b"better", b"raypipe"
-#: what the metadata of a file has of its table's declaration
-_STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
+#: metadata of Parquet columns, and of files: the declaration of the table and its place among
+#: those of the run, so that a run directory can be read without its experiment
+_BETTER, _DECLARED, _PLACE = b"better", b"raypipe", b"raypipe_place"
 #: rows that are in memory at a time while a table is written
 _BATCH = 10_000
 #: types of columns: that of Arrow, and those of the values in the ledger
@@ -134,6 +134,10 @@ class Table:
         return replace(self, columns=(*self.columns, *more))
 
 
+#: reads and writes declarations as JSON
+_TABLES = TypeAdapter(Table)
+
+
 def by_name(tables: Iterable[Table]) -> dict[str, Table]:
     """Return declarations by the names of their tables.
 
@@ -165,10 +169,9 @@ def write_table(
         TypeError: the value of a declared column has another type.
 
     """
+    declaration = _TABLES.dump_json(table, exclude={"order"})
     found = _to_arrow(table, rows, run_id, run_dir.variant)
-    about = {name: getattr(table, name) for name in _STORED}
-    about |= {"place": place, "columns": [column.name for column in table.columns]}
-    found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
+    found = found.replace_schema_metadata({_DECLARED: declaration, _PLACE: str(place)})
     run_dir.write(run_dir.partition(table.name, partition), to_bytes(found))
 
 
@@ -280,9 +283,7 @@ def count_rows(run_dir: RunDirectory, table: str) -> int:
 
 
 def declarations(run_dir: RunDirectory) -> list[Table]:
-    """Return the tables of a run in the order of their declaration, as far as their files say.
-
-    They have what the choice of a best row depends on.
+    """Return the tables of a run in the order of their declaration, as their files have it.
 
     Raises:
         ConfigError: a file is damaged.
@@ -291,16 +292,12 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
     found = []
     for name in run_dir.list(run_dir.path("results")):
         paths = _files(run_dir, name)
-        schema = _schema(paths[0], run_dir) if paths else pa.schema([])
-        about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
-        directions: dict[str, Any] = better(schema)
-        names = about.pop("columns", directions)
-        columns = (Column(each, "real", "", better=directions.get(each, "")) for each in names)
-        place = about.pop("place", 0)
-        plain: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in about.items()
-        }
-        found.append((place, Table(name, "", tuple(columns), **plain)))
+        metadata = _schema(paths[0], run_dir).metadata if paths else None
+        table, place = Table(name, ""), 0
+        if metadata and _DECLARED in metadata:
+            with _reading(paths[0]):
+                table, place = _TABLES.validate_json(metadata[_DECLARED]), int(metadata[_PLACE])
+        found.append((place, table))
     return [table for _, table in sorted(found, key=lambda pair: pair[0])]
 
 
