@@ -181,9 +181,7 @@ class Ledger:
         if self._run.is_local and self._files:
             self._append_local(entries)
         elif len(self._segments) < _MAX_SEGMENTS:
-            file, lines = self._write_segment(entries)
-            self._add(file, sum(map(len, lines)), len(lines))
-            _note_all(self._places, entries, lines, self._starts[-1])
+            self._write_segment(entries)
         else:
             self._rewrite(entries)
 
@@ -196,11 +194,10 @@ class Ledger:
             stream.writelines(lines)
             stream.flush()
             os.fsync(stream.fileno())
-        self._end = begin + sum(map(len, lines)), number + len(lines)
-        _note_all(self._places, entries, lines, begin)
+        self._note_lines(entries, lines)
 
-    def _write_segment(self, entries: Sequence[_Entry]) -> tuple[pa.NativeFile, list[bytes]]:
-        """Write a new segment; return it opened, and its lines."""
+    def _write_segment(self, entries: Sequence[_Entry]) -> None:
+        """Write a new segment, and open it."""
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
         writer = "" if self._run.is_local else f"-{self._token}"
         name = f"{int(last) + 1:08d}{writer}.jsonl"
@@ -208,7 +205,8 @@ class Ledger:
         content = b"".join(lines)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
-        return self._opened(name, content), lines
+        self._add(self._opened(name, content))
+        self._note_lines(entries, lines)
 
     def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
         """Write all rows and the new ones to one segment, then remove the segments it replaces."""
@@ -217,11 +215,8 @@ class Ledger:
             for table, places in self._places.items()
             for key, place in places.items()
         ]
-        file, lines = self._write_segment([*earlier, *entries])
-        places: _Places = {}
-        _note_all(places, [*earlier, *entries], lines, 0)
-        end = sum(map(len, lines)), len(lines)
-        self._places, self._starts, self._files, self._end = places, [0], [file], end
+        self._write_segment([*earlier, *entries])
+        self._starts, self._files = self._starts[-1:], self._files[-1:]
         *replaced, new = self._segments
         for old in replaced:
             path = f"{self._run.ledger}/{old}"
@@ -231,11 +226,26 @@ class Ledger:
                 self._run.delete(path)
         self._segments, self._damaged = [new], {}
 
-    def _add(self, file: pa.NativeFile, size: int, lines: int) -> None:
-        """Add an open segment behind the others."""
+    def _add(self, file: pa.NativeFile) -> None:
+        """Add an open segment, whose lines are noted next, behind the others."""
         begin, _ = self._end
         self._starts, self._files = [*self._starts, begin], [*self._files, file]
-        self._end = begin + size, lines
+        self._end = begin, 0
+
+    def _note_lines(self, entries: Iterable[_Entry], lines: Iterable[bytes]) -> None:
+        """Note the places of lines that were written at the end."""
+        for entry, line in zip(entries, lines, strict=True):
+            self._note(*entry, len(line))
+
+    def _note(self, table: str, key: str, row: bytes, length: int) -> None:
+        """Note the place of the next line; forget that of a removed row."""
+        begin, number = self._end
+        of_table = self._places.setdefault(table, {})
+        if row == _REMOVED:
+            of_table.pop(key, None)
+        else:
+            of_table[key] = begin * _LONGEST + length
+        self._end = begin + length, number + 1
 
     def _opened(self, name: str, content: bytes | None = None) -> pa.NativeFile:
         """Open a segment; what an object store has is read once, or known already."""
@@ -296,8 +306,8 @@ class Ledger:
 
     def _read(self, name: str) -> None:
         """Read the rows of a segment, and note its damaged lines."""
-        damaged, last, size, (begin, _) = list[str](), 0, 0, self._end
-        file = self._opened(name)
+        damaged, file = list[str](), self._opened(name)
+        self._add(file)
         lines = BufferedReader(file, _BLOCK)
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):  # the next append overwrites it
@@ -305,19 +315,19 @@ class Ledger:
                     path = f"{self._run.ledger}/{name}"
                     log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
                 break
-            last, size = last + 1, size + len(line)
+            begin, last = self._end
             entry = decode(line)
             if entry is None:
                 damaged.append(f"line {number}")
+                self._end = begin + len(line), last + 1
                 continue
             table, key, row, place = entry
-            if place != last:
+            if place != last + 1:
                 damaged.append(f"before line {number}")
-                last = place
-            _note(self._places, table, key, row, begin + size - len(line), len(line))
+                self._end = begin, place - 1
+            self._note(table, key, row, len(line))
         lines.detach()  # or the end of the reader would close the file
         self._segments.append(name)
-        self._add(file, size, last)
         if damaged:
             self._damaged[name] = damaged
 
@@ -449,21 +459,3 @@ def _parsed(row: bytes) -> Row:
     except ValueError:  # half a surrogate pair, which names of files may have
         parsed = json.loads(row)
     return parsed
-
-
-def _note_all(
-    places: _Places, entries: Iterable[_Entry], lines: Iterable[bytes], begin: int
-) -> None:
-    """Note the places of lines, of which the first begins at a byte."""
-    for entry, line in zip(entries, lines, strict=True):
-        _note(places, *entry, begin, len(line))
-        begin += len(line)
-
-
-def _note(places: _Places, table: str, key: str, row: bytes, begin: int, length: int) -> None:
-    """Note the place of a line by table and key; forget that of a removed row."""
-    of_table = places.setdefault(table, {})
-    if row == _REMOVED:
-        of_table.pop(key, None)
-    else:
-        of_table[key] = begin * _LONGEST + length
