@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raypipe import hardware
@@ -56,7 +56,7 @@ class Work:
 
     def check_training(self) -> None:
         """Reject a training that the hardware cannot run. Raises ConfigError."""
-        check_gpus(self.configuration, self.nodes, self.graph.stages)
+        check_gpus(self.configuration, self.nodes, self.graph.probed.stages.values())
         for where, name, section in self._sections():
             if isinstance(section, TrainStageSettings):
                 _refuse(where, obstacle(name, section, self.nodes))
@@ -88,9 +88,9 @@ class Work:
         yield origin, "", self.configuration.settings
         for name, section in self.configuration.settings:
             yield origin, name, section
-        for stage in graph.stages:
-            if stage.variant in graph.variants:
-                where = f"{origin}: matrix ({point_text(graph.variants[stage.variant])})"
+        for stage in graph.probed.stages.values():
+            if stage.variant in graph.probed.variants:
+                where = f"{origin}: matrix ({point_text(graph.probed.variants[stage.variant])})"
                 yield where, stage.name, getattr(stage.settings, stage.name, None)
 
 
@@ -118,7 +118,7 @@ def work_of(configuration: Configuration, only: Sequence[str], nodes: Sequence[H
             note = "the sweep is left out of the matrix; `raypipe sweep` runs it"
             configuration = configuration.with_values({SWEEP: None}, "the matrix")
     graph = _study_of(configuration, nodes)
-    names = list(dict.fromkeys(stage.name for stage in graph.stages))
+    names = list(dict.fromkeys(stage.name for stage in graph.probed.stages.values()))
     for name in (name for name in only if name not in names):
         if name != SWEEP:
             raise ConfigError(f"--only {name}: unknown stage{near_and_all(name, names)}")
@@ -175,7 +175,7 @@ def _stages(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Sta
 
 
 def check_gpus(
-    configuration: Configuration, nodes: Sequence[Hardware], stages: Sequence[Stage]
+    configuration: Configuration, nodes: Sequence[Hardware], stages: Collection[Stage]
 ) -> None:
     """Reject work on GPUs if there are GPUs and none of them can be used.
 
@@ -228,7 +228,7 @@ def plan(
         resumed = work.resumed(run, ledger, code=False)
         if resumed.is_stored:  # to look at each unit again would take as long as all else
             stored = {stage.key for stage in resumed.stages}
-    if graph.variants and graph.text:
+    if graph.probed.variants and graph.text:
         print(graph.text)
     by_name: dict[str, list[tuple[Stage, Sequence[Unit]]]] = {}
     for stage in graph.at_most(ledger):
@@ -246,7 +246,7 @@ def plan(
         row: Row = {
             "stage": name,
             "needs": ", ".join(stages[0][0].needs),
-            **({"variants": len(stages)} if graph.variants else {}),
+            **({"variants": len(stages)} if graph.probed.variants else {}),
             "units": total,
             "done": total - left,
             "to do": left,

@@ -284,21 +284,11 @@ class StudyGraph:
 
     @cached_property
     def probed(self) -> Placement:
-        """The stages of the probes, for checks before anything starts."""
+        """The stages of the probes and the values of variants, for checks before the start."""
         placement = self.placement.empty(self.only)
         for built in self.probes:
             placement.place(built)
         return placement
-
-    @property
-    def stages(self) -> list[Stage]:
-        """The stages of the probes."""
-        return list(self.probed.stages.values())
-
-    @property
-    def variants(self) -> Mapping[str, Point]:
-        """The values of each variant of the probes by key."""
-        return self.probed.variants
 
     def at_most(self, ledger: Ledger | None) -> list[Stage]:
         """Return the stages that run at most, for a plan."""

@@ -111,12 +111,10 @@ def changeable(axes: Mapping[str, AxisSettings]) -> dict[str, AxisSettings]:
 
 def within(axes: Mapping[str, AxisSettings], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values of the axes by name, inside their ranges and with few digits."""
-    found = {name: values[name] for name in axes}
-    for name, axis in axes.items():
-        if axis.listed is None:
-            low, high = axis.ends
-            found[name] = rounded(axis, float(min(max(found[name], low), high)))
-    return found
+    return {
+        name: values[name] if axis.listed else rounded(axis, float(values[name]))
+        for name, axis in axes.items()
+    }
 
 
 def check_pauses(

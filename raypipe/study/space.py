@@ -35,11 +35,9 @@ def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterato
     lists = {key: axis.listed for key, axis in axes.items() if axis.listed is not None}
     ranges = {key: axis for key, axis in axes.items() if key not in lists}
     draws = [draw(ranges, seed, number) for number in range(samples if ranges else 1)]
-    for values in product(*lists.values()):
-        fixed = dict(zip(lists, values, strict=True))
-        for drawn in draws:
-            together = fixed | drawn
-            yield {key: together[key] for key in axes}
+    for values, drawn in product(product(*lists.values()), draws):
+        together = dict(zip(lists, values, strict=True)) | drawn
+        yield {key: together[key] for key in axes}
 
 
 def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
@@ -56,12 +54,12 @@ def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:
 
 
 def rounded(axis: AxisSettings, value: Any) -> Any:
-    """Return a value of a range with few digits, unless the range is narrow."""
+    """Return a value inside its range, with few digits unless the range is narrow."""
     if axis.low is None or axis.high is None or not isinstance(value, float):
         return value
-    if axis.high - axis.low < _NARROW * max(abs(axis.low), abs(axis.high)):
-        return value
-    return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
+    if axis.high - axis.low >= _NARROW * max(abs(axis.low), abs(axis.high)):
+        value = float(f"{value:.{_DIGITS}g}")
+    return min(max(value, float(axis.low)), float(axis.high))
 
 
 def optuna_study(
