@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 from raypipe.cards import peak_memory
 from raypipe.cards.dry_run import StepCase, has_blocks, record
-from raypipe.cards.peak_memory import Memory
 from raypipe.cards.recorder import Recording
 from raypipe.cards.speed import EXPECTED, FASTEST, SLOWEST, step_time, watts
 from raypipe.training.data_sheets import Card
@@ -57,7 +57,6 @@ class Forecasts:
         self._phases = list(task.phases(settings.training, effective_batch))
         self._numbers = range(len(self._phases))
         self._recordings: dict[Any, Recording] = {}
-        self._between = cache(peak_memory.between)
 
     @property
     def most(self) -> int:
@@ -84,10 +83,8 @@ class Forecasts:
 
         """
         size = size or self._largest(card, settings)
-        peak = max(
-            (self._memory(card, settings, number, size or 1) for number in self._numbers),
-            key=lambda each: each.reserved,
-        )
+        peaks = (self._peak(card, settings, number, size or 1) for number in self._numbers)
+        peak = max(peaks, key=Counter.total)
         training = settings.training
         columns = {
             "card": card.name,
@@ -99,8 +96,8 @@ class Forecasts:
             "optimizer": training.optimizer,
             "micro_batch": size,
             "effective_batch": self._effective_batch,
-            "peak_bytes": peak.reserved,
-            **{f"{part}_bytes": peak.parts.get(part, 0) for part in _PARTS},
+            "peak_bytes": peak.total(),
+            **{f"{part}_bytes": peak[part] for part in _PARTS},
             "context_bytes": peak_memory.outside(self._workers),
             "capacity_bytes": card.memory_bytes,
         }
@@ -141,7 +138,8 @@ class Forecasts:
         """Return the largest micro-batch that fits in every phase; None if 1 does not."""
 
         def fits(size: int) -> bool:
-            return all(self._memory(card, settings, n, size).fits for n in self._numbers)
+            limit = peak_memory.most_reserved(card, self._workers)
+            return all(self._peak(card, settings, n, size).total() <= limit for n in self._numbers)
 
         if fits(self.most):
             return self.most
@@ -152,11 +150,13 @@ class Forecasts:
         share = -(-self._effective_batch // self._workers)
         return -(-share // -(-share // fitting))  # micro-batches of a step are equally large
 
-    def _memory(self, card: Card, settings: TrainStageSettings, number: int, size: int) -> Memory:
-        """Return the memory of a phase at a micro-batch."""
+    def _peak(
+        self, card: Card, settings: TrainStageSettings, number: int, size: int
+    ) -> Counter[str]:
+        """Return the memory of a phase at a micro-batch, by part."""
         recording = self._step(card, settings, number, size)
-        bucketed = self._replicas(settings) > 1
-        return peak_memory.memory(recording, card, self._workers, bucketed=bucketed)
+        hopper, bucketed = card.capability >= peak_memory.HOPPER, self._replicas(settings) > 1
+        return peak_memory.peak_parts(recording, hopper=hopper, bucketed=bucketed)
 
     def _replicas(self, settings: TrainStageSettings) -> int:
         return self._workers if settings.scaling.strategy == "ddp" else 1
@@ -177,7 +177,7 @@ class Forecasts:
         upper = max(upper, min(share, lower + 1))
         if size not in (lower, upper):
             ends = (self._recording(card, settings, number, end, runs) for end in (lower, upper))
-            step = self._between(*ends, (size - lower) / (upper - lower))
+            step = peak_memory.between(*ends, (size - lower) / (upper - lower))
             if step is not None:
                 return step
         return self._recording(card, settings, number, size, runs)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from raypipe.cards.allocator import replay
-from raypipe.cards.recorder import Kernel, Recording
+from raypipe.cards.recorder import Kernel, Recording, living
 from raypipe.hardware import MEMORY_MARGIN
 from raypipe.training.data_sheets import Card
 
@@ -17,20 +17,8 @@ CONTEXT_BYTES, NCCL_BYTES = 520 * 2**20, 400 * 2**20
 #: workspaces of cuBLAS, one in the forward and one in the backward pass's thread; from Hopper on
 #: they are larger
 _WORKSPACE, _WORKSPACE_HOPPER = 2 * 8_519_680, 2 * 33_554_432
-_FIRST_HOPPER = 9.0
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Predicted memory in bytes: the peak that torch reserves, and its parts.
-
-    ``parts`` are the ``parameters``, ``gradients`` and ``optimizer`` states at the peak of tensors,
-    and ``others``. ``fits`` is whether it fits on the card with the margin.
-    """
-
-    reserved: int
-    parts: Mapping[str, int]
-    fits: bool
+#: compute capability of the first Hopper
+HOPPER = 9.0
 
 
 def outside(workers: int) -> int:
@@ -38,34 +26,38 @@ def outside(workers: int) -> int:
     return CONTEXT_BYTES + (NCCL_BYTES if workers > 1 else 0)
 
 
-def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) -> Memory:
-    """Return the memory of a step on a card.
+def most_reserved(card: Card, workers: int) -> float:
+    """Return the bytes that torch may reserve on a card with the margin free."""
+    return (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
+
+
+@cache
+def peak_parts(recording: Recording, *, hopper: bool, bucketed: bool) -> Counter[str]:
+    """Return the bytes that torch reserves at the peak of a step, by part.
+
+    They are the ``parameters``, ``gradients`` and ``optimizer`` states at the peak of tensors, and
+    ``others``.
 
     Args:
         recording: of the step.
-        card: the card.
-        workers: number of workers.
+        hopper: whether the card is a Hopper or later.
         bucketed: whether gradients are in DDP's buckets.
 
     """
-    hopper = card.capability >= _FIRST_HOPPER
     events = [(-1, _WORKSPACE_HOPPER if hopper else _WORKSPACE), *recording.events]
     if bucketed and recording.gradient_bytes:
         buckets = (-2, recording.gradient_bytes)
         events = [events[0], buckets, *recording.in_buckets().events]
-    key = (hopper, bucketed)
-    if key not in recording.peaks:
-        recording.peaks[key] = replay(events)
-    # what torch may reserve with the margin free
-    peak, limit = recording.peaks[key], (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
+    peak = replay(events)
     names = {**recording.parts, -2: "gradients"}
     parts: Counter[str] = Counter()
-    for number, size in dict(events[: peak.event + 1]).items():
+    for number, size in living(events[: peak.event + 1]).items():
         parts[names.get(number, "others")] += size
     parts["others"] += peak.reserved - parts.total()
-    return Memory(peak.reserved, parts, peak.reserved <= limit)
+    return parts
 
 
+@cache
 def between(one: Recording, two: Recording, share: float) -> Recording | None:
     """Return the recording at a share of the way from one micro-batch to another; may be outside.
 

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from raypipe.cards.allocator import Peak
 from raypipe.training.parallel import local
 
 #: kernels that read of their first tensor only the values that they return
@@ -66,7 +65,6 @@ class Recording:
     parts: dict[int, str] = field(default_factory=dict)
     kernels: dict[str, list[Kernel]] = field(default_factory=dict)
     span: tuple[int, int] = (0, 0)
-    peaks: dict[tuple[bool, bool], Peak] = field(default_factory=dict)
 
     def in_order(self) -> Recording:
         """Return the recording with storages that end together in the order of their beginning.

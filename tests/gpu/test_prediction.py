@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raypipe.cards.dry_run import StepCase, record
-from raypipe.cards.peak_memory import memory
+from raypipe.cards.peak_memory import peak_parts
 from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
@@ -51,5 +51,5 @@ def test_the_predicted_memory_is_what_cuda_reserves(rig, name, accumulation, che
     task, settings = of_workload(*given)
     phase = task.phases(settings.training, 8 * accumulation)[0]
     recording = record(task, StepCase(settings, phase, 0, 8, accumulation, 1, CARD.capability))
-    predicted = memory(recording, CARD, 1, bucketed=False)
-    assert predicted.reserved == pytest.approx(reserved, rel=0.03, abs=SEGMENT)
+    predicted = peak_parts(recording, hopper=False, bucketed=False).total()
+    assert predicted == pytest.approx(reserved, rel=0.03, abs=SEGMENT)

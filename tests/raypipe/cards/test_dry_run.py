@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from raypipe.cards.dry_run import StepCase, record
 from raypipe.cards.forecast import Forecasts
-from raypipe.cards.peak_memory import between, memory
+from raypipe.cards.peak_memory import between, peak_parts
 from raypipe.cards.recorder import Recording, living
 from raypipe.errors import ConfigError
 from raypipe.training.data_sheets import cards
@@ -201,5 +201,5 @@ def test_micro_batches_that_differ_in_more_than_sizes_are_recorded() -> None:
     for each in (1, 16, 48, size):
         own = replace(case(each, 8.0, **asked), accumulation=1 if each == size else 2)
         step = record(Chunks(), own)
-        reserved = memory(step, CARD, 1, bucketed=False).reserved
+        reserved = peak_parts(step, hopper=False, bucketed=False).total()
         assert forecasts.row(CARD, given, each)["peak_bytes"] == reserved
