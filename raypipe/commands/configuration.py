@@ -24,6 +24,7 @@ from raypipe.config.levels import (
     Key,
     defaults,
     dig,
+    gives,
     keys_of,
     parse_overrides,
     settings_of,
@@ -332,22 +333,13 @@ def _lines(
 def _origin(configuration: Configuration, path: Sequence[str], value: Any) -> str:
     *levels, default = configuration.levels
     ways = path, ".".join(path).split(".")  # the name of an axis has dots
-    origins = (level.origin for level in levels if any(_gives(level.values, way) for way in ways))
+    origins = (level.origin for level in levels if any(gives(level.values, way) for way in ways))
     origin = next(origins, "default")
     if origin == "default" and value is not None and dig(default.values, *path) is None:
         return "derived"
     if origin == configuration.origin:
         return "file"
     return origin.removeprefix(f"{configuration.origin}, ")
-
-
-def _gives(values: Any, path: Sequence[str]) -> bool:
-    """Whether a level gives a key, or a section around it in its short form, as one value."""
-    for name in path:
-        if not isinstance(values, Mapping) or name not in values:
-            return not isinstance(values, Mapping)
-        values = values[name]
-    return True
 
 
 def _described(key: Key) -> str:

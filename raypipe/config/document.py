@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from raypipe.config.levels import did_you_mean, dig, near_and_all, shown, validate
 from raypipe.config.settings import Level, Settings
-from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
+from raypipe.config.yaml_text import load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware, lowest_compute_capability
 
@@ -187,7 +187,6 @@ def parse(text: str, origin: str) -> Document:
     content = load_yaml(text, origin)
     if not isinstance(content, dict):
         raise ConfigError(f"{origin}: must be a mapping of keys to values")
-    check_keys(content, origin)
     named = {key: content[key] for key in NAMES if content.get(key) is not None}
     if len(named) > 1:
         raise ConfigError(f"{origin}: has both experiment and function; give one of the two")

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from raypipe.config.settings import Level, Replacing, Settings
-from raypipe.config.yaml_text import MAX_DEPTH, check_keys, has_comment, load_yaml, text_hints
+from raypipe.config.yaml_text import MAX_DEPTH, has_comment, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_secrets
 
@@ -180,7 +180,6 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 f"{shown_as}: a # begins a comment in YAML; write quotes around the text, within "
                 f"those of the shell, as in \"{key}='no #1'\""
             )
-        check_keys(value, "command line", f"{shorten(key)}.")
         _warn(key.removeprefix("arguments."), text, override)
         merge_into(values, nested({key: Replacing() if value == {} else value}))
     return values
@@ -284,15 +283,17 @@ def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
 def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
     """Return the origin of the highest level that gives the key or a section around it."""
     heads = (location[:length] for length in range(len(location), 0, -1))
-    giving = (level for head in heads for level in levels[:-1] if gives(level, head))
+    giving = (level for head in heads for level in levels[:-1] if gives(level.values, head))
     return next(giving, levels[-2]).origin
 
 
-def gives(level: Level, location: Sequence[str]) -> bool:
-    """Whether a level has a value, even null, at a path of keys."""
-    *parents, last = location
-    section = dig(level.values, *parents)
-    return isinstance(section, Mapping) and last in section
+def gives(values: Any, path: Sequence[str]) -> bool:
+    """Whether a level gives a key, or a section around it in its short form, as one value."""
+    for name in path:
+        if not isinstance(values, Mapping) or name not in values:
+            return not isinstance(values, Mapping)
+        values = values[name]
+    return True
 
 
 def shown(value: Any) -> str:

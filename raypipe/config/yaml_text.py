@@ -91,16 +91,15 @@ def _nodes(root: yaml.Node | None) -> Iterator[tuple[yaml.Node, int, bool]]:
 
 
 def _check_nodes(root: yaml.Node | None) -> None:
-    """Reject repeated keys, and aliases that are cyclic or expand to too many values."""
-    path: list[yaml.Node] = []
+    """Reject keys that are repeated or not text, and aliases that expand to too many values.
+
+    A value that holds itself is nested without an end.
+    """
     for number, (node, depth, _) in enumerate(_nodes(root)):
-        if node in path[:depth]:
-            raise _error("a value holds itself", node)
-        path[depth:] = [node]
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if not isinstance(key, yaml.ScalarNode):
-                raise _error("a key must be plain text", key)
+            if key.tag not in _OF_KEYS or not key.value:
+                raise _error("a key must be text; write quotes around a number", key)
             if key.value in seen:  # before merges (<<) add keys, which may be overridden
                 raise _error(f"the key {key.value!r} is given twice", key)
             seen.add(key.value)
@@ -121,18 +120,6 @@ def has_comment(text: str) -> bool:
             return True
         end = max(end, token.end_mark.index)
     return "#" in text[end:]
-
-
-def check_keys(value: Any, origin: str, prefix: str = "") -> None:
-    """Reject keys that are not text, anywhere in a value. Raises ConfigError."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            check_keys(item, origin, f"{prefix}{number}.")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str) or not key:
-                raise ConfigError(f"{origin}: {prefix}{key}: a key must be text")
-            check_keys(item, origin, f"{prefix}{key}.")
 
 
 class _Loader(yaml.SafeLoader):
@@ -165,6 +152,7 @@ _Loader.yaml_constructors = {
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
     if tag not in _UNKNOWN
 }
+_OF_KEYS = (_TAG + "str", _TAG + "merge")
 _KEPT = (_TAG + "bool", _TAG + "null", _TAG + "merge")
 #: without those of YAML 1.1 that read 1:30 as 90, 010 as 8 and 2024-01-01 as a date
 _Loader.yaml_implicit_resolvers = {
