@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,6 @@ KNOWN, CASES = cards(), scenario.cases(__file__, "tables")
 PEAKS: dict[Precision, float] = {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13}
 CARD = Card("Card", "card", 2**34, 1e12, PEAKS, 1e11, 200.0, 8.0)
 WHOLE = Factors(1.0, 0.5, 1.0, 1.0, 1e-6)
-PRODUCT = Kernel("mm", flops=4e10, bytes=16, dtype="bfloat16")
 SUM = Kernel("add", bytes=3 * 10**9)
 
 
@@ -27,38 +27,13 @@ def recording(first: Sequence[Kernel], update: Sequence[Kernel] = ()) -> Recordi
     return Recording(kernels={"first": list(first), "update": list(update)})
 
 
-SINGLE = Kernel("mm", flops=4e10, dtype="float32")
-
-
-@pytest.mark.parametrize(
-    ("kernels", "precision", "launch_s", "seconds", "busy_s"),
-    [
-        # operations or bytes, whichever takes longer
-        ([PRODUCT], "bf16", 1e-6, 1e-3, 1e-3),
-        ([SUM], "bf16", 1e-6, 3e-3, 3e-3),
-        ([PRODUCT, SUM], "bf16", 1e-6, 4e-3, 4e-3),
-        # attention reaches a smaller part of the peak
-        ([replace(PRODUCT, name="_flash_attention_forward")], "bf16", 1e-6, 2e-3, 2e-3),
-        # products in single precision use tensor cores with tf32 alone
-        ([SINGLE], "fp32", 1e-6, 4e-3, 4e-3),
-        ([SINGLE], "tf32", 1e-6, 2e-3, 2e-3),
-        # many small kernels take the time of the host
-        ([Kernel("add", bytes=8)] * 1000, "bf16", 1e-4, 0.1, 2e-3),
-        # the host is ahead, unless it waits for a value
-        ([SUM, SUM], "bf16", 2e-3, 8e-3, 6e-3),
-        ([SUM, Kernel("_local_scalar_dense", waits=True), SUM], "bf16", 2e-3, 10e-3, 6e-3),
-    ],
-)
-def test_the_time_of_kernels(
-    kernels: Sequence[Kernel],
-    precision: Precision,
-    launch_s: float,
-    seconds: float,
-    busy_s: float,
-) -> None:
-    factors = replace(WHOLE, launch_s=launch_s)
-    found = step_time(recording(kernels), CARD, precision, 1, factors)
-    assert (found.seconds, found.busy_s) == pytest.approx((seconds, busy_s), rel=0.01)
+@pytest.mark.parametrize("case", CASES["times"])
+def test_the_time_of_kernels(case: dict[str, Any]) -> None:
+    kernels = [Kernel(**kernel) for kernel in case["kernels"]] * case.get("times", 1)
+    factors = replace(WHOLE, launch_s=case.get("launch_s", 1e-6))
+    found = step_time(recording(kernels), CARD, case["precision"], 1, factors)
+    expected = case["seconds"], case.get("busy_s", case["seconds"])
+    assert (found.seconds, found.busy_s) == pytest.approx(expected, rel=0.01)
 
 
 def test_each_micro_batch_takes_its_time_and_the_update_once() -> None:

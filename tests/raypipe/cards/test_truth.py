@@ -22,22 +22,10 @@ from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
+from tests.scenario import cases
 
-#: a small preset of each workload, its training stage and a micro-batch
-WORKLOADS = {
-    "lm_pretrain": (["data.source=random"], "train", 12),
-    "summarization": ([], "train", 4),
-    "transformer": (["data.source=random", "model.numeric=8"], "train", 32),
-    "teleclass": (["train.classifier.layers=2"], "train", 16),
-    "pabbo_lda": (["train_small.pabbo.horizon=4"], "train_small", 8),
-}
-#: whether activations are recomputed, the accumulation and the workers follow the workload
-CASES = [
-    *((name, False, accumulation, 1) for name in WORKLOADS for accumulation in (1, 2)),
-    *((n, True, accumulation, 1) for n in WORKLOADS if n != "pabbo_lda" for accumulation in (1, 2)),
-    *(("lm_pretrain", False, accumulation, n) for n in (2, 4) for accumulation in (1, 2)),
-]
-FAST = ("summarization", False, 2, 1)
+WORKLOADS, TRAININGS = cases(__file__, "truth").values()
+FAST = ["summarization", False, 2, 1]
 
 
 def of_workload(
@@ -88,7 +76,7 @@ def measured(rank: int, name: str, checkpointing: bool, plan: BatchPlan, folder:
 
 @pytest.mark.parametrize(
     ("name", "checkpointing", "accumulation", "workers"),
-    [pytest.param(*case, marks=[] if case == FAST else pytest.mark.slow) for case in CASES],
+    [pytest.param(*case, marks=[] if case == FAST else pytest.mark.slow) for case in TRAININGS],
 )
 def test_the_predicted_peak_is_what_the_allocator_hands_out(
     name: str, checkpointing: bool, accumulation: int, workers: int, tmp_path: Path
