@@ -20,13 +20,9 @@ WAITS = "waiting up to 10 minutes for others"
 
 
 def there(monkeypatch: pytest.MonkeyPatch, *each: Mapping[str, float], group: str = "") -> None:
+    labels = {"ray.io/node-group": group} if group else {}
     found = [
-        {
-            "NodeID": str(number),
-            "Alive": True,
-            "Resources": node,
-            "Labels": {"ray.io/node-group": group} if group else {},
-        }
+        {"NodeID": str(number), "Alive": True, "Resources": node, "Labels": labels}
         for number, node in enumerate(each)
     ]
     monkeypatch.setattr(nodes.ray, "nodes", lambda: found)

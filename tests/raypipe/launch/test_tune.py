@@ -28,6 +28,7 @@ from tests.raypipe.composed import session_in
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.study.test_sweep import NONE, ONLY, YAML, row_of, stages_of, table, trials
 from tests.raypipe.study.test_sweep import cache as cache
+from tests.scenario import cases
 
 WITHIN_S = 400
 ASHA = ("sweep.kind=quality", "sweep.scheduler={name: asha, reduction_factor: 2}")
@@ -222,16 +223,7 @@ def test_asha_ends_bad_trials_early_and_all_of_a_worker_group(launcher, tmp_path
     assert best["settings"] == {"train.training.learning_rate": 0.05}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "measured", "workers", "slots"),
-    [
-        (1.0, True, 2, 3),
-        (0.5, True, 1, 6),  # a measured trial has its GPU to itself
-        (0.5, False, 1, 12),
-        (0.0, True, 1, 2),  # it has its node to itself
-        (0.0, True, 2, 1),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "measured", "workers", "slots"), cases(__file__, "slots"))
 def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
     gpus, measured, workers, slots, tmp_path, monkeypatch
 ):
