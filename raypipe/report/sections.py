@@ -214,8 +214,8 @@ def number_plots(results: Results, column: Column, words: str = "") -> list[Plot
     if len(over) == 1 and few and not words:
         first = _lines(results, column, over[0], by)
     else:
-        first = _heat_map(own, column, words, pair)
-    return [first, *(p for n in axes if n not in pair for p in _over(results, column, [n]))]
+        first = [_heat_map(own, column, words, pair)]
+    return [*first, *(p for n in axes if n not in pair for p in _over(results, column, [n]))]
 
 
 def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> Plot:
@@ -248,12 +248,12 @@ def _over(results: Results, column: Column, axes: Sequence[str]) -> list[Plot]:
     """Draw the means of a number over one numeric axis, or at each point of other axes."""
     shape, rows = results.shape, results.rows
     if len(axes) == 1 and is_number(rows[axes[0]]) and not shape.groups:
-        return [_lines(results, column, axes[0])]
+        return _lines(results, column, axes[0])
     found = means(rows, [*shape.groups, *axes], column.name, shape.seeds)
     return [_dots(results, column, axes, found)] if len(found.mean) >= _LEAST_DOTS else []
 
 
-def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
+def _lines(results: Results, column: Column, axis: str, by: str = "") -> list[Plot]:
     """Draw the means along a numeric axis, a line for each value of another one, the best ringed.
 
     Repetitions are dots around their mean. Baselines of an axis that is not drawn are left out of
@@ -270,9 +270,14 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
         for value, own in (rows.groupby(by, sort=False, dropna=False) if by else [("", rows)])
         if len((found := means(own, [axis], column.name, seeds)).mean)
     }
-    drawn = [_line(name, axis, every, found) for name, (every, found) in variants.items()]
+    lines = [_line(name, axis, every, found) for name, (every, found) in variants.items()]
+    drawn = [line for line in lines if np.isfinite(line.y).any()]
+    if not drawn:
+        return []
     figure = plots.lines(drawn, _last(axis), column.name, better=column.better, from_0=False)
     caption = _averaged(results, [found for _, found in variants.values()], shown)
+    if without := [line.name for line in lines if not np.isfinite(line.y).any()]:
+        caption += f" Without values over {_last(axis)}: {listed(without)}."
     if any(line.points is not None for line in drawn):
         is_sample = any(len(found.once) > plots.MOST_POINTS for _, found in variants.values())
         caption += f" Dots are {'a sample of the' if is_sample else 'single'} repetitions."
@@ -280,7 +285,7 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> Plot:
         caption += " The line has a gap, and a cross, where a value is missing or not finite."
     if sum(len(line.x) for line in drawn) < (count := sum(len(x) for x, _ in variants.values())):
         caption += f" {number(count)} points, averaged over neighbors."
-    return _plot(results, column, shown, caption, figure)
+    return [_plot(results, column, shown, caption, figure)]
 
 
 def _line(name: str, axis: str, every: NDArray[np.float64], found: Means) -> Line:

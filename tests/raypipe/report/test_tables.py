@@ -58,10 +58,11 @@ ROWS = KINDS.flatmap(lambda kinds: st.lists(
 
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
-@given(ROWS.map(pd.DataFrame), st.booleans())
-def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool) -> None:
-    columns = tuple(Column(name, "real", "m", better="lower") for name in rows.columns[:2])
-    section = _section(Table("any", "a row", columns if declared else ()), rows)
+@given(ROWS.map(pd.DataFrame), st.booleans(), st.integers(0, 3))
+def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool, axes: int) -> None:
+    columns = tuple(Column(name, "real", "m", better="lower") for name in rows.columns[-2:])
+    table = Table("any", "a row", columns if declared else ())
+    section = _section(table, rows, *rows.columns[:-2][:axes])
     page = Page(render("x", None, [section])["index.html"].decode())
     assert page.only_own_script
     assert f"{len(rows)} row" in page.words
@@ -95,6 +96,16 @@ def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
     assert len(x) == 1000
     assert_allclose(y, rows["value"].to_numpy().reshape(1000, 50).mean(1))
     assert "50\u202f000 points, averaged over neighbors." in plot.caption
+
+
+def test_lines_without_values_of_the_axis_are_named() -> None:
+    rows = pd.DataFrame({"method": [*"aabbc"], "rate": [0.1, 0.2] * 2 + [None]})
+    section = _section(
+        Table("scores", "a fit"), rows.assign(loss=[4.0, 3, 2, 1, 5]), "method", "rate"
+    )
+    (plot,) = _all(section.parts, Plot)
+    assert [line.get_label() for line in plot.figure.axes[0].lines[::3]] == ["a", "b"]
+    assert plot.caption == "Without values over rate: c."
 
 
 def test_of_many_repetitions_a_sample_is_drawn() -> None:
