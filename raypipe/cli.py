@@ -49,20 +49,29 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _list_configurations(wanted: bool) -> None:
-    if wanted:
-        from raypipe.config.shipped import listing
+def _printing(option: str, text: Callable[[], str], help_text: str) -> Any:
+    """Return an option that prints a text instead of all else."""
 
-        typer.echo(listing())
-        raise typer.Exit
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(text())
+            raise typer.Exit
+
+    return typer.Option(option, callback=show, is_eager=True, help=help_text)
 
 
-#: the option that only a terminal has: without CONFIG
-_LIST = typer.Option(
-    "--list",
-    callback=_list_configurations,
-    is_eager=True,
-    help="List the configurations that come with raypipe.",
+def _shipped() -> str:
+    from raypipe.config.shipped import listing
+
+    return listing()
+
+
+#: the options that only a terminal has: of ``run``, without CONFIG, and of no command
+_LIST = _printing("--list", _shipped, "List the configurations that come with raypipe.")
+_VERSION = _printing(
+    "--version",
+    lambda: f"raypipe {__version__}",
+    "Print the version; `raypipe doctor` has those of Python, torch and Ray.",
 )
 
 
@@ -182,24 +191,8 @@ for _verb in VERBS:
     app.command(_verb.__name__, epilog=_epilog)(_command(_verb))
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"raypipe {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _common(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Print the version; `raypipe doctor` has those of Python, torch and Ray.",
-        ),
-    ] = False,
-) -> None:
+def _common(version: Annotated[bool, _VERSION] = False) -> None:
     del version
 
 
