@@ -382,7 +382,7 @@ def _since(time: str) -> float:
 # watch
 
 
-def watch(run: RunDirectory, console: Console | None = None, period_s: float | None = None) -> int:
+def watch(run: RunDirectory) -> int:
     """Follow a run until its command ends; return the exit status of that: 0, 1 or 130.
 
     On a terminal the last line is live, below the lines that the run prints; else there is a line
@@ -392,9 +392,8 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
         ConfigError: the run directory cannot be read.
 
     """
-    console = console or Console(highlight=False, soft_wrap=True)
-    if period_s is None:
-        period_s = _PERIOD_S if run.is_local else _REMOTE_PERIOD_S
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    period_s = _PERIOD_S if run.is_local else _REMOTE_PERIOD_S
     begun, last, was_running = "", 0, False  # the command whose lines are printed
     printed_at, printed = float("-inf"), ""
     # without a terminal nothing is live
@@ -407,18 +406,17 @@ def watch(run: RunDirectory, console: Console | None = None, period_s: float | N
                     begun, last = found.details.started_at, 0
                 for number, line in found.details.messages:
                     if number > last:
-                        console.print(without_credentials(line), markup=False, soft_wrap=True)
+                        console.print(without_credentials(line))
                         last = number
                 if found.status != "running":
-                    text = f"{ending_text(found)}: {run.shown}"
-                    console.print(text, markup=False, soft_wrap=True)
+                    console.print(f"{ending_text(found)}: {run.shown}")
                     return {"succeeded": 0, "interrupted": 130}.get(found.status, 1)
                 was_running, text = True, progress_text(found)
                 if live is not None:
                     live.update(Text(text))
                 elif time.monotonic() - printed_at >= _PLAIN_PERIOD_S and text != printed:
                     printed_at, printed = time.monotonic(), text
-                    console.print(text, markup=False, soft_wrap=True)
+                    console.print(text)
             time.sleep(period_s)
 
 

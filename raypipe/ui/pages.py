@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -245,13 +246,11 @@ def _state(run: RunDirectory, folder: str) -> frozenset[Any]:
 
 
 def _below(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:
-    """Return all that is below a folder of a run; of a link to a folder only the link."""
-    found = list(run.infos(folder, recursive=not run.is_local))
-    if run.is_local:
-        for info in found:  # which grows
-            if info.type == arrow_fs.FileType.Directory and not Path(info.path).is_symlink():
-                found += run.infos(info.path)
-    return found
+    """Return the files below a folder of a run, and below no link to a folder."""
+    if not run.is_local:
+        return list(run.infos(folder, recursive=True))
+    names = [f"{at}/{name}" for at, _, files in os.walk(folder) for name in files]
+    return list(run.fs.get_file_info(names))
 
 
 def _own_files(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 import raypipe as rp
 from raypipe.api import command_of, results
@@ -174,7 +173,8 @@ def test_a_table_of_calls_of_an_experiment_may_have_a_column_of_files(tmp_path: 
 # watch
 
 
-def test_a_run_is_followed_until_it_ends(run):
+def test_a_run_is_followed_until_it_ends(run, capsys, monkeypatch):
+    monkeypatch.setattr("raypipe.commands.summary._PERIOD_S", 0.01)
     row = {"stage": "train", "done": 30, "total": 200, "seconds": 2.0, "note": "loss 0.5"}
     first = status_of("running", stages=3, ended=1, running=(row,), messages=((1, "hello"),))
     last = replace(
@@ -189,11 +189,9 @@ def test_a_run_is_followed_until_it_ends(run):
         run.write(run.status, first.to_bytes())
         timer = threading.Timer(0.3, run.write, (run.status, last.to_bytes()))
         timer.start()
-        output = io.StringIO()
-        console = Console(file=output, width=100, highlight=False)
-        assert watch(run, console, period_s=0.01) == 0
+        assert watch(run) == 0
         timer.join()
-    lines = output.getvalue().splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hello"
     assert lines[1].startswith("1 of 3 stages done, 0:0")
     assert lines[1].endswith("train 30/200 loss 0.5")
