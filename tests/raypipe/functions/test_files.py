@@ -29,12 +29,6 @@ def draw(x, seed=0):
     (rp.output_dir() / "data" / "note.txt").write_text(f"note of {x}")
     return {"y": x} if x else {"z": x}
 
-def nothing(x):
-    return {"y": x}
-
-def taken(files):
-    return {"y": files}
-
 def leave(kind):
     folder = rp.output_dir()
     if kind == "link":
@@ -104,8 +98,3 @@ def test_files_on_another_disk_than_the_run_are_a_failure_of_their_call(folder):
     assert list(problems) == ["calls/x=2"]
     assert "use one on storage that all nodes share, or a URI" in problems["calls/x=2"]
     assert run.list(run.path("files/calls")) == ["x=1"]
-
-
-def test_there_is_no_folder_outside_of_a_call():
-    with pytest.raises(RuntimeError, match="give the folder to the threads and processes"):
-        rp.output_dir()

@@ -74,13 +74,6 @@ def test_a_time_limit_ends_a_call_with_all_its_processes(place, notes):
     assert before <= stage["started_at"]
 
 
-@pytest.mark.parametrize("place", ["ray"], indirect=True)
-def test_a_killed_worker_leaves_no_folder_of_its_call(place, folder):
-    ended = mapped(place, "write", "x=[1,3]", "--attempts", "1", "--run-dir", "r")
-    assert ended.status == 1
-    assert [path.name for path in (folder / "r/files/calls").iterdir()] == ["x=1"]
-
-
 @pytest.mark.slow
 def test_processes_that_a_call_leaves_end_with_its_command(notes):
     """Also if the call's process ended without a word."""

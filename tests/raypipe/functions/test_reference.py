@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import pytest
 
@@ -60,16 +58,6 @@ def test_a_wrong_reference_says_what_to_do(module, given, problem):
     assert problem.format(module) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["queue", "sys", "yaml"])
-def test_a_module_with_the_name_of_an_imported_one_is_named(module, tmp_path, name):
-    (tmp_path / f"{name}.py").write_text("def score(x): return x\n")
-    with pytest.raises(ConfigError) as raised:
-        reference.load(f"{name}:score", "here")
-    used = getattr(sys.modules[name], "__file__", f"the module {name} of Python")
-    assert str(raised.value).startswith(f"here: function = {name}: {used} was imported before")
-    assert f"rename {name}.py, and give the new name" in str(raised.value)
-
-
 @pytest.mark.parametrize("kind", CASES["changes"])
 def test_a_change_of_what_a_function_uses_changes_its_source(kind, module, tmp_path, monkeypatch):
     change = CASES["changes"][kind]
@@ -108,25 +96,6 @@ def test_a_range_includes_both_ends_and_other_texts_are_single_values(value, exp
 
 
 def anything(**settings): ...
-def usual(a, b=1, *, c): ...
-
-
-@pytest.mark.parametrize(
-    ("function", "names", "problem"),
-    [
-        (usual, ["a"], "missing a required argument: 'c' (its arguments: a, b, c; give"),
-        (usual, ["a", "c", "bb"], "no argument 'bb'; did you mean b? (its arguments: a, b, c;"),
-        (usual, ["a", "c", "worker"], "the name of a column"),
-        (lambda: 1, ["x"], "its arguments: none"),
-        (usual, ["a", "c"], ""),
-        (anything, ["x", "y"], ""),
-        (max, ["x"], ""),  # written in C: its call will tell
-    ],
-)
-def test_arguments_that_a_function_accepts(function, names, problem):
-    refused = pytest.raises(ConfigError, match=re.escape(problem)) if problem else nullcontext()
-    with refused:
-        reference.check_signature(function, names, "here", ("worker",))
 
 
 def test_the_units_of_a_million_calls_are_made_when_they_are_asked_for():
