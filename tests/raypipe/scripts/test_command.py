@@ -28,8 +28,6 @@ from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainingSettings
 from tests.scenario import cases, named_cases
 
-VALUES = {"micro_batch": 4, "name": "a b; $x", "flag": True, "betas": [0.9, 0.99], "outer.x": 1e-3}
-
 
 def settings(text: str, **more) -> ScriptStageSettings:
     return ScriptStageSettings(command=text, **more)
@@ -44,32 +42,9 @@ def job(run: RunDirectory, folder: Path, code: str, **more) -> TrainingJob:
     return TrainingJob("t", "run", task, own, BatchPlan(1, 1, 1, 1), run)
 
 
-def test_placeholders_are_filled_after_the_command_was_split():
-    text = "python t.py --n {micro_batch} '{name}' --x={outer.x} {flag} {{a}} -b {betas} {resume}"
-    own = settings(text, resume="--from '{name}'")
-    assert command.arguments(own, VALUES, resumes=False) == [
-        "python", "t.py", "--n", "4", "a b; $x", "--x=0.001", "true", "{a}", "-b", "0.9", "0.99",
-    ]  # fmt: skip
-    assert command.arguments(own, VALUES, resumes=True)[-2:] == ["--from", "a b; $x"]
-
-
 VALUE = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.sampled_from(
     ["", "a  b *", "$HOME `exit 3`", "'", '"; exit 3; "', "'; exit 3; '", "\\", "-n", "\n#"]
 )
-
-
-@pytest.mark.parametrize("inside", ["source env && python t.py {s}", "{s}; date", "'{s}'"])
-def test_no_shell_reads_a_value(inside):
-    for shell in ("bash -lc", "env X=1 sh -ec"):
-        with pytest.raises(ValueError, match=r'train\.command: \{s\}: .*"\$1" \.\.\.\' _ \{s\}'):
-            command.placeholders(
-                settings(f"{shell} {shlex.quote(inside)}"), {"s", *command.PLACES}, "train"
-            )
-
-
-def test_a_value_may_be_the_code_itself():
-    for text in ("bash -lc {s}", "python -c 'print({s})'"):
-        command.placeholders(settings(text), {"s", *command.PLACES}, "train")
 
 
 @given(VALUE)
@@ -177,14 +152,3 @@ def test_what_a_script_writes_becomes_rows(run, tmp_path, case):
         assert {key: row[key] for key in expected} == expected
     expected = case.get("trial", {})
     assert {key: finite_or_none(last[key]) for key in expected} == expected
-
-
-def test_a_measured_trial_leaves_nothing(run, tmp_path):
-    code = "import os; open(os.environ['RAYPIPE_OUTPUT_DIR'] + '/model', 'w').close()\n"
-    code += 'print(\'{"step": 5, "samples_per_s": 7}\')'
-    asked = replace(job(run, tmp_path, code, metrics="stdout"), measured=True)
-    outcome = asked.task.run(asked, print, Ending())
-    assert (outcome["samples_per_s"], outcome["steps"]) == (7, 5)
-    assert not run.exists(run.artifact("t"))
-    assert not run.exists(run.checkpoints("t"))
-    assert [row["step"] for row in read_rows(run, "steps", "t")] == [5]

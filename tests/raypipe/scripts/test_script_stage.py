@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import pytest
 
 from tests.command import Ended, table
 from tests.scenario import Step, cases, named_cases, play
-
-Run = Callable[..., Ended]
 
 
 def log(folder: Path) -> str:
@@ -68,18 +65,3 @@ def test_a_mistake_is_one_message(raypipe, folder, case):
     assert case["message"] in ended.output
     assert "Traceback" not in ended.output
     assert not (folder / "run").exists()
-
-
-@pytest.mark.parametrize("case", cases(__file__, "sizes"), ids=str)
-def test_a_script_takes_the_batch_sizes_that_it_names(raypipe, folder, case):
-    (folder / "own.py").write_text(
-        'import sys\nprint(\'{"step": 1, "loss": 1}\')\nprint(sys.argv[1:])\n'
-    )
-    training = {"steps": 2, "micro_batch": None, "accumulation": None, **case["training"]}
-    command = f"python own.py {{steps}} {case['sizes']}"
-    ended = raypipe("run", command=command, metrics="stdout", training=training)
-    assert ended.status == 0, ended.output
-    assert str(case["arguments"]) in log(folder).splitlines()
-    row = trial(folder)
-    values = [row[name] for name in ("micro_batch", "accumulation", "effective_batch")]
-    assert [None if pd.isna(value) else value for value in values] == case["columns"]
