@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from raypipe import hardware
@@ -140,12 +140,12 @@ def _study_of(configuration: Configuration, nodes: Sequence[Hardware]) -> StudyG
     points = list(matrix.all_points())
     placement = Placement(configuration, matrix, lambda varied: _stages(varied, nodes))
     tables = declared(configuration.experiment)
-    source: Callable[[Mapping[str, Row]], Source] | None = None
+    source: Callable[[Ledger | None], Source] | None = None
     if matrix.race is not None:
         from raypipe.study.race import race_of
 
         source = race_of(configuration, matrix.race, tables, points)
-        points = [point for point in source({}).expected() if point[SEED] < 2]
+        points = [point for point in source(None).expected() if point[SEED] < 2]
     if not points:
         raise ConfigError(f"{configuration.origin}: matrix: every point is excluded")
     built = list(map(placement.build, points))

@@ -34,7 +34,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.progress import Display
-from raypipe.graph.runner import run_stages
+from raypipe.graph.runner import GraphRunner
 from raypipe.graph.stored_results import is_done
 from raypipe.graph.tracking import Trackers
 from raypipe.graph.training_stage import HARDWARE
@@ -335,7 +335,7 @@ def _computed(
         session = Session(
             scratch, _REPLAY, fresh, launcher, display, work.nodes, trackers, settings, tables
         )
-        failure = run_stages([stage], session) or "did not finish"
+        failure = GraphRunner(session).run([stage]) or "did not finish"
     now = {
         (table, key): row
         for table in {*fresh.tables()} - _NOT_RESULTS

@@ -30,7 +30,7 @@ from raypipe.graph.context import Outcomes, Session
 from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
-from raypipe.graph.runner import run_stages
+from raypipe.graph.runner import GraphRunner
 from raypipe.graph.source import SourceCode, keep_code, with_scripts
 from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
@@ -325,7 +325,7 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
     first = loop.further(session.ledger, Outcomes(), session.display.say)
     try:
         grow = None if loop.is_over else loop.further
-        return run_stages(first, session, grow, partial(loop.compare, session)) or ""
+        return GraphRunner(session, grow).run(first, partial(loop.compare, session)) or ""
     except UnitError as error:  # a search without its metric; what there is, is shown
         return str(error)
 

@@ -42,34 +42,19 @@ Grow = Callable[[Ledger, Outcomes, Callable[[str], None]], Sequence[Stage]]
 _Work = Generator[int, None, str | None]
 
 
-def run_stages(
-    stages: Sequence[Stage],
-    session: Session,
-    grow: Grow | None = None,
-    at_end: Callable[[], None] = lambda: None,
-) -> str | None:
-    """Run the stages that are not finished; a failure stops only the stages that need it.
+class GraphRunner:
+    """The graph of a command while it runs.
 
     Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
-    ``grow`` returns further stages, which may need earlier ones: at the start, and whenever one has
-    ended. ``at_end`` derives rows from those of all stages, whether or not some failed.
 
-    Returns:
-        None if all stages are finished, otherwise the first failure: its stage or unit, and why.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted, for which this thread
-            waits up to 30 s.
-        UnitError: the graph cannot grow.
+    Args:
+        session: the state that all stages share.
+        grow: returns further stages, which may need earlier ones: at the start, and whenever one
+            has ended.
 
     """
-    return _RunningGraph(session, grow).complete(stages, at_end)
 
-
-class _RunningGraph:
-    """The graph of a command while it runs."""
-
-    def __init__(self, session: Session, grow: Grow | None) -> None:
+    def __init__(self, session: Session, grow: Grow | None = None) -> None:
         self._session, self._grow = session, grow
         self._outcomes = Outcomes()
         self._stages: list[Stage] = []
@@ -82,8 +67,21 @@ class _RunningGraph:
         self._estimates: dict[str, Estimate | None] = {}
         self._lock, self._due, self._written = threading.Lock(), 0.0, -1
 
-    def complete(self, stages: Sequence[Stage], at_end: Callable[[], None]) -> str | None:
-        """Run all stages; return the first failure."""
+    def run(self, stages: Sequence[Stage], at_end: Callable[[], None] = lambda: None) -> str | None:
+        """Run the stages that are not finished; a failure stops only the stages that need it.
+
+        ``at_end`` derives rows from those of all stages, whether or not some failed.
+
+        Returns:
+            None if all stages are finished, otherwise the first failure: its stage or unit, and
+            why.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted, for which this
+                thread waits up to 30 s.
+            UnitError: the graph cannot grow.
+
+        """
         session, outcomes, ordered = self._session, self._outcomes, in_order(stages)
         if session.ledger.count("units"):  # an earlier command may have been killed before it
             self._write_tables()

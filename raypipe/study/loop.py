@@ -263,24 +263,24 @@ class StudyGraph:
     Args:
         placement: builds points; knows on which keys each stage depends.
         probes: the points that show it; all of them for a grid.
-        source: returns the source of points for the rows of its table.
+        source: returns the source of points for the rows that a ledger has of its table.
         only: the stages that run, with what they need; empty for all.
 
     """
 
     placement: Placement
     probes: Sequence[BuiltPoint]
-    source: Callable[[Mapping[str, Row]], Source]
+    source: Callable[[Ledger | None], Source]
     only: tuple[str, ...] = ()
 
     def loop(self, ledger: Ledger) -> PointLoop:
         """Return the loop over its points from the rows of a ledger."""
-        return PointLoop(self.placement.empty(self.only), self._source(ledger))
+        return PointLoop(self.placement.empty(self.only), self.source(ledger))
 
     @property
     def text(self) -> str:
         """Description of the most that it does, in a line; empty for one point without a matrix."""
-        return self.source({}).text
+        return self.source(None).text
 
     @cached_property
     def probed(self) -> Placement:
@@ -293,7 +293,7 @@ class StudyGraph:
     def at_most(self, ledger: Ledger | None) -> list[Stage]:
         """Return the stages that run at most, for a plan."""
         placement = self.placement.empty(self.only)
-        for point in self._source(ledger).expected():
+        for point in self.source(ledger).expected():
             try:
                 built = placement.build(point)
             except ConfigError:  # values that exclude each other
@@ -311,7 +311,7 @@ class StudyGraph:
         They are the varied keys, by which results have their names, and what decides the proposals
         of a search. Until a point has ended, no metric was used.
         """
-        source = self._source(ledger)
+        source = self.source(ledger)
         entries, rows = self._entries(source), ledger.rows(source.table) if source.table else []
         if not ledger.count("units"):
             del entries["matrix"]
@@ -323,14 +323,8 @@ class StudyGraph:
 
     def record(self, ledger: Ledger) -> None:
         """Record the varied keys, and what decides the proposals of a search."""
-        ledger.put(ENTRIES, self._entries(self.source({})))
+        ledger.put(ENTRIES, self._entries(self.source(None)))
 
     def _entries(self, source: Source) -> dict[str, Row]:
         search = {_ENTRY: dict(source.decisive)} if source.decisive else {}
         return {"matrix": {"keys": sorted(self.placement.axes)}, **search}
-
-    def _source(self, ledger: Ledger | None) -> Source:
-        source = self.source({})
-        if ledger is None or not source.table:
-            return source
-        return self.source(dict(ledger.items(source.table)))

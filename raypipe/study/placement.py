@@ -30,6 +30,7 @@ from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, in_order, with_needs
 from raypipe.graph.identity import fingerprint
+from raypipe.stats import finite_or_none
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import BASE
 
@@ -199,9 +200,8 @@ class Placement:
         for variant, values in self.variants.items():
             for key, value in values.items():
                 if ledger.get("variants", f"{variant}/{key}") is None:
-                    numeric = isinstance(value, int | float) and not isinstance(value, bool)
                     row = {"variant": variant, "key": key, "value": value_text(value)}
-                    rows[f"{variant}/{key}"] = {**row, "number": float(value) if numeric else None}
+                    rows[f"{variant}/{key}"] = {**row, "number": finite_or_none(value)}
         return rows
 
     def _keys_of(self, axis: str) -> list[str]:

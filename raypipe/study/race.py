@@ -20,7 +20,7 @@ from raypipe.graph.configuration import Configuration
 from raypipe.report.formatting import number as number_text
 from raypipe.report.results import monitors_of
 from raypipe.stats import finite_or_none, friedman, paired_comparisons, runs_needed
-from raypipe.store.ledger import Row
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
@@ -220,7 +220,7 @@ def race_of(
     settings: RaceSettings,
     tables: Mapping[str, Table],
     points: Sequence[Point],
-) -> Callable[[Mapping[str, Row]], Race]:
+) -> Callable[[Ledger | None], Race]:
     """Return what makes the race of a matrix; it follows from the results alone.
 
     Raises:

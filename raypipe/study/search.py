@@ -22,7 +22,7 @@ from raypipe.hardware import Hardware
 from raypipe.report.formatting import number as number_text
 from raypipe.report.results import monitors_of
 from raypipe.stats import finite_or_none, on_pareto_front, ranked
-from raypipe.store.ledger import Row
+from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import Table
 from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
@@ -174,8 +174,8 @@ def search_of(
     tables: Mapping[str, Table],
     nodes: Sequence[Hardware],
     values: BaseModel,
-) -> Callable[[Mapping[str, Row]], Search]:
-    """Return what makes the search of a matrix from stored rows.
+) -> Callable[[Ledger | None], Search]:
+    """Return what makes the search of a matrix from the rows of a ledger.
 
     ``values`` are the settings of a point, which tell the type of each key.
 
@@ -197,7 +197,12 @@ def search_of(
     devices = sum(len(node.gpus) for node in nodes) or sum(node.cpus for node in nodes)
     at_once = -(-devices // len(list(matrix.all_points())))
     concurrent = settings.concurrent or max(1, min(at_once, settings.trials // 4))
-    return lambda rows: Search(typed, metrics, concurrent, rows, matrix.all_points)
+
+    def search(ledger: Ledger | None) -> Search:
+        rows = {} if ledger is None else dict(ledger.items(Search.table))
+        return Search(typed, metrics, concurrent, rows, matrix.all_points)
+
+    return search
 
 
 def probes(settings: SearchSettings, fixed: Point, placement: Placement) -> Iterator[BuiltPoint]:

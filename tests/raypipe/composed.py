@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config.settings import Settings
-from raypipe.graph import runner
 from raypipe.graph.configuration import compose
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display
+from raypipe.graph.runner import GraphRunner
 from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
@@ -30,7 +30,7 @@ def composed(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
-    return runner.run_stages(composed(stages), session)
+    return GraphRunner(session).run(composed(stages))
 
 
 def session_in(

@@ -7,7 +7,7 @@ from pathlib import Path
 from raypipe.commands import configuration as config
 from raypipe.commands.configuration import declared
 from raypipe.graph.experiment import Stage
-from raypipe.graph.runner import run_stages
+from raypipe.graph.runner import GraphRunner
 from raypipe.graph.stored_results import resume
 from raypipe.hardware import Hardware
 from raypipe.study.sweep import with_sweep
@@ -28,4 +28,4 @@ def sweep(
     tables = declared(config.load_experiment("example_sweep", text))
     session = session_in(folder, node=node, tables=tables)
     resume(session.run_dir, session.ledger, {}, lambda _: (stages, True))
-    return run_stages(stages, session)
+    return GraphRunner(session).run(stages)

@@ -170,7 +170,7 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
         return added
 
     session = session_in(tmp_path_factory.mktemp("graph"), launcher())
-    first = runner.run_stages(known, session, grow)
+    first = runner.GraphRunner(session, grow).run(known)
     assert statuses(session) == expected
     assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
     assert (first is None) == (set(expected.values()) == {"succeeded"})
@@ -206,7 +206,7 @@ def test_what_ends_the_command_ends_all_stages_and_keeps_what_is_finished(sessio
     units = {name: [Unit(f"{name}/0", {}), Unit(f"{name}/1", {})] for name in "ab"}
     stages = composed([*(Stage(n, first_unit, units[n]) for n in "ab"), stage("c", "a")])
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        runner.run_stages(stages, session)
+        runner.GraphRunner(session).run(stages)
     assert statuses(session) == {"a": "interrupted", "b": "interrupted"}
     assert not session.ledger.rows("failures")
     ledger = Ledger(session.run_dir)
@@ -224,7 +224,7 @@ def test_what_stages_record_at_the_same_time_is_all_there(session):
             context.ledger.remove("passing", [unit.key])
 
     stages = composed([Stage(n, record, [Unit(f"{n}/{i}") for i in range(15)]) for n in "abcd"])
-    assert runner.run_stages(stages, session) is None
+    assert runner.GraphRunner(session).run(stages) is None
     read = Ledger(session.run_dir, writable=False)
     for table in ("units", "failures", "evaluations", "stages"):
         assert sorted(map(str, read.rows(table))) == sorted(map(str, session.ledger.rows(table)))

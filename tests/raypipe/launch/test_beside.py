@@ -19,7 +19,7 @@ import torch
 import raypipe as rp
 from raypipe.graph import launcher as launcher_module
 from raypipe.graph.launcher import Control
-from raypipe.graph.runner import run_stages
+from raypipe.graph.runner import GraphRunner
 from raypipe.launch.cluster import RayLauncher
 from raypipe.store.tables import read_table
 from tests.raypipe.composed import composed, session_in
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     pressed = beside.submit(interrupt)
     stages = [first, *composed([rp.Stage("tasks", fill, [rp.Unit("tasks", {})])])]
     with pytest.raises(KeyboardInterrupt):
-        run_stages(stages, session_in(run.path(), launcher))
+        GraphRunner(session_in(run.path(), launcher)).run(stages)
     pressed.result()
     found = read_table(run, "stages").set_index("stage")["status"]
     assert dict(found) == {first.name: "interrupted", "tasks": "interrupted"}

@@ -16,7 +16,7 @@ from torch import nn
 import raypipe as rp
 from raypipe.faults import VARIABLE
 from raypipe.graph.launcher import Launcher
-from raypipe.graph.runner import run_stages
+from raypipe.graph.runner import GraphRunner
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
@@ -75,7 +75,7 @@ def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
     text = YAML.replace("example_sweep", __name__) + f"notes: {folder / 'notes'}\n"
     folder.mkdir(parents=True, exist_ok=True)
     [stage, _] = stages_of(*overrides, text=text)
-    return run_stages([stage], session_in(folder, launcher))
+    return GraphRunner(session_in(folder, launcher)).run([stage])
 
 
 def processes(notes: Path) -> list[int]:
