@@ -248,21 +248,18 @@ def _connect(address: str | None) -> None:
     variables = {import_path.VARIABLE: import_path.of_workers()}
     # Python's own variable brings raypipe itself, if it is not installed on the nodes
     variables |= {k: os.environ[k] for k in ("PYTHONPATH", *ENVIRONMENT) if k in os.environ}
-    given = os.environ.get(_ADDRESS, "")
-    named, advice = f"--address {address}", ""
-    if not address:
-        named, advice = f"{_ADDRESS}={given}", f"; start it, or unset {_ADDRESS}"
-    host, _, port = (address or given).rpartition("://")[2].rpartition(":")
+    given = address or os.environ.get(_ADDRESS, "")
+    named = f"--address {given}" if address else f"{_ADDRESS}={given}"
+    host, _, port = given.rpartition("://")[2].rpartition(":")
     try:
         if host and port.isdigit():  # else "auto", or a name that Ray resolves
             # fail at once if nothing listens; Ray would retry for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
-            advice = ""
         _init(address=address or "auto", runtime_env={"env_vars": variables})
     except Exception as error:  # Ray raises anything, even a plain Exception
-        raise ConfigError(
-            f"{named}: no Ray cluster can be reached there: {error}{advice}"
-        ) from error
+        advice = "" if address else f"; start it, or unset {_ADDRESS}"
+        reason = f"no Ray cluster can be reached there: {error}{advice}"
+        raise ConfigError(f"{named}: {reason}") from error
 
 
 def _init(**options: Any) -> None:

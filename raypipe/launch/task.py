@@ -30,6 +30,7 @@ from raypipe.errors import Interrupted, UnitError, message_of, trace_of
 from raypipe.graph.launcher import TaskResult
 from raypipe.provenance import now
 
+_C_LIBRARY = ctypes.CDLL(None)
 _STANDARD = (1, 2)  # standard output and standard error
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
@@ -360,12 +361,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the user's code closed it
             stream.flush()
-    _c_library().fflush(None)
-
-
-@cache
-def _c_library() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    _C_LIBRARY.fflush(None)
 
 
 def no_breakpoint(*arguments: Any, **options: Any) -> None:

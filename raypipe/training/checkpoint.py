@@ -204,13 +204,11 @@ class CheckpointStore:
 
         """
         content = self.run.read(f"{self._folder}/{name}/{_MANIFEST}")
-        try:
+        with suppress(ValidationError):
             manifest = _Manifest.model_validate_json(content)
-        except ValidationError as error:
-            raise ValueError("manifest.json is damaged") from error
-        if _name(manifest.step) != name:
-            raise ValueError("manifest.json is damaged")
-        return manifest
+            if _name(manifest.step) == name:
+                return manifest
+        raise ValueError("manifest.json is damaged")
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from raypipe.config.levels import did_you_mean
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision, supported_precisions
@@ -79,12 +79,8 @@ def resolve(name: str, known: Mapping[str, Card]) -> Card:
         if len(found) == 1 or (modules and len({card.memory_bytes for card in found}) == 1):
             return (modules or found)[0]
     if not matching:
-        near = get_close_matches(_text(name), [_text(each) for each in known], 4, 0.4)
-        names = [each for text in near for each in known if _text(each) == text]
-        raise ConfigError(
-            f"--card {name}: unknown card; nearest names: {', '.join(names) or 'none'} "
-            "(`--card all` lists all)"
-        )
+        near = did_you_mean(name.upper(), list(known))
+        raise ConfigError(f"--card {name}: unknown card{near} (`--card all` lists all)")
     names = [card.name for card in exact or matching]
     raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")
 
@@ -117,14 +113,10 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     return None if card is None else card.peaks.get(precision)
 
 
-def _text(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
-
-
 def _words(name: str) -> frozenset[str]:
     """Return the words of a name; a memory size is a number of GB with or without its unit."""
-    words = (re.sub(r"^(\d+)(gb|g)$", r"\1", word) for word in _text(name).split())
-    return frozenset(word for word in words if word not in (*_BRANDS, "gb", "generation"))
+    words = re.findall(r"\d+(?=gb?\b)|[a-z0-9]+", name.lower())
+    return frozenset(words) - {*_BRANDS, "g", "gb", "generation"}
 
 
 def _model(words: Iterable[str]) -> frozenset[str]:

@@ -360,28 +360,23 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> Obstacle
     """Return the first setting for which the workers are larger than a node, by its full key."""
     scaling, workers = settings.scaling, settings.scaling.worker_count
     cpus, gpus = cpus_of_a_worker(settings), scaling.gpus_per_worker or 0.0
-    cluster = "or use a cluster (`raypipe run --address`)"
-    if scaling.reserved_cpus > node.cpus:
-        key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
-        return Obstacle(key, scaling.reserved_cpus, reason, f"lower it, {cluster}")
-    if gpus > len(node.gpus):
-        key, has = f"{stage}.scaling.gpus_per_worker", len(node.gpus) or "no"
-        advice = f"lower it (0 uses the CPUs), {cluster}"
-        return Obstacle(key, scaling.gpus_per_worker, f"this machine has {has} GPUs", advice)
-    room = int(node.cpus / cpus + 1e-9)
-    if gpus:
-        room = min(room, int(len(node.gpus) / gpus + 1e-9))
+    has = node.cpus, len(node.gpus)
+    room = min(int(n / each + 1e-9) for n, each in zip(has, (cpus, gpus), strict=True) if each)
     if room >= workers:
         return None
-    need = f"{cpus:g} CPU(s)" + f" and {gpus:g} GPU(s)" * bool(gpus)
-    all_of = f"{node.cpus} CPU(s)" + f" and {len(node.gpus)} GPU(s)" * bool(gpus)
-    if cpus > scaling.reserved_cpus:
-        need += " with its loader processes"
-    reason = f"needs {need} per worker, and this machine has {all_of}"
-    key, value, advice = "scaling.workers", workers, f"give at most {room}"
-    if not room:
-        key, value, advice = "loader.workers", settings.loader.workers, "lower it"
-    return Obstacle(f"{stage}.{key}", value, reason, f"{advice}, {cluster}")
+    wrong: tuple[str, float, str] = "scaling.workers", workers, f"give at most {room}"
+    if scaling.reserved_cpus > node.cpus:
+        wrong = "scaling.cpus_per_worker", scaling.reserved_cpus, "lower it"
+    elif gpus > len(node.gpus):
+        wrong = "scaling.gpus_per_worker", gpus, "lower it (0 uses the CPUs)"
+    elif not room:
+        wrong = "loader.workers", settings.loader.workers, "lower it"
+    text = "{:g} CPU(s) and {:g} GPU(s)" if gpus else "{:g} CPU(s)"
+    loaders = " with its loader processes" if cpus > scaling.reserved_cpus else ""
+    reason = f"needs {text.format(cpus, gpus)}{loaders} per worker, and this machine has "
+    key, value, advice = wrong
+    advice += ", or use a cluster (`raypipe run --address`)"
+    return Obstacle(f"{stage}.{key}", value, reason + text.format(*has), advice)
 
 
 def cpus_of_a_worker(settings: TrainStageSettings) -> float:
