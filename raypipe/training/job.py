@@ -33,15 +33,15 @@ Report = Callable[[dict[str, Any] | str], None]
 ScheduleTrace = Callable[[int], str | None]
 
 
-class JobTask(ABC):
+class JobTask:
     """Task of a training job, whatever program trains. Subclasses must be picklable."""
 
     #: unit of the work of a step, which is that of ``Loss.weight``
     counts: Literal["samples", "tokens"] = "samples"
 
-    @abstractmethod
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """Return the phases of the run."""
+        """Return the phases of the run: by default one, in epochs if the length is in epochs."""
+        return [Phase("train", training.length, effective_batch, training.learning_rate)]
 
     def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
         """Return the learning rate of a phase's step, counted from 0; by default the settings'.
@@ -142,7 +142,7 @@ class TrainingJob:
         return {**row, **self.task.columns(), **outcome}
 
 
-class ExternalTask(JobTask):
+class ExternalTask(JobTask, ABC):
     """Training by another program, which a single worker runs on the resources of all workers.
 
     It has no model, dataset or loss: ``run`` takes the place of the training loop.
@@ -167,10 +167,6 @@ class ExternalTask(JobTask):
             return int(row["step"])
         epoch = row.get("epoch", 0)
         return int(epoch) + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
-
-    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """Return one phase, whose steps are epochs if the length is in epochs."""
-        return [Phase("train", training.length, effective_batch, training.learning_rate)]
 
 
 def schedule_trace(job: TrainingJob, phases: Sequence[Phase]) -> ScheduleTrace:

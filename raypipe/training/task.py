@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ class SampleIds(Dataset[int]):
         return index
 
 
-class TrainTask(JobTask):
+class TrainTask(JobTask, ABC):
     """Training problem. Subclasses must be picklable: they hold settings, not tensors.
 
     A task runs unchanged on one CPU, one GPU or many GPUs. The training loop handles devices,
