@@ -238,7 +238,7 @@ def act(number: int, what: str, calls: Path) -> int:
     return number
 
 
-@pytest.mark.parametrize("length", [7, 1000])  # one call each: see above
+@pytest.mark.parametrize("length", [1, 7, 1000])
 def test_each_call_of_a_chunk_has_its_own_outcome(launcher, length, tmp_path, monkeypatch):
     """The others run once, whatever happens to one."""
     for name, value in {"_MOST_CALLS": length, "_GROWTH": length, "_CHUNK_S": 1e9}.items():
