@@ -94,15 +94,20 @@ def _filled(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def _prepare(step: Step) -> None:
-    for file, text in step.get("files", {}).items():
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        text = text if isinstance(text, str) else json.dumps(text)
-        Path(file).write_text(text, encoding="utf-8")
+    write_files(Path(), step.get("files", {}))
     for file, (old, new) in step.get("edit", {}).items():
         edit(file, old, new)
     for file in step.get("remove", ()):
         Path(file).unlink()
     forget(Path.cwd())
+
+
+def write_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Write files by their names in a folder, what is no text as JSON."""
+    for name, content in files.items():
+        path, text = folder / name, content if isinstance(content, str) else json.dumps(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def edit(file: str | Path, old: str, new: str) -> None:

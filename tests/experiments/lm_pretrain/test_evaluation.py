@@ -25,6 +25,7 @@ from raypipe.store.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 from tests.experiments.lm_pretrain.test_data import store
 from tests.experiments.references import lively
+from tests.scenario import cases
 
 MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)
 GREEDY = SampleSettings(temperature=0, tokens=12)
@@ -269,14 +270,7 @@ def test_the_baselines_read_the_text_with_its_ends(tmp_path, monkeypatch, kind):
 
 
 def test_the_interval_of_the_gain_of_a_language_model_says_what_is_chance():
-    gains = pd.DataFrame(
-        {"method": ["language model", "language model + kneser-ney"],
-         "baseline": "kneser-ney tokens", "tokens": 5000, "groups": 5, "gain": [0.2, 0.4],
-         "gain_low": [0.15, 0.3], "gain_high": [0.25, 0.5]}
-    )  # fmt: skip
-    (section,) = sections({"gains": gains})
-    assert section.certainty == [
-        "Over the 5000 held-out tokens, the language model's loss in bits per byte is 0.2 below "
-        "that of kneser-ney tokens (95 % interval of the gain 0.15 to 0.25): more than chance."
-    ]
+    given = cases(__file__, "gains")
+    (section,) = sections({"gains": pd.DataFrame(given["gains"])})
+    assert section.certainty == [given["says"]]
     assert sections({}) == []

@@ -18,6 +18,7 @@ from ray import tune
 
 from experiments.pabbo_lda.samplers.optuna import PabboSampler
 from experiments.pabbo_lda.samplers.ray_tune import PabboSearch
+from tests.scenario import cases
 
 
 class Nearest:
@@ -96,25 +97,15 @@ def test_a_study_continues_from_its_storage_as_if_it_had_not_ended(tmp_path):
 
 
 def test_trials_count_by_their_state():
-    own = sampler(n_startup_trials=1)
+    own, trials = sampler(n_startup_trials=1), cases(__file__, "trials")
     study = study_of(own)
-
-    def add(x, state=TrialState.COMPLETE, **about):
-        study.add_trial(create_trial(params={"x": x}, distributions=X, state=state, **about))
-
-    add(0.0, value=3.0)
-    add(0.1, TrialState.PRUNED, intermediate_values={1: 9.0, 5: 4.0})
-    add(0.2, TrialState.PRUNED, intermediate_values={1: 9.0, 5: math.nan})
-    add(0.3, TrialState.PRUNED)
-    add(0.4, TrialState.FAIL)
-    add(0.5, value=math.inf)
-    add(0.6, value=1.0, constraints={"memory": 0.5})
-    add(0.7, value=2.0, constraints={"memory": -0.5})
-    add(0.8, TrialState.RUNNING)
+    for x, state, about, _ in trials:
+        given = {"params": {"x": x}, "distributions": X, "state": TrialState[state]}
+        study.add_trial(create_trial(**given, **about))
     study.ask(X)
     seen = own._surrogate
     told = dict(zip(np.round((seen.known[:, 0] + 1) / 2, 9), seen.values, strict=True))
-    assert told == pytest.approx({0.0: 3.0, 0.1: 4.0, 0.5: 4.0, 0.6: 4.0, 0.7: 2.0, 0.8: 2.0})
+    assert told == pytest.approx({x: value for x, *_, value in trials if value is not None})
 
 
 def test_processes_that_share_a_storage_propose_different_points(tmp_path):

@@ -249,12 +249,7 @@ def test_files_as_they_lie_on_the_hub_are_read(family, stored, tmp_path):
     model = lively_t5(GATED)
     tensors = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        "model_type": family, "vocab_size": 23, "d_model": 12, "d_kv": 5, "num_heads": 3,
-        "d_ff": 10, "num_layers": 2, "num_decoder_layers": 3, "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 12, "feed_forward_proj": "gated-gelu",
-        "dropout_rate": 0.0, "is_encoder_decoder": True, **stored,
-    }  # fmt: skip
+    config = {**cases(__file__, "hub"), "model_type": family, **stored}
     (tmp_path / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(_load(tmp_path).state_dict(), model.state_dict())
 

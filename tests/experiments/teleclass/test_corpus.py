@@ -72,17 +72,12 @@ def test_the_graph_and_the_closure_of_labels_equal_brute_force(graph, rows):
         assert set(closed[i].indices) == set().union(*(above[c] for c in row if c < size))
 
 
-def test_files_of_the_layout(tmp_path):
-    terms = "physics_lab:optics, laser_beam,,optics\nalchemy:gold\nscience:\n"
-    terms += "physics_lab:optics,atom\n"
-    taxonomy = stored(tmp_path, edges=f"{EDGES}\ns\tp\n", terms=terms)
-    assert taxonomy.ids == ("s", "p", "c", "q")
-    assert taxonomy.names[1] == "physics_lab"
-    assert taxonomy.edges == ((0, 1), (0, 2), (1, 3), (2, 3))
-    assert taxonomy.keywords == ((), ("optics", "laser_beam", "atom"), (), ())
-    assert taxonomy.dropped == {"repeated edges": 1, "keywords of unknown classes": 1}
-    lab = "physics lab: optics, laser beam, atom"
-    assert taxonomy.descriptions() == ["science", lab, "chemistry", "quantum chemistry"]
+@pytest.mark.parametrize("case", cases(__file__, "taxonomies"))
+def test_the_taxonomy_of_files(tmp_path, case):
+    taxonomy = stored(tmp_path, *case["files"])
+    found = {name: getattr(taxonomy, name) for name in ("ids", "names", "edges", "keywords")}
+    found |= {"dropped": taxonomy.dropped, "descriptions": taxonomy.descriptions()}
+    assert json.loads(json.dumps(found)) == case["gives"]
 
 
 def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
@@ -95,12 +90,6 @@ def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
         again = read_taxonomy(*other)
         assert again == plain
         assert again.fingerprint == plain.fingerprint
-
-
-def test_a_name_may_be_that_of_several_classes_and_hold_a_colon(tmp_path):
-    labels = "0\tother: misc\n1\tbooks\n2\tother: misc\n"
-    taxonomy = stored(tmp_path, labels, "", "other: misc:this,that\n")
-    assert taxonomy.keywords == (("this", "that"), (), ("this", "that"))
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path):

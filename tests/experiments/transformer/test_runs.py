@@ -16,7 +16,7 @@ from experiments.transformer.comparison import mcnemar, measures
 from experiments.transformer.data import PredictionTarget
 from experiments.transformer.evaluation import confused
 from experiments.transformer.figures import sections
-from experiments.transformer.tables import BRANCHES, SVM
+from experiments.transformer.tables import SVM
 from experiments.transformer.training import StoredSamples
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
@@ -24,6 +24,8 @@ from tests.command import table
 from tests.experiments import runs
 from tests.experiments.rows import write_rows
 from tests.scenario import cases
+
+MCNEMAR = cases(__file__, "mcnemar")
 
 
 def run(folder: Path, *overrides: str, **options) -> pd.DataFrame:
@@ -159,14 +161,11 @@ def test_rare_classes_are_shown_as_one():
     assert json.loads(json.dumps(rows)) == rows
 
 
-@pytest.mark.parametrize("case", cases(__file__, "mcnemar"))
+@pytest.mark.parametrize("case", MCNEMAR["cases"])
 def test_mcnemars_test_says_what_is_chance(case):
-    comparisons = pd.DataFrame(
-        [("transformer", "majority class", 200, 20, 1e-9), ("transformer", BRANCHES[0], 1, 5, 0.2),
-         ("transformer", SVM, *case["rows"], case["p_value"]),
-         (BRANCHES[0], SVM, 3, 90, 1e-9)],
-        columns=["method", "baseline", "only_method_right", "only_baseline_right", "p_holm"],
-    ).assign(rows=400)  # fmt: skip
+    rows = [*MCNEMAR["others"], ["transformer", SVM, *case["rows"]]]
+    columns = ["method", "baseline", "only_method_right", "only_baseline_right", "p_holm"]
+    comparisons = pd.DataFrame(rows, columns=columns).assign(rows=400)
     (section,) = sections({"comparisons": comparisons})
     assert section.certainty == [case["says"]]
     assert not any(each.certainty for each in sections({}))

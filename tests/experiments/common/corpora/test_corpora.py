@@ -21,6 +21,7 @@ from experiments.common.corpora.docstrings import DocstringRecord, docstring_rec
 from experiments.common.corpora.load import load_corpus, sample
 from experiments.common.corpora.text import Tokenization, vectorize
 from tests.experiments.rows import write_rows, write_text
+from tests.scenario import cases, write_files
 
 DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
 
@@ -170,10 +171,7 @@ def test_the_vocabulary_holds_the_most_frequent_words(texts, limit):
     assert (corpus.documents, corpus.dropped_documents) == (kept, len(texts) - kept)
 
 
-FORMS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"]
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])
 def test_every_format_gives_the_same_corpus(tmp_path, form):
     path, source = tmp_path / f"mine.{form}", form.removesuffix(".gz").replace("txt", "text")
     if source == "text":
@@ -184,11 +182,8 @@ def test_every_format_gives_the_same_corpus(tmp_path, form):
 
 
 def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
-    for i, text in enumerate(TEXTS):
-        path = tmp_path / "mine" / f"part{i // 2}" / f"{i}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "mine" / "notes.md").write_text("ignored entirely")
+    files = {f"part{i // 2}/{i}.txt": text for i, text in enumerate(TEXTS)}
+    write_files(tmp_path / "mine", {**files, "notes.md": "ignored entirely"})
     assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
 
 
@@ -205,16 +200,11 @@ def test_missing_values_are_empty_documents(tmp_path):
     assert (corpus.documents, corpus.dropped_documents) == (2, 1)
 
 
-def test_missing_corpora_name_what_there_is(tmp_path):
+@pytest.mark.parametrize(("source", "name", "in_folder", "message"), cases(__file__, "missing"))
+def test_a_missing_corpus_is_refused_with_what_there_is(tmp_path, source, name, in_folder, message):
     (tmp_path / "reviews.csv.gz").touch()
-    with pytest.raises(CorpusError, match=r"no revews\.csv or revews\.csv\.gz; there are: reviews"):
-        load_corpus("csv", "revews", tmp_path)
-    with pytest.raises(CorpusError, match="no corpora found"):
-        load_corpus("text", "reviews", tmp_path)
-    with pytest.raises(CorpusError, match=r"no corpus 'stdlb'; .* nearest is 'stdlib'"):
-        load_corpus("builtin", "stdlb")
-    with pytest.raises(CorpusError, match=r"set data\.dir"):
-        load_corpus("bow", "x")
+    with pytest.raises(CorpusError, match=message):
+        load_corpus(source, name, tmp_path if in_folder else None)
 
 
 @pytest.fixture(scope="module")
@@ -223,33 +213,10 @@ def records():
 
 
 def test_sources_are_read_not_imported(tmp_path):
-    (tmp_path / "pack" / "tests").mkdir(parents=True)
-    (tmp_path / "pack" / "tests" / "t.py").write_text('"""A test."""')
-    (tmp_path / "pack" / "__init__.py").write_text('"""The package.\n\nMore."""')
-    (tmp_path / "pack" / "inner.py").write_text('"""Inside a package."""')
-    (tmp_path / "never_imported_module.py").write_text('''
-raise SystemExit
-try:
-    import a
-except ImportError:
-    def fallback():
-        """Inside a handler."""
-class A:
-    """A class."""
-    if True:
-        async def method(self):
-            """A method."""
-            def inner():
-                "  "
-''')
+    given = cases(__file__, "sources")
+    write_files(tmp_path, given["files"])
     found = list(docstring_records(tmp_path))
-    assert found == [
-        DocstringRecord("never_imported_module", "fallback", "function", "Inside a handler."),
-        DocstringRecord("never_imported_module", "A", "class", "A class."),
-        DocstringRecord("never_imported_module", "A.method", "function", "A method."),
-        DocstringRecord("pack", "", "module", "The package.\n\nMore."),
-        DocstringRecord("pack.inner", "", "module", "Inside a package."),
-    ]
+    assert found == [DocstringRecord(*each) for each in given["records"]]
     assert (found[3].summary, found[4].package) == ("The package.", "pack")
     assert "never_imported_module" not in sys.modules
 
