@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+
+from tests.command import until
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), "")
@@ -75,24 +75,12 @@ class Browser:
 
     def until(self, expression: str, within_s: float = 30.0) -> None:
         """Wait until a JavaScript expression is true."""
-        deadline = time.monotonic() + within_s
-        while not self.value(expression):
-            assert time.monotonic() < deadline, f"not in {within_s} s: {expression}"
-            time.sleep(0.05)
+        until(lambda: self.value(expression), expression, within_s)
 
-    def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """Give the page a size in pixels, and light or dark colors."""
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=False,
+    def resize(self, width: int) -> None:
+        """Give the page a width in pixels."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=900, mobile=False,
              deviceScaleFactor=1)  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self("Emulation.setEmulatedMedia", features=[scheme])
-
-    def screenshot(self, file: Path) -> None:
-        """Write the whole page as PNG."""
-        size = self("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"], "height": size["height"]}
-        found = self("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(found["data"]))
 
 
 @contextmanager
@@ -104,24 +92,19 @@ def browser(folder: Path) -> Iterator[Browser]:
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
     try:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "DevTools listening" in line)
         port = re.findall(r"ws://127\.0\.0\.1:(\d+)/", line)[0]
         threading.Thread(target=process.stderr.read, daemon=True).start()
 
-        def run(coroutine: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(coroutine, loop).result(90)
-
         async def pages() -> Any:
             address = f"http://127.0.0.1:{port}/json"
             async with aiohttp.ClientSession() as session, session.get(address) as answer:
                 return await answer.json(content_type=None)
 
-        (page,) = (page for page in run(pages()) if page["type"] == "page")
-        found = Browser(page["webSocketDebuggerUrl"], run)
+        (page,) = (page for page in loop.run_until_complete(pages()) if page["type"] == "page")
+        found = Browser(page["webSocketDebuggerUrl"], loop.run_until_complete)
         for name in ("Page", "Runtime", "Log"):
             found(f"{name}.enable")
         yield found
@@ -129,4 +112,4 @@ def browser(folder: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         process.wait(30)
-        loop.call_soon_threadsafe(loop.stop)
+        loop.close()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ import pandas as pd
 import psutil
 import pytest
 
-import raypipe as rp
 from raypipe import cli
 from raypipe.commands import cluster
 from raypipe.launch.inline import InlineLauncher
@@ -47,22 +46,6 @@ class Ended:
 def table(folder: str | Path, name: str) -> pd.DataFrame:
     """A table of a run directory."""
     return read_table(RunDirectory.at(folder), name)
-
-
-def status(
-    verb: Callable[..., rp.Run],
-    config: str | Path,
-    overrides: Sequence[str] = (),
-    **options: object,
-) -> int:
-    """The exit status that a verb of the Python API has as a command."""
-    try:
-        verb(config, overrides, **options)
-    except rp.RunFailedError:
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
 def spawn(

@@ -25,7 +25,7 @@ from benchmarks.gpu_parts.bench import Bench, Machine, Row, read_rows
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
-from tests.command import is_alive
+from tests.command import is_alive, until
 from tests.scenario import cases
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
@@ -100,8 +100,7 @@ def test_no_process_of_a_part_outlives_the_command(tmp_path: Path) -> None:
     file = bench.folder / "pid"
 
     def interrupt() -> None:
-        while not (file.exists() and file.read_text()):
-            time.sleep(0.05)
+        until(lambda: file.exists() and file.read_text(), "a process of the part")
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=interrupt)

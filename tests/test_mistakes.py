@@ -15,7 +15,7 @@ import pytest
 
 from raypipe.launch.inline import InlineLauncher
 from tests import command
-from tests.scenario import cases
+from tests.scenario import cases, write_files
 
 TABLE = cases(__file__, "mistakes")
 
@@ -23,9 +23,7 @@ TABLE = cases(__file__, "mistakes")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
-    for name, text in TABLE["files"].items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+    write_files(folder, TABLE["files"])
     return folder
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.clusters.main_job import CONFIG
 from tests.command import table
+from tests.scenario import cases, write_files
 
 pytest.importorskip("hatchling")
 PROJECT = Path(__file__).resolve().parents[1]
@@ -127,14 +128,7 @@ def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
 @pytest.mark.slow
 def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(installed, empty):
     own = empty / "experiments" / "mine"
-    own.mkdir(parents=True)
-    (own.parent / "__init__.py").touch()
-    (own / "__init__.py").write_text(
-        "from raypipe import Experiment, Settings\n"
-        "class Mine(Settings):\n    shown: int = 3\n"
-        "EXPERIMENT = Experiment('mine', 1, Mine, lambda settings: [])\n"
-    )
-    (empty / "mine.yaml").write_text("experiment: experiments.mine\n")
+    write_files(empty, cases(__file__, "wheel"))
     assert "shown: 3" in run(empty, installed / "raypipe", "config", "mine").stdout
     shipped = run(empty, installed / "raypipe", "config", "transformer")
     assert "experiment: experiments.transformer\n" in shipped.stdout

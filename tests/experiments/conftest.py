@@ -13,7 +13,7 @@ from scipy import sparse
 
 from experiments.common.corpora.docstrings import docstring_records
 from tests.experiments.rows import frame, write_rows
-from tests.scenario import cases
+from tests.scenario import cases, write_files
 
 #: what reads the folder ``topics``
 TOPICS = ("data.source=files", "data.keywords=keywords.txt", "data.max_documents=null")
@@ -89,9 +89,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, tiny_bert: str) -> Path:
         pairs.append({"document": text, "summary": [f"Return the {word}.", f"Get a {word}."]})
     write_rows(folder / "pairs.jsonl", pairs)
     (folder / "text.txt").write_text(TEXT)
-    for name, content in cases(__file__, "texts").items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content, encoding="utf-8")
+    write_files(folder, cases(__file__, "texts"))
     for name, size in (("train", 60), ("test", 30)):
         rows = []
         for number in range(size):

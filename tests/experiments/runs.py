@@ -12,7 +12,7 @@ from raypipe.commands import cluster, configuration
 from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from tests.command import status, table
+from tests.command import table
 from tests.scenario import cases
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -24,8 +24,12 @@ def run(config: str, folder: Path, *overrides: str, verb=rp.run, **options: obje
     """Return the exit status of a run of ``configs/<config>.yaml``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "start", lambda *_: InlineLauncher())
-        given = {"profile": "cpu", **options}
-        return status(verb, CONFIGS / f"{config}.yaml", overrides, run_dir=folder, **given)
+        given = {"profile": "cpu", "run_dir": folder, **options}
+        try:
+            verb(CONFIGS / f"{config}.yaml", overrides, **given)
+        except rp.RunFailedError:
+            return 1
+    return 0
 
 
 def small(config: str, files: Path, *more: str) -> list[str]:

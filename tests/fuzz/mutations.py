@@ -13,13 +13,8 @@ PIECES = (
     *(b"0", b"-1", b"1e400", b"-1e400", b"nan", b".nan", b"inf", b"1e-400", b"0x1p3", b"1_0"),
     *(b"9" * 9, b"9" * 19, b"9" * 30, b"9" * 5000, b"2147483648", b"true", b"null", b"~", b"1:1:1"),
     *(b"[" * 50, b"{" * 50, b"[" * 5000, b"[]", b"{}", b"- ", b"&a ", b"*a", b"<<: *a", b"!!set "),
-    *(
-        b"!!python/object/apply:os.system [x]",
-        b"!!binary /w==",
-        b"../../x",
-        b"/etc/passwd",
-        b"x" * 300,
-    ),
+    *(b"!!python/object/apply:os.system [x]", b"!!binary /w==", b"../../x", b"/etc/passwd"),
+    b"x" * 300,
 )
 
 
