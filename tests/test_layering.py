@@ -35,17 +35,22 @@ def nodes(file: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Every imported module, also of imports inside functions and of those for types alone."""
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """Every imported module, and of one that names are imported from, each of these."""
     for node in nodes(file):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative imports hide where a name comes from"
-            for name in (f"{node.module}.{alias.name}" for alias in node.names):
-                path = PROJECT.joinpath(*name.split("."))
-                is_module = path.is_dir() or path.with_suffix(".py").is_file()
-                yield name if is_module else str(node.module)
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every imported module, also of imports inside functions and of those for types alone."""
+    for module, name in imported(file):
+        path = PROJECT.joinpath(*module.split("."), name)
+        is_module = path.is_dir() or path.with_suffix(".py").is_file()
+        yield f"{module}.{name}" if name and is_module else module
 
 
 def room(module: str) -> str:
@@ -169,15 +174,13 @@ def test_every_name_of_the_public_api_can_be_imported() -> None:
 def test_experiments_import_public_names_alone() -> None:
     import raypipe
 
-    deeper = []
-    for file in sorted((PROJECT / "experiments").rglob("*.py")):
-        for node in nodes(file):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-                deeper += [f"{file}: {name}" for name in names if name.startswith("raypipe")]
-            elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("raypipe"):
-                public = set(raypipe.__all__) if node.module == "raypipe" else set()
-                deeper += [f"{file}: {a.name}" for a in node.names if a.name not in public]
+    public = {("raypipe", name) for name in raypipe.__all__}
+    deeper = [
+        f"{file}: {module} {name}"
+        for file in sorted((PROJECT / "experiments").rglob("*.py"))
+        for module, name in imported(file)
+        if module.startswith("raypipe") and (module, name) not in public
+    ]
     assert deeper == []
 
 

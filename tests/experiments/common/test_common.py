@@ -16,7 +16,7 @@ from experiments.common.tables import columns
 from experiments.common.tokenizer import read_tokenizer, token_lists, tokenizer_path, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
-from tests.scenario import cases
+from tests.scenario import cases, write_files
 
 
 @given(number=st.integers(0, 500), most=st.integers(1, 40))
@@ -62,10 +62,8 @@ def test_a_missing_tokenizer_is_one_message(tmp_path):
 
 def test_a_saved_model_is_identified_by_its_content(tmp_path):
     for name, weights in (("a", "1"), ("same", "1"), ("other", "2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_text(weights)
-        (tmp_path / name / "notes.md").write_text(name)
+        files = {"config.json": "{}", "model.safetensors": weights, "notes.md": name}
+        write_files(tmp_path / name, files)
     one, same, other = (model_fingerprint(str(tmp_path / n)) for n in ("a", "same", "other"))
     assert one == same != other
     assert model_fingerprint("google-t5/t5-base") == "google-t5/t5-base"
@@ -93,14 +91,8 @@ def test_what_is_frequent_is_merged_what_is_long_is_cut_and_the_fewest_tokens_ar
     assert len(fewest) == len("the café".encode())
 
 
-def test_a_column_is_a_line():
-    found = columns(
-        rate="real higher [rows per second]: How fast.", start_s="real: When.", n="text: ."
-    )
-    assert [(c.name, c.type, c.unit, c.better) for c in found] == [
-        ("rate", "real", "rows per second", "higher"), ("start_s", "real", "s", ""),
-        ("n", "text", "", ""),
-    ]  # fmt: skip
-    assert found[0].meaning == "How fast."
+def test_a_column_says_which_values_are_better_and_another_form_is_refused():
+    (rate,) = columns(rate="real higher [rows per second]: How fast.")
+    assert (rate.unit, rate.better) == ("rows per second", "higher")
     with pytest.raises(ValueError, match=r"n: expected 'type \[better\] \[unit\]: meaning'"):
         columns(n="integer")

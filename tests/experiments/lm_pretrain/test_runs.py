@@ -12,7 +12,6 @@ import torch
 
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
-from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from experiments.lm_pretrain.training import model_of
@@ -61,7 +60,7 @@ def test_it_learns_more_than_the_baseline_and_writes_on(trained):
     for method in ("language model", "sliding window", "language model + kneser-ney"):
         difference = counts["bits_per_byte"] - measures.loc[method, "bits_per_byte"]
         assert gains.loc[method, "gain"] == pytest.approx(difference, rel=1e-6)
-    stored = run_folder(RunDirectory.at(folder))
+    stored = shards.run_folder(RunDirectory.at(folder))
     index, tokenizer = stored.index(), stored.tokenizer()
     share = index.tokens["held_out"] / index.bytes["held_out"]
     assert model["bits_per_byte"] == pytest.approx(model["loss"] / np.log(2) * share)
@@ -81,7 +80,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     folder = Path(run.artifact("export", "hf"))
     assert not folder.exists()
     assert runs.run("lm_pretrain", location, *given, "export=true") == 0
-    settings = model_of(run_folder(run), runs.resolved("lm_pretrain", *given).settings.model)
+    settings = model_of(shards.run_folder(run), runs.resolved("lm_pretrain", *given).settings.model)
     model = load_model(run, settings)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), output_loading_info=True
@@ -92,7 +91,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
     tokens = torch.randint(settings.vocabulary, (2, 16), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         torch.testing.assert_close(loaded.eval()(tokens).logits, model(tokens), rtol=0, atol=1e-4)
-    tokenizer = run_folder(run).tokenizer()
+    tokenizer = shards.run_folder(run).tokenizer()
     library = transformers.AutoTokenizer.from_pretrained(str(folder))
     for text in (TEXT[:50], "the  <|endoftext|>", " a", "", "\n\n"):
         if kind != "characters" or not set(text) - set(TEXT):
@@ -105,12 +104,12 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(trained):
 def test_the_shakespeare_model_has_the_characters_of_the_text(files, tmp_path):
     given = runs.small("lm_pretrain", files, "train.training.steps=2")
     assert runs.run("lm_shakespeare", tmp_path, *given, profile="auto", only=("train",)) == 0
-    assert run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
+    assert shards.run_folder(RunDirectory.at(tmp_path)).index().vocabulary == len(set(TEXT)) + 1
 
 
 def test_a_second_run_directory_takes_the_cache(run, cache, capsys):
     def tokenize(name: str, *overrides: str) -> tuple[shards.Index, bool]:
-        index = run_folder(run(name, *overrides, only=("tokenize",))).index()
+        index = shards.run_folder(run(name, *overrides, only=("tokenize",))).index()
         return index, "the tokens of an earlier run are used" in capsys.readouterr().out
 
     first, used = tokenize("first")
@@ -138,7 +137,7 @@ def test_other_code_and_other_libraries_do_not_take_the_cache(run, monkeypatch, 
 
 def test_a_damaged_shard_of_the_run_is_not_trained_on(run, capsys):
     found = run("run", only=("tokenize",))
-    shard = Path(run_folder(found).folder) / "train-00000.bin"
+    shard = Path(shards.run_folder(found).folder) / "train-00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
     run("run", status=1, only=("train",))

@@ -10,15 +10,13 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Kernel, Matern
 
 from experiments.pabbo_lda import experiment
-from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.optimizers.bayesian import expected_improvement
 from experiments.pabbo_lda.pabbo import evaluation, functions, preferential_gp
-from experiments.pabbo_lda.pabbo.functions import SyntheticFunctionSettings, sample_functions
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs, shipped_weights
 from experiments.pabbo_lda.settings import MainSettings
 from raypipe.errors import ConfigError
 
-FUNCTIONS = SyntheticFunctionSettings()
+FUNCTIONS = functions.SyntheticFunctionSettings()
 
 
 def kernels(length: float) -> list[Kernel]:
@@ -35,7 +33,7 @@ def test_kernels_are_scikit_learn_s():
 
 def test_no_point_is_above_the_known_optimum():
     with torch.autocast("cpu", dtype=torch.bfloat16):  # does not reach the factorization
-        drawn = sample_functions(0, torch.arange(64), 200, FUNCTIONS)
+        drawn = functions.sample_functions(0, torch.arange(64), 200, FUNCTIONS)
     assert (drawn.utility <= drawn.best_utility[:, None] + 1e-5).all()
     assert drawn.points.abs().max() <= 1
     assert drawn.best_utility.abs().max() <= 5
@@ -52,10 +50,10 @@ def test_length_scales_follow_the_cut_log_normal():
 
 def test_the_draw_is_the_conditional_process():
     """|g| at two points near and far from the optimum against scikit-learn's posterior."""
-    settings = SyntheticFunctionSettings(
+    settings = functions.SyntheticFunctionSettings(
         length_scale=(0.5, 0.5001), std=(1.0, 1.0001), sharp_probability=0.0
     )
-    drawn = sample_functions(0, torch.arange(40000), 1, settings, dtype=torch.float64)
+    drawn = functions.sample_functions(0, torch.arange(40000), 1, settings, dtype=torch.float64)
     distance = drawn.points - drawn.best_point[:, None]
     g = -(drawn.utility - drawn.best_utility[:, None]) - distance.square() / 8
     near = (distance.abs() - 0.2).abs()[:, 0] < 0.02
@@ -81,7 +79,7 @@ HELD_OUT = evaluation.held_out_functions(SETTINGS, FUNCTIONS)
 
 
 def test_held_out_functions_are_not_training_functions():
-    trained = sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
+    trained = functions.sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
     assert not torch.allclose(trained.points, HELD_OUT.candidates.points)
 
 
@@ -176,4 +174,4 @@ def test_a_missing_library_is_refused_with_its_extra(monkeypatch):
     monkeypatch.setattr(experiment, "find_spec", lambda name: None)
     settings = MainSettings(evaluate_large=evaluation.EvaluationSettings(preferential_gp=True))
     with pytest.raises(ConfigError, match=r"evaluate_large.preferential_gp: .*\[duels\]"):
-        stages(settings)
+        experiment.stages(settings)

@@ -16,14 +16,13 @@ from sklearn.gaussian_process.kernels import RBF
 from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.surrogate import posterior
 from experiments.pabbo_lda.surrogate.model import restore_surrogate
-from experiments.pabbo_lda.surrogate.posterior import Surrogate
 from experiments.pabbo_lda.surrogate_training.prior import sample_searches
 from tests.command import table
 from tests.experiments.runs import SMALL, run
 
 
 @pytest.fixture(scope="module")
-def surrogate() -> Surrogate:
+def surrogate() -> posterior.Surrogate:
     return posterior.load()
 
 

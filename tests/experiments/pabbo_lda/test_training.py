@@ -16,11 +16,9 @@ from torch import Tensor
 from experiments.pabbo_lda.optimizers import make_optimizer
 from experiments.pabbo_lda.optimizers.pabbo import model_scorer
 from experiments.pabbo_lda.pabbo import curve_training, training
-from experiments.pabbo_lda.pabbo.curve_training import CurvePolicySettings, CurvePolicyTask
 from experiments.pabbo_lda.pabbo.curves import CurveSettings, sample_curves, trend_of
 from experiments.pabbo_lda.pabbo.functions import Candidates, draw_pairs, sample_functions
 from experiments.pabbo_lda.pabbo.model import LARGE, SMALL, PabboModel, PabboModelSettings
-from experiments.pabbo_lda.pabbo.training import PabboSettings, PabboTask
 from experiments.pabbo_lda.space import Space
 from experiments.pabbo_lda.study.study import Study
 from experiments.pabbo_lda.tables import STEP_METRICS
@@ -67,7 +65,7 @@ def test_parameter_counts_are_those_of_the_published_code():
     assert parameter_count(PabboModel, LARGE) == 259_779
 
 
-TINY = PabboSettings(
+TINY = training.PabboSettings(
     model=PabboModelSettings(d_model=8, heads=2, layers=2, feed_forward=8),
     trajectories=3, horizon=4, query_points=9, candidate_pairs=12, prediction_points=8,
     prediction_duels=10, prediction_splits=3, max_context=4,
@@ -85,7 +83,7 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out():
     model, step = _model(TINY.model), replace(STEP, phase=Phase("burn_in", 1, 8, 1e-3), seed=7)
     contexts: list[tuple[Tensor, Tensor]] = []
     hook = model.register_forward_pre_hook(lambda _, given: contexts.append(given))
-    total = PabboTask(TINY).loss(model, torch.tensor([3]), step).total
+    total = training.PabboTask(TINY).loss(model, torch.tensor([3]), step).total
     hook.remove()
     ((context, _, mask),) = contexts
     duels = _candidates(7, 10, torch.tensor([3]), 8, 10)
@@ -172,7 +170,7 @@ def test_policy_losses_are_those_of_plain_loops():
 
 def test_metrics_of_the_trainings_are_declared():
     found = set()
-    for task in (PabboTask(TINY), CurvePolicyTask(CURVES)):
+    for task in (training.PabboTask(TINY), curve_training.CurvePolicyTask(CURVES)):
         model = task.build_model()
         for phase in task.phases(TrainingSettings(steps=4), 2):
             loss = task.loss(model, torch.arange(2), replace(STEP, phase=phase))
@@ -239,7 +237,7 @@ def test_t_are_distinct_integers_of_the_range(t_min, low, more, n):
     assert curves.points.abs().max() <= 1 + 1e-12
 
 
-CURVES = CurvePolicySettings(
+CURVES = curve_training.CurvePolicySettings(
     model=PabboModelSettings(d_model=16, heads=2, layers=1, feed_forward=16),
     curves=CurveSettings(t_max=(60, 60), start=(2, 4)), points=59, steps=6, held_out=64,
 )  # fmt: skip
@@ -262,7 +260,7 @@ def test_scores_are_fitted_to_the_distances_of_all_candidates():
     with torch.no_grad():
         model.acquisition[-1].weight.zero_()
         model.acquisition[-1].bias.fill_(-0.7)
-    loss = CurvePolicyTask(CURVES).loss(model, samples, replace(STEP, seed=3))
+    loss = curve_training.CurvePolicyTask(CURVES).loss(model, samples, replace(STEP, seed=3))
     curves = sample_curves(3, samples, 59, CURVES.curves, torch.float64)
     distance = curve_training.distance_to_close(curves, 0.01)[:, -59:]
     assert float(loss.weight) == 5

@@ -23,6 +23,7 @@ from tests.experiments.teleclass.conftest import taxonomy_of
 from tests.experiments.teleclass.test_corpus import graphs
 
 SEEDS = st.integers(0, 2**32 - 1)
+CUTS = st.lists(st.integers(0, 8), max_size=3)
 
 
 def related_to(taxonomy: Taxonomy) -> sparse.csr_matrix:
@@ -152,24 +153,14 @@ def test_memory_does_not_grow_with_the_documents():
     assert peaks[1] < min(4e9, 2 * peaks[0])
 
 
-@st.composite
-def cases(draw):
-    """Scores with many ties, label sets, levels of classes."""
-    documents, classes = draw(st.integers(1, 8)), draw(st.integers(1, 7))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    values = np.array([-np.inf, -1.5, 0, 0.25, 0.5, 1, 3], dtype=np.float32)
-    scores = random.choice(values, size=(documents, classes))
-    density = draw(st.floats(0, 1))
-    predicted, gold = random.random((2, documents, classes)) < density
-    level = random.integers(1, draw(st.integers(1, 4)) + 1, size=classes)
-    return scores, sparse.csr_matrix(predicted), sparse.csr_matrix(gold), level
-
-
 @settings(max_examples=40)
-@given(cases(), st.lists(st.integers(0, 8), max_size=3))
-def test_every_level_equals_the_definitions_and_sklearn(case, cuts):
+@given(SEEDS, st.integers(1, 8), st.integers(1, 7), st.floats(0, 1), CUTS)
+def test_every_level_equals_the_definitions_and_sklearn(seed, documents, classes, density, cuts):
     """Also where the counts are those of blocks of documents, added up."""
-    scores, *labels, level = case
+    draw = np.random.default_rng(seed)
+    scores = rough(draw, documents, classes)
+    labels = list(map(sparse.csr_matrix, draw.random((2, documents, classes)) < density))
+    level = draw.integers(1, draw.integers(1, 5) + 1, size=classes)
     bounds = sorted({0, len(scores), *(min(cut, len(scores)) for cut in cuts)})
     blocks = [slice(0), *(slice(*pair) for pair in pairwise(bounds))]
     counts = [count(scores[block], *(each[block] for each in labels), level) for block in blocks]

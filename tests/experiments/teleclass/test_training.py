@@ -34,12 +34,6 @@ from experiments.teleclass.settings import (
     takes_vectors,
 )
 from experiments.teleclass.training import Collate, TeleclassTask, build_task
-from experiments.teleclass.training_set import (
-    make_tokenizer,
-    read_tokens,
-    run_hierarchy,
-    run_tokenize,
-)
 from raypipe.errors import ConfigError
 from raypipe.store.artifacts import write_parquet
 from raypipe.store.run_directory import RunDirectory
@@ -130,9 +124,9 @@ def test_blocks_hold_tokens_labels_and_vectors(context, monkeypatch, written, ve
     (corpus, expected), run = labeled(context, written), context.run_dir
     if vectors:  # or phase 1 is not asked
         run_encode(corpus, context)
-    run_hierarchy(corpus, context)
-    run_tokenize(corpus, context)
-    blocks = [read_tokens(run, number) for number in range(-(-len(expected) // 4))]
+    training_set.run_hierarchy(corpus, context)
+    training_set.run_tokenize(corpus, context)
+    blocks = [training_set.read_tokens(run, number) for number in range(-(-len(expected) // 4))]
     assert [len(block) for block in blocks] == ([4, 4, 1] if written else [4, 2])
     table = pa.concat_tables(blocks)
     assert table.column_names == ["tokens", "labels", "vector"][: 2 + vectors]
@@ -156,20 +150,20 @@ def test_written_documents_are_not_encoded_by_another_fit(context):
     with_sections(context, encode=ENCODING, train=TrainSettings(classifier=SETTINGS))
     (corpus, _), run, path = labeled(context, 3), context.run_dir, LsaEncoder.path(context.run_dir)
     run_encode(corpus, context)
-    run_hierarchy(corpus, context)
+    training_set.run_hierarchy(corpus, context)
     content = run.read(path)
     run.write(path, content[:-50])
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
-        run_tokenize(corpus, context)
+        training_set.run_tokenize(corpus, context)
     run.write(path, content)
-    run_tokenize(corpus, context)
+    training_set.run_tokenize(corpus, context)
 
 
 def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
     from transformers import AutoTokenizer
 
     texts = ["a b c", "a b c d e f g h", ""]
-    found = token_lists(make_tokenizer([], tiny_bert, 512, 6), texts).to_pylist()
+    found = token_lists(training_set.make_tokenizer([], tiny_bert, 512, 6), texts).to_pylist()
     loaded = AutoTokenizer.from_pretrained(tiny_bert)
     assert found == [loaded(text, truncation=True, max_length=6)["input_ids"] for text in texts]
     assert [len(each) for each in found] == [5, 6, 2]
@@ -178,7 +172,7 @@ def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
 def test_without_any_label_there_is_nothing_to_train_on(context):
     corpus = labeled_corpus(context, taxonomy_of("0"), ["text"], np.zeros((1, 1), bool), [1.0])
     with pytest.raises(ValueError, match="nothing to train on"):
-        run_hierarchy(corpus, context)
+        training_set.run_hierarchy(corpus, context)
 
 
 CLASSES = 6
@@ -277,7 +271,7 @@ def test_a_text_has_the_same_probabilities_whatever_is_beside_it(tmp_path, setti
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     write_weights(run, run.model("train"), weights, metadata_of(settings, 5, width))
     sizes = (settings.pretrained, settings.vocabulary, settings.length)
-    tokenizer = make_tokenizer(["a bee sees the sea"] * 9, *sizes)
+    tokenizer = training_set.make_tokenizer(["a bee sees the sea"] * 9, *sizes)
     run.write(tokenizer_path(run), tokenizer.encode())
     draw = random.Random(0)
     texts = [" ".join(draw.choices("abcdefg", k=draw.randint(1, 30))) for _ in range(12)] + [""]
