@@ -23,13 +23,6 @@ from raypipe.training.parallel import local
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim"))
 #: kernels that overwrite their first tensor without reading it
 _FILLS = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_"))
-#: kernels that repeat the product of queries and keys; model FLOPs do not count it
-_ATTENTION_BACKWARD = frozenset(
-    (
-        "_scaled_dot_product_flash_attention_backward",
-        "_scaled_dot_product_efficient_attention_backward",
-    )
-)
 #: functions without a kernel
 _NO_KERNEL = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 
@@ -148,7 +141,7 @@ class Recorder(TorchDispatchMode):
             if constant is not None:
                 return constant.item()
             self._add(Kernel(name, waits=True))
-            return _any_value(args[0].dtype)
+            return 1.0 if args[0].dtype.is_floating_point else 1  # fake tensors have no values
         result = func(*args, **kwargs)
         outputs, inputs = list(tensors_in(result)), list(tensors_in((args, kwargs)))
         for tensor in outputs:
@@ -173,8 +166,8 @@ class Recorder(TorchDispatchMode):
         packet, flops, kind = func._overloadpacket, 0.0, ""
         if packet in flop_registry:
             flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
-            if name in _ATTENTION_BACKWARD:
-                flops *= 4 / 5
+            if name.endswith("_attention_backward"):
+                flops *= 4 / 5  # it repeats the product of queries and keys
             kind = str(inputs[0].dtype).removeprefix("torch.")
         if scratch := _scratch(name, inputs):
             number = next(self._numbers)
@@ -256,13 +249,6 @@ def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 def _touched(tensor: Tensor) -> int:
     """Return the bytes of a tensor that a kernel touches: expanded ones once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _any_value(dtype: torch.dtype) -> bool | float | int:
-    """Return 1 in a type: fake tensors have no values."""
-    if dtype == torch.bool:
-        return True
-    return 1.0 if dtype.is_floating_point else 1
 
 
 def _scratch(name: str, inputs: Sequence[Tensor]) -> int:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from raypipe.config.levels import shown
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Replacing, Settings
 
 Value = bool | int | float | str | list[Any] | None
 
@@ -175,6 +175,4 @@ def _alone(axis: Any) -> Any:
     axis = {"values": axis} if _is_list(axis) else axis
     if not isinstance(axis, Mapping):
         return axis
-    if axis.get("values") is None:
-        return {"values": None, **axis}
-    return {"low": None, "high": None, "step": None, "log": False, **axis}
+    return {"values": None, **axis} if axis.get("values") is None else Replacing(axis)

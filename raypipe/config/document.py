@@ -75,48 +75,29 @@ def profile_name(
         known: the sections of the configuration.
         origin: the file.
 
+    ``auto`` is ``cpu`` without a GPU. With GPUs it is a profile whose name begins with ``gpu``, or
+    that names the settings that it is made for (``for``) and they are given, and whose
+    ``min_gpu_memory_gb`` and ``min_compute_capability`` (default 0) every GPU meets: the one made
+    for most settings, then the one with the largest memory requirement, then the largest
+    capability; ``gpu`` if there is none.
+
     Raises:
         ConfigError: ``wanted`` is not a profile, or one is made for an unknown setting.
 
     """
-    for name, profile in profiles.items():
-        for key in profile.get("for", {}):
+    memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
+    capability = lowest_compute_capability(nodes)
+    # a card sold as 24 GB has at least 24e9 bytes
+    has = min(memories, default=0) / 1e9, float(capability or 0)
+    fitting: dict[str, tuple[float, ...]] = {}
+    for name, content in profiles.items():
+        profile = Profile.model_validate(content)
+        for key in profile.made_for:
             if (section := key.partition(".")[0]) not in known:
                 raise ConfigError(
                     f"{origin}: profiles.{name}.for.{key}: unknown key"
                     f"{did_you_mean(section, known)}"
                 )
-    if wanted == "auto":
-        return pick_profile(profiles, nodes, levels)
-    allowed = ["auto", *sorted({"cpu", "gpu", *profiles})]
-    if wanted not in allowed:
-        known = near_and_all(wanted, allowed, "allowed")
-        raise ConfigError(f"command line: --profile {wanted}: unknown profile{known}")
-    return wanted
-
-
-def pick_profile(
-    profiles: Mapping[str, Mapping[str, Any]],
-    nodes: Sequence[Hardware],
-    levels: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Return the name of the profile for these nodes and settings.
-
-    Without a GPU it is ``cpu``. With GPUs it is a profile whose name begins with ``gpu``, or that
-    names the settings that it is made for (``for``) and they are given, and whose
-    ``min_gpu_memory_gb`` and ``min_compute_capability`` (default 0) every GPU meets: the one made
-    for most settings, then the one with the largest memory requirement, then the largest
-    capability; ``gpu`` if there is none.
-    """
-    memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
-    capability = lowest_compute_capability(nodes)
-    if capability is None:
-        return "cpu"
-    # a card sold as 24 GB has at least 24e9 bytes
-    has = min(memories) / 1e9, float(capability)
-    fitting: dict[str, tuple[float, ...]] = {}
-    for name, content in profiles.items():
-        profile = Profile.model_validate(content)
         least = profile.min_gpu_memory_gb, profile.min_compute_capability
         are_given = all(
             _given(levels, key) in (values if isinstance(values, list) else [values])
@@ -124,7 +105,14 @@ def pick_profile(
         )
         if (profile.made_for or name.startswith("gpu")) and are_given and all(map(ge, has, least)):
             fitting[name] = len(profile.made_for), *least
-    return max(fitting, key=lambda name: fitting[name], default="gpu")
+    if wanted == "auto":
+        best = max(fitting, key=lambda name: fitting[name], default="gpu")
+        return "cpu" if capability is None else best
+    allowed = ["auto", *sorted({"cpu", "gpu", *profiles})]
+    if wanted not in allowed:
+        known = near_and_all(wanted, allowed, "allowed")
+        raise ConfigError(f"command line: --profile {wanted}: unknown profile{known}")
+    return wanted
 
 
 def _given(levels: Sequence[Mapping[str, Any]], dotted: str) -> Any:

@@ -160,7 +160,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         key, separator, text = override.partition("=")
         parts = key.split(".")
-        shown_as = f"command line: {shorten(hidden_override(override))}"
+        safe = hidden_override(override)
+        shown_as = f"command line: {shorten(safe)}"
         if not (separator and all(parts) and key.isprintable()):
             raise ConfigError(
                 f"command line: {shown(override)}: must have the form dotted.key=value"
@@ -169,18 +170,22 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{shown_as}: nested too deeply")
         try:
             value = load_yaml(text, shown_as)
-        except ConfigError as error:  # the cause quotes the text
-            if hidden_override(override) == override:
-                cut = text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
-                hint = "; write quotes around the whole, so that the shell does not split it"
-                raise ConfigError(f"{error}{hint if cut else ''}") from None
-            raise ConfigError(f"{shown_as}: not valid YAML") from None
+        except ConfigError as error:
+            if safe != override:  # the cause quotes the text
+                raise ConfigError(f"{shown_as}: not valid YAML") from None
+            cut = text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
+            hint = "; write quotes around the whole, so that the shell does not split it"
+            raise ConfigError(f"{error}{hint if cut else ''}") from None
         if has_comment(text):  # dropped without a word, what was meant as text would be lost
             raise ConfigError(
                 f"{shown_as}: a # begins a comment in YAML; write quotes around the text, within "
                 f"those of the shell, as in \"{key}='no #1'\""
             )
-        _warn(key.removeprefix("arguments."), text, override)
+        key_shown, hints = key.removeprefix("arguments."), [hint for _, hint in text_hints(text)]
+        if not text.strip():
+            hints.append(f"no value is null; write \"{key_shown}=''\" for an empty text")
+        for hint in hints if safe == override else ():
+            log.warning("command line: %s: %s", key_shown, hint)
         merge_into(values, nested({key: Replacing() if value == {} else value}))
     return values
 
@@ -191,16 +196,6 @@ def hidden_override(override: str) -> str:
     if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
         return f"{key}={HIDDEN}"
     return without_credentials(override)
-
-
-def _warn(key: str, text: str, override: str) -> None:
-    if hidden_override(override) != override:
-        return
-    hints = [hint for _, hint in text_hints(text)]
-    if not text.strip():
-        hints.append(f"no value is null; write \"{key}=''\" for an empty text")
-    for hint in hints:
-        log.warning("command line: %s: %s", key, hint)
 
 
 def _has_secrets(text: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from raypipe import hardware
-from raypipe.config.document import pick_profile
+from raypipe.config.document import profile_name
 from raypipe.hardware import (
     Gpu,
     Hardware,
@@ -64,7 +64,9 @@ def test_the_profile_is_picked_by_cards_and_settings(case) -> None:
     for pick in case["picks"]:
         nodes = [node(*cards) for cards in pick["nodes"]]
         levels = (*pick.get("settings", ()), content)
-        assert pick_profile(content["profiles"], nodes, levels) == pick["profile"], pick
+        known = ["model", "data", *content]
+        found = profile_name(content["profiles"], "auto", nodes, levels, known, "x.yaml")
+        assert found == pick["profile"], pick
 
 
 @pytest.mark.parametrize("case", CASES["builds"], ids=lambda case: str(case["build"]["cuda"]))
