@@ -60,14 +60,8 @@ def test_no_text_names_the_distribution_of_another_project():
     wrong = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?raypipe(?![-_]runner\b)|\braypipe\[[a-z]")
     assert wrong.search("pip install 'raypipe[nlp]'")
     assert not wrong.search("pip install 'raypipe-runner[nlp]'; pip install -e .")
-    places = []
-    for name in _tracked():
-        try:
-            text = (PROJECT / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # a picture
-            continue
-        if wrong.search(text):
-            places.append(name)
+    texts = {name: (PROJECT / name).read_text("utf-8", errors="replace") for name in _tracked()}
+    places = [name for name, text in texts.items() if wrong.search(text)]
     # these two look for the wrong name, or give it to a schema as an invalid value
     assert set(places) <= {"tests/test_project.py", "tests/clusters/test_manifests.py"}
 
