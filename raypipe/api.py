@@ -497,9 +497,8 @@ def plan(
 
     from raypipe.commands.plan import plan as planned
 
-    location = None if run_dir is None else os.fspath(run_dir)
     texts = [*_texts(overrides), *_of_matrix(matrix)]
-    return pd.DataFrame(planned(_document(config), texts, location, profile, only))
+    return pd.DataFrame(planned(_document(config), texts, run_dir, profile, only))
 
 
 def fit(

@@ -35,8 +35,8 @@ _FORMS = {
 class Faults:
     """The faults to inject; none by default."""
 
-    oom_above: int | None = None
-    kill_worker_at: int | None = None
+    oom_above: float | None = None
+    kill_worker_at: float | None = None
     kill_task: float = 0.0
     hang_task: float = 0.0
     delay_task_s: float = 0.0
@@ -48,7 +48,7 @@ class Faults:
 
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory (rehearsed by {VARIABLE}: "
-                f"micro-batch {micro_batch} > {self.oom_above})"
+                f"micro-batch {micro_batch} > {self.oom_above:g})"
             )
         if self.kill_worker_at == step and rank == 0 and attempt == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -77,12 +77,11 @@ def from_environment() -> Faults:
     for fault in filter(None, os.environ.get(VARIABLE, "").split(",")):
         for name, form in _FORMS.items():
             if match := re.fullmatch(form, fault.strip()):
-                number = float(match[1])
-                wanted[name] = int(number) if name in ("oom_above", "kill_worker_at") else number
+                wanted[name] = float(match[1])
                 break
         else:
             raise ConfigError(
                 f"{VARIABLE}: {fault!r}: unknown fault (allowed: oom:micro_batch>N, "
                 "kill_worker:step=K, kill_task:p=X, hang_task:p=X, delay_task:s=X)"
             )
-    return Faults(**wanted)  # type: ignore[arg-type]
+    return Faults(**wanted)

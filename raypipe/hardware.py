@@ -181,11 +181,9 @@ def _slices(handle: Any) -> list[Any] | None:
 
 
 def _gpu(handle: Any, index: int, capability: str) -> Gpu:
-    try:
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        memory = 0
-    memory = memory or psutil.virtual_memory().total  # some drivers report 0 instead
+    memory = psutil.virtual_memory().total
+    with suppress(pynvml.NVMLError_NotSupported):  # some drivers report 0 instead
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) or memory
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     return Gpu(index, str(uuid), str(name), memory, capability)
 

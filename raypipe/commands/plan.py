@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -203,7 +204,7 @@ def _refuse(where: str, found: Obstacle | None) -> None:
 def plan(
     document: Document,
     overrides: Sequence[str],
-    run_dir: str | None,
+    run_dir: str | os.PathLike[str] | None,
     profile: str,
     only: Sequence[str],
 ) -> list[Row]:
@@ -220,7 +221,7 @@ def plan(
     except ConfigError as misfit:
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     if run_dir is not None:
-        run = RunDirectory.at(run_dir)
+        run = RunDirectory.at(os.fspath(run_dir))
         run.check_new()
         ledger = Ledger(run, writable=False)
         if ledger.damage:

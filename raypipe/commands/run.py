@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
-from raypipe.commands.configuration import declared, of_report, resolve
+from raypipe.commands.configuration import declared, of_report, resolve, stored_document
 from raypipe.commands.plan import Work, check_gpus, work_of
 from raypipe.commands.results import results_of
 from raypipe.config.document import Document
-from raypipe.config.yaml_text import dump_yaml, load_yaml
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError, LostLeaseError, UnitError
 from raypipe.graph import tracking
 from raypipe.graph.configuration import Configuration
@@ -280,9 +280,7 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
         return False
     wanted = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
     try:
-        text = run_dir.read(run_dir.config).decode(errors="replace")
-        if not isinstance(load_yaml(text, f"{run_dir.shown}/config.yaml"), dict):
-            return False
+        stored_document(run_dir)
         return {name: better(read_arrow(run_dir, name).schema) for name in wanted} == wanted
     except ConfigError as error:  # the ledger has its rows
         print(f"WARNING: a damaged file is written again: {error}", flush=True)
