@@ -54,17 +54,6 @@ def test_values_without_a_stable_form_are_refused(value: Any) -> None:
         fingerprint({"a": {"b": [(value,)]}})
 
 
-def test_differences_name_the_dotted_keys() -> None:
-    stored = {"lda": {"seed": 1, "start": [1, 2], "gone": None}, "same": {"x": 1}, "kind": {"a": 1}}
-    asked = {"lda": {"seed": 2, "start": (1, 2), "new": None}, "same": {"x": 1}, "kind": 3}
-    assert differences(stored, asked) == {
-        "lda.seed": (1, 2),
-        "lda.gone": (None, None),
-        "lda.new": (None, None),
-        "kind": ({"a": 1}, 3),
-    }
-
-
 @given(st.dictionaries(st.text(), plain, max_size=4), st.dictionaries(st.text(), plain, max_size=4))
 def test_there_are_differences_exactly_where_fingerprints_differ(
     left: dict[str, Any], right: dict[str, Any]

@@ -57,6 +57,7 @@ def test_the_boxes_say(case: Mapping[str, Any]) -> None:
         "beaten": run.beaten,
     }
     assert {key: found[key] for key in case["says"]} == case["says"]
+    assert "title" not in case or f" {case['title']} " in page_of(run).words
 
 
 def _paragraphs(text: str) -> list[str]:

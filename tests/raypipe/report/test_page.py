@@ -134,20 +134,6 @@ def test_sections_follow_from_the_tables(page: Page) -> None:
         assert headings({key: table for key, table in RUN.tables.items() if key != name})
 
 
-@pytest.mark.parametrize(
-    ("statuses", "shown"),
-    [
-        (["succeeded", "skipped"], "succeeded"),
-        (["succeeded", "failed"], "failed"),
-        (["interrupted", "out_of_memory"], "out of memory"),
-        (["succeeded", "interrupted"], "interrupted"),
-    ],
-)
-def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> None:
-    stages = RUN.tables["stages"].assign(status=statuses)
-    assert f"training {shown}" in page_of(replace(RUN, tables={"stages": stages})).words
-
-
 def test_two_figures_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two figures are named 'a'"):
         page_of(RunResults({}, sections=[Section("x", [plot_of("a"), Fold("y", [plot_of("a")])])]))

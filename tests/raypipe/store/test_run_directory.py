@@ -12,23 +12,6 @@ from raypipe.errors import ConfigError
 from raypipe.store.run_directory import RunDirectory
 
 
-def test_files_and_folders(anywhere):
-    run = anywhere
-    path = run.path("a", "b.txt")
-    assert not run.exists(path)
-    assert run.list(run.path("a")) == []
-    run.delete(path)
-    with pytest.raises(FileNotFoundError):
-        run.read(path)
-    run.write(path, b"one")
-    run.write(path, b"two")
-    run.write(run.path("a", "a.txt"), b"")
-    assert run.read(path) == b"two"
-    assert run.list(run.path("a")) == ["a.txt", "b.txt"]
-    run.delete(run.path("a"))
-    assert not run.exists(path)
-
-
 def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(anywhere, tmp_path):
     folder = Path(tmp_path, anywhere.path("a"))  # the first is ignored if the second is absolute
     folder.parent.mkdir(parents=True)
