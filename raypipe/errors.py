@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -145,6 +145,12 @@ def shortened(text: str, most: int) -> str:
     tail = most // 2
     left_out = len(text) - most
     return f"{text[: most - tail]}\n... {left_out} characters left out ...\n{text[-tail:]}"
+
+
+def named(names: Sequence[str], most: int) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from raypipe.config.shipped import importable, logical_source
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, named
 from raypipe.graph.experiment import Stage, Units
 from raypipe.graph.identity import fingerprint as hash_of
 from raypipe.redaction import printable, source_without_secrets
@@ -155,8 +155,8 @@ def with_scripts(source: SourceCode, stages: Sequence[Stage]) -> SourceCode:
     """Return the source of an experiment with the source files of scripts that its stages start."""
     listed = (stage.units for stage in stages if not isinstance(stage.units, Units))  # of calls
     units = (unit for of_stage in listed for unit in of_stage)
-    named = (unit.literals.get("files") for unit in units)
-    names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
+    several = (unit.literals.get("files") for unit in units)
+    names = dict.fromkeys(name for names in several if isinstance(names, Mapping) for name in names)
     paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
     scripts = {
         name: path.read_bytes()
@@ -199,8 +199,8 @@ def code_text(run_dir: RunDirectory) -> str:
     parts, earlier = list[str](), dict[str, str]()
     for fingerprint, _ in ledger.items("code"):
         ran, path = units.get(fingerprint, []), run_dir.code(fingerprint)
-        first = ", ".join(ran[:_MOST_NAMED]) + ", ..." * (len(ran) > _MOST_NAMED)
-        parts.append(f"code {fingerprint[:12]}: {len(ran)} units{': ' * bool(ran)}{first}")
+        first = f": {named(ran, _MOST_NAMED)}" if ran else ""
+        parts.append(f"code {fingerprint[:12]}: {len(ran)} units{first}")
         try:
             files: dict[str, str] = json.loads(run_dir.read(path))
             parts += _shown(earlier, files)

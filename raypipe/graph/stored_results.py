@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, named
 from raypipe.graph.experiment import Units
 from raypipe.graph.identity import differences
 from raypipe.store.run_directory import variant_name
@@ -196,9 +196,8 @@ def _refuse_lost_state(
 
 def _of_code(where: str, edited: set[str], fixed: set[str]) -> str:
     """Return the warning that modules were edited since results were stored, or refuse it."""
-    names = sorted(edited)
-    more = f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED)
-    message = f"the code changed since results were stored: {', '.join(names[:_MOST_NAMED])}{more}"
+    names = named(sorted(edited), _MOST_NAMED)
+    message = f"the code changed since results were stored: {names}"
     if fixed:
         raise ConfigError(
             f"{where}: {message}; use another --run-dir to compute everything with this code, or "

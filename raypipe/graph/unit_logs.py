@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from raypipe.errors import Trace
+from raypipe.errors import Trace, named
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.store.ledger import Row
@@ -123,10 +123,9 @@ class UnitLogs:
         for like, units in [*self._alike.items()][:_MOST_NAMED]:
             others = [unit for unit in units if unit != units[0]]  # without its own attempts
             if others:
-                named = list(dict.fromkeys(others))
-                more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
-                names = f"{len(others)} more time(s): {', '.join(named[:_MOST_NAMED])}{more}"
-                self._say(f"{units[0]}: the same {like[0]} {names}")
+                names = named(list(dict.fromkeys(others)), _MOST_NAMED)
+                times = f"{len(others)} more time(s)"
+                self._say(f"{units[0]}: the same {like[0]} {times}: {names}")
         if (rest := len(self._alike) - _MOST_NAMED) > 0:
             self._say(f"{self._key}: {rest} more failures are in the table `failures`")
 

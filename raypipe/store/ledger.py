@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic_core import from_json
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, named
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 Row = dict[str, Any]
@@ -266,15 +266,14 @@ class Ledger:
     def _keep_intact_units(self) -> str:
         """Keep the units whose results match their checksums; return a message about the damage."""
         found = dict(self.items(_UNITS))
-        named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
-        known = {*found, *(key for table in named for key in self._places.get(table, ()))}
+        with_results = {table for unit in found.values() for table in unit.get(RESULTS, ())}
+        known = {*found, *(key for table in with_results for key in self._places.get(table, ()))}
         intact = {key for key, unit in found.items() if self._is_intact(key, unit)}
         for key in found.keys() - intact:
             del self._places[_UNITS][key]
         places = [f"{line} of {name}" for name, lines in self._damaged.items() for line in lines]
-        more = f" and {len(places) - _MOST_NAMED} more" * (len(places) > _MOST_NAMED)
         again = f"{len(known) - len(intact)} of {len(known)} units run again"
-        return f"{', '.join(places[:_MOST_NAMED])}{more}; {again}; the others are intact"
+        return f"{named(places, _MOST_NAMED)}; {again}; the others are intact"
 
     def _is_intact(self, key: str, unit: Row) -> bool:
         """Whether a unit's row names its results, and they are stored as they were."""

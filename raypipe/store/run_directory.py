@@ -23,7 +23,7 @@ from typing import IO
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, named
 from raypipe.redaction import without_credentials
 
 #: the variant of stages that all points of a matrix share
@@ -214,10 +214,9 @@ class RunDirectory:
         names = self.list(self.path())
         others = [n for n in names if not n.startswith(".") and not n.endswith((".yaml", ".yml"))]
         if others and not is_run(names):
-            more = ", ..." if len(others) > _MOST_NAMED else ""
             raise ConfigError(
                 f"--run-dir {self.shown}: is not a run directory and has other files "
-                f"({', '.join(others[:_MOST_NAMED])}{more}); use an empty or a new directory"
+                f"({named(others, _MOST_NAMED)}); use an empty or a new directory"
             )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 from raypipe.config.levels import did_you_mean, near_and_all
 from raypipe.config.matrix import MetricSettings, Mode
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, UnitError, named
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training
 from raypipe.report.results import LOSS, PREFIX, better_by_name, monitors_of, training_measures
@@ -80,8 +80,7 @@ class Metric:
         parts = []
         for column in self.where:
             values = sorted({str(row.get(column)) for row in rows})
-            shown = ", ".join(values[:_MOST_VALUES]) + (", ..." if values[_MOST_VALUES:] else "")
-            parts.append(f"{column} is one of: {shown}")
+            parts.append(f"{column} is one of: {named(values, _MOST_VALUES)}")
         return f"{self.name}: no row of the table has it ({'; '.join(parts) or 'at this point'})"
 
 
