@@ -236,7 +236,7 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
     ratio = high / low
     if ratio < 12:
         ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    elif ratio > (100 if axis is axis.axes.xaxis else 2000):  # labels are wider than high
+    elif ratio > (50 if axis is axis.axes.xaxis else 2000):  # labels are wider than high
         ticks = (1.0,)
     axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
@@ -348,10 +348,11 @@ def lines(
     across = np.concatenate([line.x for line in drawn])
     frame_x(axes, across, np.inf if from_0 else 30.0)
     places = np.unique(across)
-    gap = np.diff(places).min(initial=np.inf)
+    scaled = np.log(places) if axes.get_xscale() == "log" else places
+    gap = np.diff(scaled).min(initial=np.inf)
     if from_0:
         axes.set_xlim(0, max(1.0, float(across.max())))
-    elif axes.get_xscale() == "linear" and gap >= _LEAST_GAP * np.ptp(places):
+    elif gap >= _LEAST_GAP * np.ptp(scaled):
         axes.set_xticks(places, [number(float(each)) for each in places])
     # what is better if higher, such as an accuracy, is read by its differences
     frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)

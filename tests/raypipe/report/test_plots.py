@@ -89,8 +89,9 @@ def test_few_lines_are_named_by_their_ends_and_of_many_only_the_best(count, bett
     assert [text.get_text() for text in axes.texts] == best
 
 
-def test_a_long_name_is_written_in_lines_and_few_values_of_an_axis_have_a_tick_each():
-    x = np.array([0.5, 1.0, 2.0])
+@pytest.mark.parametrize("ticks", [["0.5", "1", "2"], ["0.001", "0.01", "0.1"]])
+def test_a_long_name_is_written_in_lines_and_few_values_of_an_axis_have_a_tick_each(ticks):
+    x = np.array(ticks, float)
     names = [f"seed=0, clip_norm=1, learning_rate={rate}" for rate in ("0.001", "0.0003")]
     with style():
         drawn = [Line(name, x, x + len(name)) for name in names]
@@ -98,7 +99,7 @@ def test_a_long_name_is_written_in_lines_and_few_values_of_an_axis_have_a_tick_e
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert "seed=0,\nclip_norm=1,\nlearning_rate=\n0.0003" in shown
     assert all(len(line) <= 17 for text in shown for line in text.splitlines())
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.5", "1", "2"]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ticks
 
 
 @pytest.mark.parametrize(("better", "scale"), [("lower", "log"), ("higher", "linear")])
