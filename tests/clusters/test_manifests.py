@@ -18,36 +18,38 @@ from raypipe.commands.cluster_files import text_of
 from raypipe.launch.nodes import TASKS
 from tests.clusters.provider import AUTOSCALER, completed
 from tests.command import raypipe
+from tests.scenario import cases
 
 PROJECT = Path(__file__).resolve().parents[2]
 METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 CLUSTER: dict[str, Any] = yaml.safe_load(text_of("cluster.yaml", "aws", {}, PROJECT))
 CLAIM, JOB = yaml.safe_load_all(text_of("kubernetes/rayjob.yaml", "kubernetes", {}, PROJECT))
 PODS = JOB["spec"]["rayClusterSpec"]
+EXPECTED = cases(__file__, "manifests")
+
+
+def missing(found: Any, expected: Any, place: str = "") -> list[str]:
+    """The places where something is not as expected; mappings of plain values are whole."""
+    nested = expected.values() if isinstance(expected, dict) else ()
+    if any(isinstance(each, dict | list) for each in nested) and isinstance(found, dict):
+        parts = [(found.get(key), value, key) for key, value in expected.items()]
+    elif isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+        parts = list(zip(found, expected, range(len(found)), strict=True))
+    else:
+        return [] if found == expected else [f"{place}: {found!r}"]
+    return [each for old, new, key in parts for each in missing(old, new, f"{place}/{key}")]
 
 
 def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds():
     prepared = completed(CLUSTER)
     jsonschema.validate(prepared, json.loads(AUTOSCALER.joinpath("ray-schema.json").read_text()))
+    assert missing(prepared, EXPECTED["cluster"]) == []
     kinds = prepared["available_node_types"]
-    assert set(kinds) == {"head", "gpu", "cpu"}
-    assert prepared["head_node_type"] == "head"
-    assert kinds["head"]["max_workers"] == 0
-    for name in ("gpu", "cpu"):
-        assert kinds[name]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
-        assert 1 <= kinds[name]["min_workers"] < kinds[name]["max_workers"]
-        # Ray creates it where the head names none
-        profile = kinds[name]["node_config"]["IamInstanceProfile"]
-        assert profile == {"Name": "ray-autoscaler-v1"}
+    assert kinds.keys() == EXPECTED["cluster"]["available_node_types"].keys()
     assert not {"InstanceMarketOptions", "IamInstanceProfile"} & set(kinds["head"]["node_config"])
     # Ray's own default is too old for the wheels of requirements.txt
     assert {kind["node_config"]["ImageId"] for kind in kinds.values()} == {"AMI"}
-    assert sum(kind["max_workers"] for kind in kinds.values()) <= prepared["max_workers"]
-    # of the instance that the file names
-    assert (kinds["cpu"]["node_config"]["InstanceType"], kinds["cpu"]["resources"]) == (
-        "c6i.8xlarge",
-        {TASKS: 32},
-    )
+    assert kinds["cpu"]["resources"] == {TASKS: 32}
 
 
 def test_nobody_reaches_the_dashboard_without_a_tunnel_and_a_token():
@@ -75,29 +77,10 @@ def test_what_the_nodes_install_is_pinned_and_what_raypipe_asks_for():
 
 
 def test_the_rayjob_has_what_the_definition_of_version_1_asks_for():
-    assert (JOB["kind"], CLAIM["kind"]) == ("RayJob", "PersistentVolumeClaim")
-    assert JOB["apiVersion"] == "ray.io/v1"
-    assert CLAIM["spec"]["accessModes"] == ["ReadWriteMany"]
-    assert JOB["spec"]["shutdownAfterJobFinishes"] is True
-    assert PODS["enableInTreeAutoscaling"] is True
-    workers = {group["groupName"]: group for group in PODS["workerGroupSpecs"]}
-    assert set(workers) == {"gpu", "cpu"}
-    groups = [PODS["headGroupSpec"], *workers.values()]
-    assert not [group for group in workers.values() if group["minReplicas"] > group["maxReplicas"]]
-    for group in groups:
-        pod = group["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["image"].startswith("REGISTRY/")
-        assert container["resources"]["limits"] == container["resources"]["requests"]
-        (mount,) = container["volumeMounts"]
-        (volume,) = pod["volumes"]
-        assert mount["name"] == volume["name"]
-        assert volume["persistentVolumeClaim"]["claimName"] == CLAIM["metadata"]["name"]
-        # Ray reads these as words of a command
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-    tasks = yaml.safe_load(yaml.safe_load(workers["cpu"]["rayStartParams"]["resources"]))
-    cpus = workers["cpu"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]
-    assert tasks == {TASKS: int(cpus)}
+    assert missing(CLAIM, EXPECTED["claim"]) == []
+    assert missing(JOB, EXPECTED["job"]) == []
+    params = PODS["workerGroupSpecs"][1]["rayStartParams"]
+    assert yaml.safe_load(yaml.safe_load(params["resources"])) == {TASKS: 16}
 
 
 def test_the_entrypoint_runs_a_configuration_of_the_project_on_the_shared_volume(tmp_path):
