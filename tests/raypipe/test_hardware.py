@@ -12,14 +12,7 @@ import yaml
 
 from raypipe import hardware
 from raypipe.config.document import profile_name
-from raypipe.hardware import (
-    Gpu,
-    Hardware,
-    TorchBuild,
-    detect,
-    supported_precisions,
-    unusable_gpus,
-)
+from raypipe.hardware import Gpu, Hardware, TorchBuild, detect, supported_precisions, unusable_gpus
 from tests.scenario import cases
 
 CASES = cases(__file__, "hardware")

@@ -20,13 +20,7 @@ from raypipe.commands import run as commands
 from raypipe.config.levels import hidden_override
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.redaction import (
-    Redactor,
-    is_secret,
-    printable,
-    without_credentials,
-    without_secrets,
-)
+from raypipe.redaction import Redactor, is_secret, printable, without_credentials, without_secrets
 from raypipe.store import tables as results
 from raypipe.store.run_directory import RunDirectory
 from tests.command import Ended, in_process, raypipe

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from raypipe.stats import (
-    friedman,
-    holm,
-    paired_comparisons,
-    ranked,
-    runs_needed,
-)
+from raypipe.stats import friedman, holm, paired_comparisons, ranked, runs_needed
 from tests.scenario import cases
 
 CASES = cases(__file__, "stats")
@@ -34,11 +28,6 @@ def tables(algorithms=(2, 4), runs=(1, 7), elements=WHOLE):
     """Runs x algorithms of whole numbers, so that ties are frequent and arithmetic is exact."""
     shape = st.tuples(st.integers(*runs), st.integers(*algorithms))
     return hnp.arrays(float, shape, elements=elements).map(frame)
-
-
-def pair_of(values: pd.DataFrame) -> pd.Series:
-    (pair,) = (row for _, row in paired_comparisons(values).iterrows())
-    return pair
 
 
 def test_holm_by_hand():
@@ -60,7 +49,7 @@ def test_what_the_comparison_of_a_pair_says(case):
 @given(tables(algorithms=(2, 2), runs=(1, 9)))
 def test_pair_equals_the_enumeration_of_all_signs(values):
     """Also with ties: the exact two-sided p-value, from its definition."""
-    pair = pair_of(values)
+    (pair,) = paired_comparisons(values).to_dict("records")
     d = (values["a"] - values["b"]).to_numpy()
     d = d[d != 0]
     ranks = stats.rankdata(np.abs(d))
@@ -145,7 +134,7 @@ def test_tables_that_are_no_numbers_are_refused(function):
 
 def test_nullable_columns_count_as_missing():
     values = pd.DataFrame({"a": pd.array([1.0, None, 3.0], dtype="Float64"), "b": [1, 2, 4]})
-    assert pair_of(values)["dropped"] == 1
+    assert paired_comparisons(values)["dropped"].tolist() == [1]
 
 
 def best_of(values: pd.DataFrame, better: str) -> list[int]:
