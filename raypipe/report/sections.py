@@ -270,13 +270,15 @@ def _lines(results: Results, column: Column, axis: str, by: str = "") -> list[Pl
         for value, own in (rows.groupby(by, sort=False, dropna=False) if by else [("", rows)])
         if len((found := means(own, [axis], column.name, seeds)).mean)
     }
-    lines = [_line(name, axis, every, found) for name, (every, found) in variants.items()]
-    drawn = [line for line in lines if np.isfinite(line.y).any()]
+    lines = {name: _line(name, axis, every, found) for name, (every, found) in variants.items()}
+    without = [name for name, line in lines.items() if not np.isfinite(line.y).any()]
+    variants = {name: each for name, each in variants.items() if name not in without}
+    drawn = [lines[name] for name in variants]
     if not drawn:
         return []
     figure = plots.lines(drawn, _last(axis), column.name, better=column.better, from_0=False)
     caption = _averaged(results, [found for _, found in variants.values()], shown)
-    if without := [line.name for line in lines if not np.isfinite(line.y).any()]:
+    if without:
         caption += f" Without values over {_last(axis)}: {listed(without)}."
     if any(line.points is not None for line in drawn):
         is_sample = any(len(found.once) > plots.MOST_POINTS for _, found in variants.values())

@@ -99,9 +99,9 @@ def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
 
 
 def test_lines_without_values_of_the_axis_are_named() -> None:
-    rows = pd.DataFrame({"method": [*"aabbc"], "rate": [0.1, 0.2] * 2 + [None]})
+    rows = pd.DataFrame({"method": [*"aabbcc"], "rate": [0.1, 0.2] * 2 + [0.1, None]})
     section = _section(
-        Table("scores", "a fit"), rows.assign(loss=[4.0, 3, 2, 1, 5]), "method", "rate"
+        Table("scores", "a fit"), rows.assign(loss=[4.0, 3, 2, 1, None, 5]), "method", "rate"
     )
     (plot,) = _all(section.parts, Plot)
     assert [line.get_label() for line in plot.figure.axes[0].lines[::3]] == ["a", "b"]
