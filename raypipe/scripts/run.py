@@ -20,7 +20,7 @@ import torch
 from pyarrow import fs as arrow_fs
 
 from raypipe import hardware, process_tree
-from raypipe.errors import BatchLimit, UnitError
+from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.scripts import command
@@ -53,12 +53,12 @@ _TRACEBACK = "Traceback (most recent call last)"
 #: torchrun's report of a process that a signal ended
 _KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
-#: exceptions of scripts whose kind follows from the name; the second one is NumPy's
-_NAMED = {
-    "MemoryError": MemoryError,
-    "ArrayMemoryError": MemoryError,
-    "FloatingPointError": FloatingPointError,
-    "OutOfMemoryError": torch.OutOfMemoryError,
+#: kinds of exceptions that follow from the name, whatever else is said; the second one is NumPy's
+_NAMED: dict[str, FailureKind] = {
+    "MemoryError": "host_out_of_memory",
+    "ArrayMemoryError": "host_out_of_memory",
+    "FloatingPointError": "invalid_value",
+    "OutOfMemoryError": "out_of_memory",
 }
 #: what a shell adds to the signal that ended its program
 _BY_SIGNAL = 128
@@ -421,7 +421,7 @@ def failure_of(unit: str, status: int, errors: Sequence[str], micro_batch: int) 
     message = f"{how}: {cause}" if cause else how
     message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
     name = cause.partition(":")[0].rpartition(".")[2].lstrip("_")
-    kind = failure_kind(_NAMED.get(name, RuntimeError)(text))
+    kind = _NAMED.get(name) or failure_kind(RuntimeError(text))
     if kind == "error" and number is not None:
         kind = "worker_died"
     limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
