@@ -115,7 +115,7 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
 
 def _words(name: str) -> frozenset[str]:
     """Return the words of a name; a memory size is a number of GB with or without its unit."""
-    words = re.findall(r"\d+(?=gb?\b)|[a-z0-9]+", name.lower())
+    words = re.findall(r"\d+(?=gb?(?![a-z0-9]))|[a-z0-9]+", name.lower())
     return frozenset(words) - {*_BRANDS, "g", "gb", "generation"}
 
 
