@@ -151,6 +151,7 @@ TASKS: dict[str, Callable[..., TrainTask]] = {
     "tokens": partial(Regression, by_token=True),
     "language": partial(Language, torch.float64),
     "heads": partial(TwoHeads, by_token=True),
+    "heads by sample": TwoHeads,
     "held-out": partial(HeldOut, by_token=True),
     "own": Own,
     "stream": partial(Streaming, shuffle=False),
