@@ -284,16 +284,16 @@ def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path):
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("blocked", ["folder", "lock", "flock"])
+@pytest.mark.parametrize("blocked", ["lock", "flock"])
 def test_a_lock_that_cannot_be_created_is_one_message(tmp_path, monkeypatch, blocked):
+    """Below a file: tests/mistakes.yaml."""
+
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     run = RunDirectory.at(tmp_path / "run")
     if blocked == "lock":
         Path(run.lock).mkdir(parents=True)
-    elif blocked == "folder":
-        (tmp_path / "run").touch()
     else:  # a file system without locks
         monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(ConfigError, match="run: cannot be written: "), writing(run, print):

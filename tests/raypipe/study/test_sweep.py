@@ -68,11 +68,6 @@ def table(folder: Path, name: str = "trials") -> pd.DataFrame:
     return found[found["stage"] == "sweep"] if name == "trials" else found
 
 
-def points(folder: Path) -> pd.DataFrame:
-    """The trials of a sweep, with a column for each axis."""
-    return table(folder).merge(table(folder, "sweep_points"), on="trial_id")
-
-
 def trials(folder: Path) -> pd.DataFrame:
     found = table(folder)
     found = found[found["repeats"].isna()]
@@ -182,7 +177,8 @@ SEARCH = (
 
 def searched(folder: Path) -> pd.DataFrame:
     columns = ["train.training.learning_rate", "width", "eval_loss", "status"]
-    return points(folder).set_index("number").sort_index()[columns]
+    points = table(folder).merge(table(folder, "sweep_points"), on="trial_id")
+    return points.set_index("number").sort_index()[columns]
 
 
 def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
