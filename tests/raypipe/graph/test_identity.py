@@ -23,7 +23,7 @@ plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text()
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=6,
+    max_leaves=12,
 )  # fmt: skip
 
 
