@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: metadata of Parquet columns, and of files: the declaration of the table and its place among
 #: those of the run, so that a run directory can be read without its experiment
-_BETTER, _DECLARED, _PLACE = b"better", b"raypipe", b"raypipe_place"
+_BETTER, _DECLARED = b"better", b"raypipe"
 #: rows that are in memory at a time while a table is written
 _BATCH = 10_000
 #: types of columns: that of Arrow, and those of the values in the ledger
@@ -169,9 +169,9 @@ def write_table(
         TypeError: the value of a declared column has another type.
 
     """
-    declaration = _TABLES.dump_json(table, exclude={"order"})
+    about = {**_TABLES.dump_python(table, exclude={"order"}), "place": place}
     found = _to_arrow(table, rows, run_id, run_dir.variant)
-    found = found.replace_schema_metadata({_DECLARED: declaration, _PLACE: str(place)})
+    found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
     run_dir.write(run_dir.partition(table.name, partition), to_bytes(found))
 
 
@@ -292,12 +292,18 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
     found = []
     for name in run_dir.list(run_dir.path("results")):
         paths = _files(run_dir, name)
-        metadata = _schema(paths[0], run_dir).metadata if paths else None
-        table, place = Table(name, ""), 0
-        if metadata and _DECLARED in metadata:
-            with _reading(paths[0]):
-                table, place = _TABLES.validate_json(metadata[_DECLARED]), int(metadata[_PLACE])
-        found.append((place, table))
+        schema = _schema(paths[0], run_dir) if paths else pa.schema([])
+        with _reading(paths[0] if paths else ""):
+            about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
+            directions = better(schema)
+            columns = [  # of those that an earlier version wrote, there are the names
+                {"name": each, "type": "real", "meaning": "", "better": directions.get(each, "")}
+                if isinstance(each, str)
+                else each
+                for each in about.get("columns", directions)
+            ]
+            table = _TABLES.validate_python({"row": "", **about, "name": name, "columns": columns})
+            found.append((int(about.get("place", 0)), table))
     return [table for _, table in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.store import tables
 from raypipe.store.artifacts import read_arrow, read_parquet, write_arrow, write_parquet
 from raypipe.store.run_directory import RunDirectory
-from raypipe.store.tables import Column, conform, read_table, read_tables, write_table
+from raypipe.store.tables import Column, Table, conform, read_table, read_tables, write_table
 from tests.raypipe.examples.sweeping import sweep
 from tests.scenario import cases
 
@@ -110,6 +110,20 @@ def test_times_with_and_without_a_fraction_of_a_second(run):
     found = pq.read_table(run.partition("stages"))["started_at"].to_pylist()
     second = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert found == [second.replace(microsecond=6), second, None, second]
+
+
+def test_a_declaration_is_read_as_it_was_written_also_by_an_earlier_version(run):
+    columns = Column("method", "text", "Who."), Column("f1", "real", "F1.", "%", better="higher")
+    table = Table("t", "a row", columns, axes=("method",), headline={"level": "all"}, open=True)
+    write_table(run, table, [{"method": "a", "f1": 1.0}], "r", place=3)
+    assert tables.declarations(run) == [table]
+    about = {"axes": ["method"], "headline": {"level": "all"}, "open": True, "place": 0}
+    about["columns"] = ["method", "f1"]
+    old = pq.read_table(run.partition("t")).replace_schema_metadata({"raypipe": json.dumps(about)})
+    pq.write_table(old, run.partition("t"))
+    (found,) = tables.declarations(run)
+    assert (found.name, found.axes, found.headline) == (table.name, table.axes, table.headline)
+    assert [(c.name, c.better) for c in found.columns] == [("method", ""), ("f1", "higher")]
 
 
 def test_the_files_of_a_table_are_read_as_one(run):
