@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: ``json.dumps`` would make one for each of a million identities
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_PLAIN = {str, int, float, bool, type(None)}  # faster to look up than a subclass
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,8 @@ def canonical_json(value: Any) -> str:
         TypeError: a value has no stable form (a path, a callable, a set, an array).
 
     """
-    try:
-        _check_keys(value)
-        return _CANONICAL.encode(value)
-    except TypeError as error:
-        raise TypeError(f"identity: {error}; give plain values") from None
+    _check(value)
+    return _CANONICAL.encode(value)
 
 
 def fingerprint(value: Any) -> str:
@@ -102,16 +100,21 @@ def differences(
     return found
 
 
-def _check_keys(value: Any) -> None:
-    """Reject keys that are not strings, which JSON would make the same as their texts."""
+def _check(value: Any, where: str = "identity") -> None:
+    """Reject what has no stable form, and keys that JSON would make the same as their texts."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is not a string")
-            _check_keys(item)
+                raise TypeError(f"{where}: the key {key!r} is not a string")
+            if type(item) not in _PLAIN:
+                _check(item, f"{where}.{key}")
     elif isinstance(value, list | tuple):
-        for item in value:
-            _check_keys(item)
+        for place, item in enumerate(value):
+            if type(item) not in _PLAIN:
+                _check(item, f"{where}[{place}]")
+    elif not isinstance(value, str | int | float | None):
+        kind = type(value).__name__
+        raise TypeError(f"{where}: a {kind} has no stable form; give plain values")
 
 
 class SettingsView:

@@ -50,7 +50,7 @@ def test_a_fingerprint_stays_what_it_is() -> None:
      memoryview(b"ab")],
 )  # fmt: skip
 def test_values_without_a_stable_form_are_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="identity"):
+    with pytest.raises(TypeError, match=r"^identity\.a\.b\[0\]\[0\]: "):
         fingerprint({"a": {"b": [(value,)]}})
 
 
