@@ -35,9 +35,10 @@ def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterato
     lists = {key: axis.listed for key, axis in axes.items() if axis.listed is not None}
     ranges = {key: axis for key, axis in axes.items() if key not in lists}
     draws = [draw(ranges, seed, number) for number in range(samples if ranges else 1)]
-    for values, drawn in product(product(*lists.values()), draws):
-        together = dict(zip(lists, values, strict=True)) | drawn
-        yield {key: together[key] for key in axes}
+    for values in product(*lists.values()):
+        for drawn in draws:
+            together = dict(zip(lists, values, strict=True)) | drawn
+            yield {key: together[key] for key in axes}
 
 
 def draw(axes: Mapping[str, AxisSettings], seed: int, number: int) -> Point:

@@ -368,7 +368,7 @@ class Sweep:
         if trial.lacks:
             return trial.lacks
         for other in filter(trial.needs_more_than, self._all.values()):
-            if self._row(other.unit.key).get("status") == "out_of_memory":
+            if other.repeats is None and self._row(other.unit.key).get("status") == "out_of_memory":
                 return f"micro-batch {other.micro_batch} with the same settings ran out of memory"
         return ""
 
