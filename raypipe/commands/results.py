@@ -7,6 +7,7 @@ import io
 import json
 import math
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -72,14 +73,14 @@ def results_of(run: RunDirectory, *, steps: bool = False) -> RunResults:
     """
     from raypipe.report.results import Declarations, RunResults  # with pandas
 
+    configuration = ""
     try:
-        configuration = run.read(run.config).decode(errors="replace")
-    except FileNotFoundError:
-        configuration = ""
+        known = {each.name: each for each in tables.declarations(run)}
+        with suppress(FileNotFoundError):
+            configuration = run.read(run.config).decode(errors="replace")
     except OSError as error:
-        raise ConfigError(f"{run.shown}/config.yaml: cannot be read: {error}") from error
+        raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
     core = tables.by_name((*CORE, *STUDIES))
-    known = {each.name: each for each in tables.declarations(run)}
     left_out = {name for name, each in core.items() if each.partitioned and not steps}
     found = {name: tables.read_table(run, name) for name in known if name not in left_out}
     own = Declarations(

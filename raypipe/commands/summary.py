@@ -457,7 +457,7 @@ def log_rows(run_dir: str) -> list[dict[str, Any]]:
         failures.setdefault(row["log"], []).append(row)
     sizes = {info.base_name: info.size or 0 for info in run.infos(run.logs)}
     units = {}
-    for key, row in ledger.items("units"):
+    for key, row in ledger.items("units") if sizes or failures else ():
         unit = _full({**row, "unit": key.removesuffix(f"@{row.get('variant', BASE)}")})
         units[run.log(unit).rpartition("/")[2]] = unit
     rows = []
