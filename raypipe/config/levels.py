@@ -203,7 +203,7 @@ def _has_secrets(text: str) -> bool:
     try:
         value = load_yaml(text, "")
     except ConfigError:
-        return False
+        return any(map(is_secret, re.findall(r"([\w-]+)['\"]?\s*:", text)))
     return isinstance(value, Mapping | list) and without_secrets(value) != value
 
 
