@@ -126,6 +126,7 @@ def machine_with(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu) -> None:
 
 @pytest.mark.parametrize(("given", "card", "reason"), cases(__file__, "gpu_refusals"))
 def test_measurements_are_not_mixed_and_need_a_gpu(tmp_path, monkeypatch, given, card, reason):
+    monkeypatch.chdir(gpu.PROJECT)  # a folder in the table is relative
     machine_with(monkeypatch, *([Gpu(0, "GPU-1", card, 85 * 10**9, "9.0")] if card else []))
     done = {"part": "losses", "status": "done", "quick": False, **H100.columns}
     benches.write_rows(tmp_path, gpu.OUTCOMES, [done])
