@@ -105,7 +105,7 @@ def _check_nodes(root: yaml.Node | None) -> None:
             seen.add(key.value)
         if number >= _MAX_VALUES or depth > MAX_DEPTH:
             problem = f"more than {_MAX_VALUES} values"
-            raise _error("nested too deeply" if depth > MAX_DEPTH else problem, node)
+            raise _error("nested too deeply, or in itself" if depth > MAX_DEPTH else problem, node)
 
 
 def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:

@@ -57,7 +57,7 @@ MERGES = (
     [
         ("configuration", HEAD + LAUGHS, "more than 100000 values"),
         ("configuration", HEAD + MERGES, "more than 100000 values"),
-        ("configuration", HEAD + b"a: &a {b: *a}", "nested too deeply"),
+        ("configuration", HEAD + b"a: &a {b: *a}", "nested too deeply, or in itself"),
         ("configuration", HEAD + b"study: {runs: 0x" + b"f" * 5000 + b"}", "5002 characters"),
         ("configuration", HEAD + b"study: {runs: " + b"9" * 50 + b"}", "must not be beyond"),
         ("configuration", HEAD + b"a: " + b"[" * 50_000, "nested too deeply"),
