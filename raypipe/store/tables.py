@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import PurePath
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
@@ -134,10 +133,6 @@ class Table:
         return replace(self, columns=(*self.columns, *more))
 
 
-#: reads and writes declarations as JSON
-_TABLES = TypeAdapter(Table)
-
-
 def by_name(tables: Iterable[Table]) -> dict[str, Table]:
     """Return declarations by the names of their tables.
 
@@ -169,7 +164,7 @@ def write_table(
         TypeError: the value of a declared column has another type.
 
     """
-    about = {**_TABLES.dump_python(table, exclude={"order"}), "place": place}
+    about = {k: v for k, v in asdict(table).items() if k != "order"} | {"place": place}
     found = _to_arrow(table, rows, run_id, run_dir.variant)
     found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
     run_dir.write(run_dir.partition(table.name, partition), to_bytes(found))
@@ -295,15 +290,17 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
         schema = _schema(paths[0], run_dir) if paths else pa.schema([])
         with _reading(paths[0] if paths else ""):
             about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
-            directions = better(schema)
-            columns = [  # of those that an earlier version wrote, there are the names
-                {"name": each, "type": "real", "meaning": "", "better": directions.get(each, "")}
+            directions: dict[str, Any] = better(schema)
+            columns = tuple(  # of those that an earlier version wrote, there are the names
+                Column(each, "real", "", better=directions.get(each, ""))
                 if isinstance(each, str)
-                else each
-                for each in about.get("columns", directions)
-            ]
-            table = _TABLES.validate_python({"row": "", **about, "name": name, "columns": columns})
-            found.append((int(about.get("place", 0)), table))
+                else Column(**each)
+                for each in about.pop("columns", directions)
+            )
+            place = int(about.pop("place", 0))
+            plain: dict[str, Any] = {"row": "", **about, "name": name, "columns": columns}
+            plain = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+            found.append((place, Table(**plain)))
     return [table for _, table in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -114,7 +114,8 @@ def test_times_with_and_without_a_fraction_of_a_second(run):
 
 def test_a_declaration_is_read_as_it_was_written_also_by_an_earlier_version(run):
     columns = Column("method", "text", "Who."), Column("f1", "real", "F1.", "%", better="higher")
-    table = Table("t", "a row", columns, axes=("method",), headline={"level": "all"}, open=True)
+    table = Table("t", "a row", columns, axes=("method",), headline={"level": "all"}, open=True,
+                  baselines=(0,), order=str)  # fmt: skip
     write_table(run, table, [{"method": "a", "f1": 1.0}], "r", place=3)
     assert tables.declarations(run) == [table]
     about = {"axes": ["method"], "headline": {"level": "all"}, "open": True, "place": 0}
