@@ -258,8 +258,9 @@ def _connect(address: str | None) -> None:
         _init(address=address or "auto", runtime_env={"env_vars": variables})
     except Exception as error:  # Ray raises anything, even a plain Exception
         advice = "" if address else f"; start it, or unset {_ADDRESS}"
-        reason = f"no Ray cluster can be reached there: {error}{advice}"
-        raise ConfigError(f"{named}: {reason}") from error
+        raise ConfigError(
+            f"{named}: no Ray cluster can be reached there: {error}{advice}"
+        ) from error
 
 
 def _init(**options: Any) -> None:

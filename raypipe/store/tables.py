@@ -290,13 +290,11 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
         schema = _schema(paths[0], run_dir) if paths else pa.schema([])
         with _reading(paths[0] if paths else ""):
             about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
-            directions: dict[str, Any] = better(schema)
-            columns = tuple(  # of those that an earlier version wrote, there are the names
-                Column(each, "real", "", better=directions.get(each, ""))
-                if isinstance(each, str)
-                else Column(**each)
-                for each in about.pop("columns", directions)
-            )
+            measured: list[dict[str, Any]] = [
+                {"name": column, "type": "real", "meaning": "", "better": direction}
+                for column, direction in better(schema).items()
+            ]
+            columns = tuple(Column(**each) for each in about.pop("columns", measured))
             place = int(about.pop("place", 0))
             plain: dict[str, Any] = {"row": "", **about, "name": name, "columns": columns}
             plain = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
