@@ -15,7 +15,7 @@ import yaml
 from docs.benchmark_tables import leaderboard_lines, median_lines
 from docs.command_reference import api_lines, command_lines
 from raypipe.commands.configuration import CommonSettings
-from raypipe.config.levels import Key, keys_of
+from raypipe.config.validation import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.graph.configuration import load_experiment
 from raypipe.graph.experiment import Experiment

@@ -457,11 +457,11 @@ def submit(
             "notify in CONFIG"
         )
     if address is None:
-        from raypipe.commands import jobs
+        from raypipe.commands import slurm_jobs
 
         directory.check_new()
-        job = jobs.submit(directory, words[2:], sizes)
-        return jobs.follow(directory, job) if follow else 0
+        job = slurm_jobs.submit(directory, words[2:], sizes)
+        return slurm_jobs.follow(directory, job) if follow else 0
     try:
         from raypipe.launch.submit import submit as submit_job
     except ModuleNotFoundError as error:
@@ -640,7 +640,7 @@ def init(
     """
     given = locals()
     from raypipe.commands import cluster_files
-    from raypipe.config.levels import near_and_all
+    from raypipe.config.validation import near_and_all
 
     kind = cluster_files.kind_of(given)
     sizes = cluster_files.sizes_of(kind, given)
@@ -759,18 +759,19 @@ def ls(directory: str | None = None, *, tag: Sequence[str] = (), as_json: bool =
         as_json: Print JSON.
 
     """
-    from raypipe.commands import runs_location, summary
+    from raypipe.commands import runs_location
+    from raypipe.commands.listing import listing_text, runs
     from raypipe.commands.table_view import terminal_width
 
     location = directory or runs_location()
-    runs = [each for each in summary.runs(location) if {*tag} <= {*each.notes.tags}]
+    found = [each for each in runs(location) if {*tag} <= {*each.notes.tags}]
     if as_json:
         fields = [
             {"run_dir": each.run.shown, **asdict(each.details), **asdict(each.notes)}
-            for each in runs
+            for each in found
         ]
         return json.dumps(fields, indent=1)
-    return summary.listing(runs, location, terminal_width(), tag)
+    return listing_text(found, location, terminal_width(), tag)
 
 
 def tag(
@@ -880,13 +881,13 @@ def watch(run_dir: str) -> int:
         run_dir: The directory of a run.
 
     """
-    from raypipe.commands import jobs, summary
+    from raypipe.commands import slurm_jobs, summary
     from raypipe.commands.results import opened
     from raypipe.store.run_directory import RunDirectory
 
     directory = RunDirectory.at(run_dir)
-    if job := jobs.job_of(directory):
-        return jobs.follow(directory, job)
+    if job := slurm_jobs.job_of(directory):
+        return slurm_jobs.follow(directory, job)
     return summary.watch(opened(run_dir))
 
 
@@ -899,10 +900,10 @@ def cancel(run_dir: str) -> str:
         run_dir: The directory of a run.
 
     """
-    from raypipe.commands import jobs
+    from raypipe.commands import slurm_jobs
     from raypipe.store.run_directory import RunDirectory
 
-    return jobs.cancel(RunDirectory.at(run_dir))
+    return slurm_jobs.cancel(RunDirectory.at(run_dir))
 
 
 def ui(directories: Sequence[str] = (), *, port: int = 8270, host: str = "127.0.0.1") -> int:
@@ -1024,7 +1025,7 @@ def _continuation(
 
 def shown_command(verb: Callable[..., Any], given: Mapping[str, Any]) -> str:
     """Return a call of a verb as a command line without secrets."""
-    from raypipe.config.levels import hidden_override
+    from raypipe.config.validation import hidden_override
     from raypipe.redaction import without_credentials
 
     hidden = {

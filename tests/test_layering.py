@@ -126,7 +126,7 @@ assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
 
 
 #: loading pandas takes a fifth of a second, which is a third of what listing 200 runs takes
-VIEW = "from raypipe.commands.summary import view; view([{'run': 'a'}], 80)"
+VIEW = "from raypipe.commands.listing import view; view([{'run': 'a'}], 80)"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from raypipe.commands import seconds_of
 from raypipe.config import document as documents
 from raypipe.config import shipped
 from raypipe.config.document import NAMES, Document, Profile, parse, profile_name
-from raypipe.config.levels import (
+from raypipe.config.matrix import MatrixSettings
+from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import (
     Key,
     defaults,
     dig,
@@ -29,8 +31,6 @@ from raypipe.config.levels import (
     parse_overrides,
     settings_of,
 )
-from raypipe.config.matrix import MatrixSettings
-from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError
 from raypipe.functions import reference

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from raypipe import hardware
 from raypipe.commands.configuration import declared, resolve
 from raypipe.config.document import Document
-from raypipe.config.levels import near_and_all
 from raypipe.config.matrix import SEED, MatrixSettings, point_text
+from raypipe.config.validation import near_and_all
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, Unit

@@ -29,7 +29,7 @@ from raypipe.commands.configuration import (
 )
 from raypipe.commands.plan import Work, work_of
 from raypipe.commands.results import opened
-from raypipe.config.levels import did_you_mean
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.context import Session
 from raypipe.graph.experiment import Stage, Unit

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raypipe.config.levels import near_and_all
+from raypipe.config.validation import near_and_all
 from raypipe.errors import ConfigError
 from raypipe.graph.tables import CORE
 from raypipe.redaction import without_credentials

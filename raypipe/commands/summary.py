@@ -1,4 +1,4 @@
-"""Summary of a run directory, and its views: ``raypipe ls``, ``show``, ``watch`` and ``logs``.
+"""Summary of a run directory, and its views: ``raypipe show``, ``watch`` and ``logs``.
 
 What became of the newest command is read from its status, without the ledger.
 """
@@ -8,20 +8,18 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pyarrow import fs as arrow_fs
 from rich.console import Console
 from rich.text import Text
 
 from raypipe.commands.results import opened, results_of
 from raypipe.commands.table_view import cell, terminal_width, view, wrapped
-from raypipe.config.levels import did_you_mean
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.graph.progress import clock_text, rough
 from raypipe.graph.unit_logs import first_line
@@ -31,7 +29,7 @@ from raypipe.store import run_notes, run_status, tables
 from raypipe.store.call_files import files_of
 from raypipe.store.ledger import REPLACED, Ledger, Row
 from raypipe.store.lock import is_held
-from raypipe.store.run_directory import BASE, RunDirectory, is_run, variant_name
+from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 from raypipe.store.run_notes import RunNotes
 from raypipe.store.run_status import RunStatus
 
@@ -39,10 +37,6 @@ if TYPE_CHECKING:
     from raypipe.report.results import RunResults
 
 KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
-#: folders below the given one in which runs are looked for, one inside the other
-_DEPTH = 4
-#: listings and readings at the same time, which an object store answers slowly one by one
-_THREADS = 16
 #: results, points of each, failures and stages that ``show`` names
 _MOST_MEASURES, _MOST_POINTS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
 #: lines to copy from, which stay on one line
@@ -64,9 +58,6 @@ _NO_LOGS = (
 #: the status of a run without one, or with a damaged one
 _NEVER = "1970-01-01T00:00:00+00:00"
 _UNKNOWN = RunStatus("", "", "", "unknown", _NEVER, _NEVER, _NEVER)
-
-#: runs by location, with the names, times and sizes of their files when they were read
-Seen = dict[str, tuple[Any, "Summary"]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ class Summary:
     def ago(self) -> str:
         """How long ago the newest command started: ``3 min ago``; empty if unknown."""
         started_at = self.details.started_at
-        return "" if started_at == _NEVER else f"{rough(_since(started_at))} ago"
+        return "" if started_at == _NEVER else f"{rough(seconds_since(started_at))} ago"
 
     @cached_property
     def environment(self) -> list[Row]:
@@ -129,7 +120,7 @@ def _summary(run: RunDirectory) -> Summary:
     if known is None:  # damaged, or the first command has not written it yet
         return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)
     if known.status == "running" and is_held(run):
-        return Summary(run, known, _since(known.updated_at))
+        return Summary(run, known, seconds_since(known.updated_at))
     if known.status == "running":
         known = run_status.read(run) or known  # it may have ended since the status was read
     if known.status == "running":
@@ -154,98 +145,6 @@ def failure_text(failure: Row) -> str:
     last = str(failure.get("message") or "").strip().rpartition("\n")[2]
     then = f" ({failure['outcome']})" if failure.get("outcome") else ""
     return f"{failure.get('unit')}: {failure.get('kind')}{then}: {last}"
-
-
-# ls
-
-
-def runs(location: str, seen: Seen | None = None) -> list[Summary]:
-    """Return the runs in a folder and those below, the newest first.
-
-    Args:
-        location: the folder.
-        seen: the runs of an earlier call with it; one that has ended is read again once its files
-            have changed.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
-
-    """
-    root, seen = RunDirectory.at(location), {} if seen is None else seen
-    path, found, level = root.path(), list[Summary](), [root]
-    try:
-        problem = "is a file; `raypipe ls DIR` looks in a folder" if root.is_file else ""
-        if not root.exists(path) and not root.list(path):
-            problem = "does not exist; `raypipe ls DIR` looks in DIR"
-        with ThreadPoolExecutor(_THREADS) as threads:
-            for _ in range(0 if problem else _DEPTH + 1):
-                looks = list(threads.map(partial(_look, seen), level))
-                found += [each for each, _ in looks if each is not None]
-                level = [folder for _, below in looks for folder in below]
-    except (OSError, ValueError) as error:
-        problem = f"cannot be read: {error}"
-    if problem:
-        raise ConfigError(f"{root.shown}: {problem}")
-    for gone in seen.keys() - {each.run.location for each in found}:
-        del seen[gone]
-    return sorted(found, key=lambda each: _since(each.details.started_at))
-
-
-def _look(seen: Seen, folder: RunDirectory) -> tuple[Summary | None, list[RunDirectory]]:
-    """Return the summary of a run directory; of another folder those in it."""
-    try:
-        infos = folder.infos(folder.path())
-        if is_run({info.base_name for info in infos}):
-            of_files = (i for i in infos if i.type == arrow_fs.FileType.File)
-            state = frozenset((i.base_name, i.mtime_ns, i.size) for i in of_files)
-            before, known = seen.get(folder.location, (None, None))
-            if known is None or before != state or known.status in ("running", "unknown"):
-                known = replace(_summary(folder), notes=run_notes.read(folder))
-                seen[folder.location] = state, known
-            return known, []
-    except OSError:  # removed meanwhile, or another user's
-        return None, []
-    names = sorted(i.base_name for i in infos if i.type == arrow_fs.FileType.Directory)
-    usable = (name for name in names if not name.startswith(".") and name.isprintable())
-    return None, [folder.inside(name) for name in usable]
-
-
-def cells(found: Sequence[Summary], location: str) -> list[dict[str, str]]:
-    """Return what a table of runs shows of each; paths begin as the location does."""
-    base, rows = RunDirectory.at(location), []
-    for each in found:
-        path = each.run.shown
-        if base.is_local:
-            rest = path.removeprefix(base.path()).lstrip("/")
-            path = "/".join(filter(None, (location.rstrip("/"), rest)))
-        counted = f"{each.details.ended}/{each.details.stages}" if each.details.stages else ""
-        row = {
-            "run": path,
-            "experiment": each.details.experiment,
-            "status": each.status,
-            "started": each.ago,
-            "took": "" if each.duration_s is None else rough(each.duration_s),
-            "stages": " ".join(filter(None, (counted, each.progress and f"({each.progress})"))),
-            "result": each.details.result,
-            "tags": " ".join(each.notes.tags),
-            "note": each.notes.note,
-        }
-        rows.append(row)
-    return rows
-
-
-def listing(
-    found: Sequence[Summary], location: str, width: int | None, tags: Sequence[str] = ()
-) -> str:
-    """Return runs as a table, which have these tags."""
-    if not (rows := cells(found, location)):
-        return " with tag ".join([f"no runs in {RunDirectory.at(location).shown}", *tags])
-    needless = {name for name in ("tags", "note") if not any(row[name] for row in rows)}
-    if all(row["experiment"] in row["run"].split("/") for row in rows):
-        needless.add("experiment")
-    rows = [{name: row[name] for name in row if name not in needless} for row in rows]
-    first = ("run", "result", "status", "tags", "stages", "started")
-    return view(rows, width, whole=True, first=first, kept=3, how="them with --json")
 
 
 # show
@@ -374,7 +273,7 @@ def _stages(rows: Sequence[Row]) -> str:
     return ", ".join([*parts, *[f"and {more} more"] * (more > 0)])
 
 
-def _since(time: str) -> float:
+def seconds_since(time: str) -> float:
     """Return the seconds since a time."""
     return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
 

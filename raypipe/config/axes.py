@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from raypipe.config.levels import shown
 from raypipe.config.settings import Replacing, Settings
+from raypipe.config.validation import shown
 
 Value = bool | int | float | str | list[Any] | None
 

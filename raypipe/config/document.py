@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from raypipe.config.levels import did_you_mean, dig, near_and_all, shown, validate
 from raypipe.config.settings import Level, Settings
+from raypipe.config.validation import did_you_mean, dig, near_and_all, shown, validate
 from raypipe.config.yaml_text import load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware, lowest_compute_capability

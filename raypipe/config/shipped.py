@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
-from raypipe.config.levels import did_you_mean
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.provenance import package_version
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from raypipe import import_path
 from raypipe.config.axes import values_of
-from raypipe.config.levels import did_you_mean, near_and_all
+from raypipe.config.validation import did_you_mean, near_and_all
 from raypipe.errors import ConfigError, package_of
 from raypipe.graph.configuration import import_module
 from raypipe.graph.source import SourceCode, current_source, source_of

@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any
 
-from raypipe.config.levels import did_you_mean
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import UnitError
 from raypipe.store import call_files
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 
 from raypipe import import_path
 from raypipe.config import shipped
-from raypipe.config.levels import did_you_mean, nested, settings_of
 from raypipe.config.settings import Level, NotIdentity
+from raypipe.config.validation import did_you_mean, nested, settings_of
 from raypipe.errors import ConfigError, trace_of
 from raypipe.graph.experiment import Experiment, Stage, Unit, Units, in_order
 from raypipe.graph.identity import Identity, SettingsView, fingerprint, values_of

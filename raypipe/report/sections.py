@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raypipe.config.levels import nested
 from raypipe.config.matrix import point_text, text_value
+from raypipe.config.validation import nested
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.formatting import (

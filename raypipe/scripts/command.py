@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from raypipe.config.axes import dotted
-from raypipe.config.levels import did_you_mean, dig
 from raypipe.config.settings import Level, Operational
+from raypipe.config.validation import did_you_mean, dig
 from raypipe.training import batching
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings, TrainStageSettings

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from raypipe.config.levels import defaults, did_you_mean
 from raypipe.config.settings import Settings
+from raypipe.config.validation import defaults, did_you_mean
 from raypipe.graph.experiment import Experiment, Stage
 from raypipe.graph.identity import differences
 from raypipe.graph.source import files_from

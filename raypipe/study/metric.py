@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from raypipe.config.levels import did_you_mean, near_and_all
 from raypipe.config.matrix import MetricSettings, Mode
+from raypipe.config.validation import did_you_mean, near_and_all
 from raypipe.errors import ConfigError, UnitError, named
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Training

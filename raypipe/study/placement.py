@@ -16,7 +16,6 @@ from itertools import product
 from typing import Any
 
 from raypipe.config.axes import dotted
-from raypipe.config.levels import dig
 from raypipe.config.matrix import (
     SEED,
     SEED_STRIDE,
@@ -26,6 +25,7 @@ from raypipe.config.matrix import (
     point_text,
     value_text,
 )
+from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Stage, in_order, with_needs

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from raypipe.config.levels import nested
 from raypipe.config.matrix import Mode
+from raypipe.config.validation import nested
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.graph.identity import canonical_json
 from raypipe.report.formatting import number, percent

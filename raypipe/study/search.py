@@ -14,8 +14,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import BaseModel
 
-from raypipe.config.levels import dig
 from raypipe.config.matrix import MatrixSettings, Point, SearchSettings, point_text
+from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.hardware import Hardware

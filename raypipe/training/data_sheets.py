@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from raypipe.config.levels import did_you_mean
+from raypipe.config.validation import did_you_mean
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision, supported_precisions

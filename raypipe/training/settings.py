@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from raypipe import hardware
-from raypipe.config.levels import dig
 from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import dig
 from raypipe.hardware import Hardware, Precision
 from raypipe.training import batching
 

@@ -25,16 +25,14 @@ from pyarrow import fs as arrow_fs
 
 from raypipe.commands import compare
 from raypipe.commands.configuration import of_report, stored_document, stored_experiment
+from raypipe.commands.listing import Seen, cells, runs
 from raypipe.commands.results import results_of
 from raypipe.commands.summary import (
-    Seen,
     Summary,
-    cells,
     ending_text,
     failure_text,
     has_recovered,
     progress_text,
-    runs,
     shown_log,
     summary,
 )

@@ -23,7 +23,7 @@ from docs.generate import EXPERIMENTS
 from raypipe import cli
 from raypipe.commands import configuration
 from raypipe.commands.configuration import settings_model
-from raypipe.config.levels import keys_of
+from raypipe.config.validation import keys_of
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
@@ -207,7 +207,21 @@ def test_every_question_of_the_architecture_leads_to_a_file() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     answers = re.findall(r"^\| Where [^|]*\? \| `([^`]+)` \|$", text, re.MULTILINE)
     assert len(answers) >= 20
+    answers += re.findall(r"`((?:raypipe|experiments)/[\w/]+\.py)`", text)
     assert [answer for answer in answers if not (PROJECT / answer).exists()] == []
+
+
+def test_the_tour_of_the_architecture_is_of_functions_and_half_an_hour_long() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    lines = 0
+    for file, names in re.findall(r"^\| `([^`]+)`: ([^|]+) \|", text, re.MULTILINE):
+        tree = ast.parse((PROJECT / file).read_text(encoding="utf-8"))
+        for name in re.findall(r"`([^`]+)`", names):
+            found: Any = tree
+            for part in name.split("."):
+                (found,) = (each for each in found.body if getattr(each, "name", "") == part)
+            lines += found.end_lineno - found.lineno + 1
+    assert 500 < lines < 1200
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import raypipe as rp
-from raypipe.commands import jobs
+from raypipe.commands import slurm_jobs
 from raypipe.store.lock import is_held, writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
@@ -38,7 +38,7 @@ def slurm(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         program.write_text(f'#!/bin/bash\nprintf "%s\\n" {name} "$@" >> calls\n{text}\n')
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{work / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(jobs, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(slurm_jobs, "_PERIOD_S", 0.01)
     return work
 
 
@@ -65,12 +65,13 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     def later(seconds: float) -> None:
         run.write(run.status, next(ends).to_bytes())
 
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=later))  # not that of other threads
+    # not the time of other threads
+    monkeypatch.setattr(slurm_jobs, "time", SimpleNamespace(sleep=later))
     printed = raypipe("submit", "toy.yaml", "--slurm", "--run-dir", "out")
     assert "\njob 7: PENDING\ninterrupted" in printed
     assert "\nsucceeded" in printed
     Path("raypipe-7.log").write_text("no module named cuda\n")
-    monkeypatch.setattr(jobs.time, "sleep", lambda _: Path("queue").unlink())
+    monkeypatch.setattr(slurm_jobs.time, "sleep", lambda _: Path("queue").unlink())
     printed = raypipe("watch", "out", expected=1)
     assert printed == "job 7: PENDING\njob 7 has ended before its run began\nno module named cuda\n"
 

@@ -21,7 +21,8 @@ from rich.cells import cell_len
 import raypipe as rp
 from raypipe.api import command_of, results
 from raypipe.commands.compare import compare
-from raypipe.commands.summary import log_rows, log_text, runs, watch
+from raypipe.commands.listing import runs
+from raypipe.commands.summary import log_rows, log_text, watch
 from raypipe.commands.table_view import cell, view
 from raypipe.store import run_notes
 from raypipe.store.ledger import Ledger

@@ -17,7 +17,7 @@ import raypipe as rp
 from experiments.common.corpora.corpus import CorpusError
 from experiments.common.corpora.load import load_corpus
 from raypipe.commands import run as commands
-from raypipe.config.levels import hidden_override
+from raypipe.config.validation import hidden_override
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.redaction import Redactor, is_secret, printable, without_credentials, without_secrets

@@ -10,8 +10,8 @@ import yaml
 
 from raypipe.commands import configuration as config
 from raypipe.commands.plan import work_of
-from raypipe.config.levels import dig
 from raypipe.config.settings import Settings
+from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.experiment import Experiment

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raypipe.commands import configuration as config
-from raypipe.config.levels import parse_overrides
+from raypipe.config.validation import parse_overrides
 from tests.command import raypipe, table
 from tests.scenario import cases
 

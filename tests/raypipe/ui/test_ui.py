@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 import raypipe as rp
 from raypipe import ui
-from raypipe.commands import summary
+from raypipe.commands.listing import Seen, runs
 from raypipe.store import run_notes, run_status
 from raypipe.store.ledger import Ledger
 from raypipe.store.lock import writing
@@ -345,17 +345,17 @@ def test_without_the_extra_it_says_what_to_install(folder, monkeypatch):
 def test_a_run_that_has_ended_is_read_once(folder_of_runs, monkeypatch):
     read, count = run_status.read, list[str]()
     monkeypatch.setattr(run_status, "read", lambda run: count.append(run.shown) or read(run))
-    location, seen = str(folder_of_runs), summary.Seen()
-    assert len(summary.runs(location, seen)) == 2
+    location, seen = str(folder_of_runs), Seen()
+    assert len(runs(location, seen)) == 2
     assert len(count) == 2
-    summary.runs(location, seen)
+    runs(location, seen)
     assert len(count) == 2
     write_status(RunDirectory.at(folder_of_runs / "toy/first"), word="failed")
-    found = summary.runs(location, seen)
+    found = runs(location, seen)
     assert [each.status for each in found] == ["failed", "succeeded"]
     assert len(count) == 3
     shutil.rmtree(found[0].run.location)
-    assert len(summary.runs(location, seen)) == len(seen) == 1
+    assert len(runs(location, seen)) == len(seen) == 1
 
 
 @pytest.mark.slow
