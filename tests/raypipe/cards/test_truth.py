@@ -74,6 +74,7 @@ def measured(rank: int, name: str, checkpointing: bool, plan: BatchPlan, folder:
     return max(accumulate(change for _, change in changes))
 
 
+@pytest.mark.flaky(reruns=1, only_rerun=["BrokenProcessPool"])  # see test_equivalence.py
 @pytest.mark.parametrize(
     ("name", "checkpointing", "accumulation", "workers"),
     [pytest.param(*case, marks=[] if case == FAST else pytest.mark.slow) for case in TRAININGS],

@@ -53,6 +53,9 @@ from raypipe.training.task import Loss, StepContext, TrainTask
 from raypipe.training.telemetry import forget_peaks, host_peak_bytes
 from tests.scenario import cases
 
+# A worker group crashed in native code once, cause unknown: its test runs once more, and is counted
+# as rerun. Only these: what may run again asks another process first, 40 ms for each test.
+pytestmark = pytest.mark.flaky(reruns=1, only_rerun=["BrokenProcessPool"])
 Group = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 STRATEGIES = ["ddp", "fsdp"]
