@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.runner import _beside
+from raypipe.graph.training_stage import with_cpus
 from raypipe.hardware import Gpu, Hardware
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
@@ -43,6 +46,20 @@ def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling
 
 def test_a_training_on_mig_slices_has_one_worker() -> None:
     assert automatic_workers(settings().with_gpus(4), 64, [SLICED]) == 1
+
+
+@dataclass
+class Job:
+    settings: TrainStageSettings
+
+
+@pytest.mark.parametrize(("asked", "on_ray", "cpus"), [("auto", 1, 2), ("auto", 0, 8), (3, 1, 3)])
+def test_a_worker_has_the_cpus_that_others_leave(asked, on_ray, cpus) -> None:
+    """Each of two workers, beside a stage that may run at the same time, on the smaller node."""
+    nodes, launcher = [node(0, 8), node(0, 9)], SimpleNamespace(concurrent=on_ray)
+    context: Any = Mock(session=Mock(nodes=nodes, launcher=launcher), beside=lambda: ["other"])
+    job: Any = Job(settings(workers=2, cpus_per_worker=asked))
+    assert with_cpus(context, job).settings.scaling.reserved_cpus == cpus
 
 
 @pytest.mark.parametrize(("given", "slices", "expected"), CASES["obstacles"])
