@@ -63,7 +63,7 @@ def measure(contender: str, case: CallCase, number: int) -> Cost:
 
 
 def rounds(case: CallCase, number: int) -> list[dict[str, Any]]:
-    """Return a row per round of so many and contender, which begin in turn."""
+    """Measure a number of rounds; return a row per contender of each, which begin in turn."""
     rows: list[dict[str, Any]] = []
     names = ["raypipe", *(peer for peer, _ in case.goals)]
     for each in range(number):

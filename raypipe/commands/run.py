@@ -132,7 +132,7 @@ def execute(
         command, command_id = again(place), secrets.token_hex(4)
         started = time.monotonic()
         status: StatusWriter | None = None
-        outcome = told = "", ""  # how it ended, why it did not succeed; and as it was told
+        outcome = shown = "", ""  # how it ended, why it did not succeed; and what is printed of it
 
         try:
             ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
@@ -176,7 +176,7 @@ def execute(
             with budget.watched(launcher, display.say):
                 failed = _run_graph(work.graph, session)
             _tell_results(work, session, status)
-            outcome = told = "failed" if failed else "succeeded", failed
+            outcome = shown = "failed" if failed else "succeeded", failed
             if not failed:
                 at_end(configuration, ledger)
             _tell_end(display, place, *outcome, command, report=report)
@@ -192,7 +192,7 @@ def execute(
         except UnitError as error:
             outcome = "failed", str(error)
 
-        if outcome != told:
+        if outcome != shown:
             _tell_end(display, place, *outcome, command, report=report)
             _store_end(status, place, *outcome)
         if recipient:

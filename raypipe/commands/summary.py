@@ -110,12 +110,13 @@ class Summary:
 def summary(run: RunDirectory) -> Summary:
     """Return the summary of a run directory. Raises ConfigError if it cannot be read."""
     try:
-        return _summary(run)
+        return read_summary(run)
     except OSError as error:
         raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
 
 
-def _summary(run: RunDirectory) -> Summary:
+def read_summary(run: RunDirectory) -> Summary:
+    """Return the summary of a run directory. Raises OSError if it cannot be read."""
     known = run_status.read(run)
     if known is None:  # damaged, or the first command has not written it yet
         return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)

@@ -164,7 +164,7 @@ def write_table(
         TypeError: the value of a declared column has another type.
 
     """
-    about = {k: v for k, v in asdict(table).items() if k != "order"} | {"place": place}
+    about = asdict(replace(table, order=None)) | {"place": place}  # order may hold all values
     found = _to_arrow(table, rows, run_id, run_dir.variant)
     found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
     run_dir.write(run_dir.partition(table.name, partition), to_bytes(found))
