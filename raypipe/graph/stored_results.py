@@ -115,41 +115,55 @@ def resume(
 
     """
     where = f"--run-dir {run_dir.shown}"
-    for name, asked in entries.items():
-        stored = ledger.get(ENTRIES, name)
-        changes = differences({key: (stored or asked).get(key) for key in asked}, asked)
-        _refuse(where, "the run", {f"{name}.{key}": values for key, values in changes.items()})
+    _refuse_changed_entries(where, ledger, entries)
     stages, is_whole = known(ledger)
     if not ledger.count("units"):
         return Resumed(stages, is_whole and all_stored(stages, ledger), "")
-    edited, fixed = set[str](), set[str]()
-    edits: dict[str, list[str]] = {}  # by code
+    used, fixed = set[str](), set[str]()  # code that computed results, and whose results need it
     for stage in stages:
-        seen = stage.seen(ledger)
-        for unit in stage.units:
-            stored = seen.get("units", unit.key)
-            is_stored = _is_whole(stored, unit)
-            is_whole = is_whole and is_stored
-            if stored is None or stage.always_rerun:
-                continue
-            if stored["status"] != BEGUN:
-                if not (is_stored and stored["budget"] == unit.budget):
-                    _refuse_changed_unit(where, ledger, stage, unit, stored)
-                if stage.training is not None:
-                    _refuse_lost_state(where, run_dir, stage, unit, stored)
-                if stage.verify is not None:
-                    try:
-                        stage.verify(seen, unit)
-                    except ValueError as error:
-                        raise ConfigError(f"{where}: {unit.key}: {error}") from None
-            if source is not None and stored["code"] not in edits:
-                code = ledger.get("code", stored["code"])
-                edits[stored["code"]] = source.changes(code["modules"]) if code else []
-            names = edits.get(stored["code"], ())
-            edited.update(names)
-            fixed.update(names if stage.strict_code else ())
-    warning = _of_code(where, edited, fixed) if edited else ""
-    return Resumed(stages, is_whole, warning)
+        is_stored, codes = _checked(where, run_dir, ledger, stage)
+        is_whole = is_whole and is_stored
+        used |= codes
+        fixed |= codes if stage.strict_code else set()
+    return Resumed(stages, is_whole, _of_code(where, ledger, source, used, fixed))
+
+
+def _checked(
+    where: str, run_dir: RunDirectory, ledger: Ledger, stage: Stage
+) -> tuple[bool, set[str]]:
+    """Return whether all units of a stage are stored, and the code that computed those that are.
+
+    Raises:
+        ConfigError: a stored unit would be altered.
+
+    """
+    seen, is_whole, codes = stage.seen(ledger), True, set[str]()
+    for unit in stage.units:  # once, since there may be a million
+        stored = seen.get("units", unit.key)
+        is_stored = _is_whole(stored, unit)
+        is_whole = is_whole and is_stored
+        if stored is None or stage.always_rerun:
+            continue
+        codes.add(stored["code"])
+        if stored["status"] == BEGUN:
+            continue
+        if not (is_stored and stored["budget"] == unit.budget):
+            _refuse_changed_unit(where, ledger, stage, unit, stored)
+        if stage.training is not None:
+            _refuse_lost_state(where, run_dir, stage, unit, stored)
+        if stage.verify is not None:
+            try:
+                stage.verify(seen, unit)
+            except ValueError as error:
+                raise ConfigError(f"{where}: {unit.key}: {error}") from None
+    return is_whole, codes
+
+
+def _refuse_changed_entries(where: str, ledger: Ledger, entries: Mapping[str, Row]) -> None:
+    for name, asked in entries.items():
+        stored = ledger.get(ENTRIES, name) or asked
+        changes = differences({key: stored.get(key) for key in asked}, asked)
+        _refuse(where, "the run", {f"{name}.{key}": values for key, values in changes.items()})
 
 
 def _refuse_changed_unit(where: str, ledger: Ledger, stage: Stage, unit: Unit, stored: Row) -> None:
@@ -194,11 +208,24 @@ def _refuse_lost_state(
         )
 
 
-def _of_code(where: str, edited: set[str], fixed: set[str]) -> str:
-    """Return the warning that modules were edited since results were stored, or refuse it."""
-    names = named(sorted(edited), _MOST_NAMED)
+def _of_code(
+    where: str, ledger: Ledger, source: SourceCode | None, used: set[str], fixed: set[str]
+) -> str:
+    """Return the warning that modules were edited since results were stored; empty if none were.
+
+    Raises:
+        ConfigError: results are ``fixed`` to the code of before.
+
+    """
+    if source is None:
+        return ""
+    rows = ((code, ledger.get("code", code)) for code in used)
+    edited = {code: source.changes(row["modules"]) for code, row in rows if row is not None}
+    if not any(edited.values()):
+        return ""
+    names = named(sorted({name for changed in edited.values() for name in changed}), _MOST_NAMED)
     message = f"the code changed since results were stored: {names}"
-    if fixed:
+    if any(edited.get(code) for code in fixed):
         raise ConfigError(
             f"{where}: {message}; use another --run-dir to compute everything with this code, or "
             "add version=1 to keep what is stored and compute the rest"

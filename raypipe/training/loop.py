@@ -303,25 +303,35 @@ class _Loop:
         self.saved_at = time.monotonic()
 
     def _resume(self) -> int:
-        if self.job.measured:
+        """Restore the newest checkpoint; return its step, or 0 without one. All workers call it."""
+        checkpoint = self._newest() if self.worker.rank == 0 and not self.job.measured else None
+        step = parallel.from_rank_0(checkpoint and checkpoint.step, self.worker)
+        if step is None:
             return 0
-        reads, found = self.worker.rank == 0, None
-        if reads:  # the others receive their parts, in less memory
-            warn = lambda text: self.report(f"WARNING: {text}")  # noqa: E731
-            found = self.store.newest(warn, self.trace)
-            if found is None and self.job.continues:
-                raise ValueError(lost_state(self.job))
-        about = parallel.from_rank_0(found and (found.step, found.scaler), self.worker)
-        if about is None:
-            return 0
-        step, scaler = about
-        weights, optimizer = (found.model, found.optimizer) if found else ({}, {})
-        load_state(self.model, self.update.optimizer, weights, optimizer, self.worker)
-        self.update.load_scaler_state(scaler)
-        if reads:
-            self.history.restore(step)
+        self._restore(checkpoint)
         self.report(f"continues from step {step} of {self.job.steps} (checkpoint)")
         return int(step)
+
+    def _newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint of this training; only rank 0 reads.
+
+        Raises:
+            ValueError: there is none, and the training continues a finished one.
+
+        """
+        checkpoint = self.store.newest(lambda text: self.report(f"WARNING: {text}"), self.trace)
+        if checkpoint is None and self.job.continues:
+            raise ValueError(lost_state(self.job))
+        return checkpoint
+
+    def _restore(self, read: Checkpoint | None) -> None:
+        """Restore what rank 0 has read; the others receive their parts, in less memory."""
+        scaler = parallel.from_rank_0(read and read.scaler, self.worker)
+        weights, optimizer = (read.model, read.optimizer) if read is not None else ({}, {})
+        load_state(self.model, self.update.optimizer, weights, optimizer, self.worker)
+        self.update.load_scaler_state(scaler)
+        if read is not None:
+            self.history.restore(read.step)
 
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         self.throughput.pause()
