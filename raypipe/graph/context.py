@@ -159,10 +159,15 @@ class StageContext:
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        if not self.stage.needs or len(self._outcomes.ended) == self._ended:
+        if not self.stage.needs or not self.has_news:
             return []
         before = set(self._offered)
         return [unit for unit in self.todo() if unit.key not in before]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether stages have ended since it last looked for units to compute."""
+        return len(self._outcomes.ended) > self._ended
 
     def waits(self) -> bool:
         """Whether further units can be computed once stages that run now have ended."""
@@ -172,7 +177,8 @@ class StageContext:
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        needs = {need for unit in self.unfinished() for need in self.stage.unit_needs[unit.key]}
+        units = self.unfinished() if self.stage.needs else ()
+        needs = {need for unit in units for need in self.stage.unit_needs[unit.key]}
         return sorted(self._outcomes.failed(needs))
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:

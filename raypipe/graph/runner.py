@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from bdb import BdbQuit
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 
 from raypipe.errors import UnitError, message_of, trace_of
@@ -24,7 +25,7 @@ from raypipe.graph.stored_results import BEGUN, all_stored, is_outdated, unfinis
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.store import tables
-from raypipe.store.ledger import Ledger
+from raypipe.store.ledger import Ledger, Row
 
 #: seconds for the end of running stages; a training group takes up to 20 s to clean up
 _END_S = 30.0
@@ -38,8 +39,74 @@ _SHARE = 20
 #: further stages of a graph from the stored rows and the outcomes so far; reports lines to show
 Grow = Callable[[Ledger, Outcomes, Callable[[str], None]], Sequence[Stage]]
 
-#: the run of a stage, which is paused where units wait for other stages; it returns why it failed
-_Work = Generator[int, None, str | None]
+#: how a stage ended: its status, and why it failed
+_End = tuple[str, str | None]
+
+
+@dataclass
+class _Computation:
+    """The units of a stage while they are computed: in rounds if some wait for other stages.
+
+    Between two rounds it is paused, and takes no thread.
+
+    Args:
+        context: the stage's.
+        units: those that were not finished at the start.
+        begun: those that have no stored result that could be continued.
+        outdated: those that have one that is out of date.
+        paused_at: when the last round ended, by the monotonic clock.
+
+    """
+
+    context: StageContext
+    units: Sequence[Unit]
+    begun: Sequence[Unit]
+    outdated: Sequence[Unit]
+    paused_at: float | None = None
+
+    @classmethod
+    def of(cls, context: StageContext) -> _Computation:
+        """Return the computation of what is not finished."""
+        units, begun, outdated = context.unfinished(), list[Unit](), list[Unit]()
+        for unit in units if context.stage.needs or context.ledger.count("units") else ():
+            stored = context.ledger.get("units", unit.key)
+            if stored is not None and is_outdated(stored, unit):
+                outdated.append(unit)
+            # if what they need goes on before they are finished, their parts are out of date
+            if unit.extents and (stored is None or is_outdated(stored, unit)):
+                begun.append(unit)
+        return cls(context, units, begun, outdated)
+
+    def run(self) -> bool:
+        """Compute all units whose needs are done; return False if others wait for stages."""
+        context, stage = self.context, self.context.stage
+        if self.paused_at is None:
+            self._run_first()
+        else:
+            context.waited_s += time.monotonic() - self.paused_at
+        while stage.needs:
+            if context.further_units():
+                stage.run(context)
+            elif context.waits():
+                self.paused_at = time.monotonic()
+                return False
+            elif not context.has_news:
+                break
+        return True
+
+    def _run_first(self) -> None:
+        context, stage = self.context, self.context.stage
+        if self.outdated and not stage.always_rerun:
+            context.say("computed again: what it needs has gone on")
+            if stage.forget is not None:
+                stage.forget(context, self.outdated)
+        if self.begun:
+            context.ledger.put_tables(context.records(self.begun, BEGUN))
+        if stage.needs:  # further units are those that it does not return
+            context.todo()
+        stage.run(context)
+        if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
+            context.finish(stage.units[0].key)
 
 
 class GraphRunner:
@@ -60,8 +127,7 @@ class GraphRunner:
         self._stages: list[Stage] = []
         self._waiting: list[Stage] = []
         self._running: dict[str, tuple[Stage, Future[None]]] = {}
-        #: stages whose other units wait for stages, and the number of stages that had ended then
-        self._paused: dict[str, tuple[_Work, int]] = {}
+        self._paused: dict[str, _Computation] = {}
         #: the stages that were not stored
         self._ran: set[str] = set()
         self._estimates: dict[str, Estimate | None] = {}
@@ -114,8 +180,8 @@ class GraphRunner:
                 outcomes.is_interrupted = True
                 session.launcher.interrupt()
                 self._await_stages(_END_S, all_of_them=True)
-            for paused, _ in self._paused.values():
-                paused.close()
+            for paused in self._paused.values():
+                self._record(paused.context.stage, "interrupted", paused)
             raise
         finally:
             self._write_tables(at_the_end=True)
@@ -150,12 +216,11 @@ class GraphRunner:
         One of which another stage has ended since it was paused looks for further units.
         """
         unsettled = {*self._running, *(stage.key for stage in self._waiting)}
-        ended = len(self._outcomes.ended)
         ready = [
             stage
             for stage in self._waiting
             if (
-                self._paused[stage.key][1] < ended
+                self._paused[stage.key].context.has_news
                 if stage.key in self._paused
                 else any(map(unsettled.isdisjoint, stage.starts))
             )
@@ -173,135 +238,111 @@ class GraphRunner:
         """Run a stage until it has ended, or is paused."""
         try:
             paused = self._paused.pop(stage.key, None)
-            work = self._run(stage) if paused is None else paused[0]
-            try:
-                self._paused[stage.key] = work, next(work)
-            except StopIteration as end:
-                self._outcomes.end(stage.key, end.value)
+            end = self._without_start(stage) if paused is None else None
+            if end is None:
+                end = self._compute(paused or self._start(stage))
+            if end is not None:
+                self._outcomes.end(stage.key, end[1])
                 self._session.display.settle(stage.key)
             future.set_result(None)
         except BaseException as error:  # re-raised in the main thread
             future.set_exception(error)
 
-    def _run(self, stage: Stage) -> _Work:
-        """Run a stage unless it is stored or cannot run; return why it failed."""
+    def _without_start(self, stage: Stage) -> _End | None:
+        """Return the end of a stage that cannot run, or of which all is stored."""
         session, failed = self._session, self._outcomes.failed
-        broken = bool(stage.units) and all(map(failed, stage.starts))
-        if broken:
+        if stage.units and all(map(failed, stage.starts)):
             needs = f"needs {', '.join(failed(stage.needed_keys))}"
             self._record(stage, "skipped")
             session.display.say(f"{stage.key}: skipped ({needs})")
-            return needs
+            return "skipped", needs
         fresh = stage.always_rerun and not self._ran.isdisjoint(stage.needed_keys)
-        if not fresh and all_stored([stage], session.ledger):
-            if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
-                self._record(stage, "succeeded")
-            session.display.say(f"{stage.key}: done before")
+        if fresh or not all_stored([stage], session.ledger):
             return None
-        beside = partial(_beside, stage, self._stages, session.ledger)
-        failure = yield from self._compute(StageContext(stage, session, beside, self._outcomes))
-        self._ran.add(stage.key)
-        return failure
+        if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
+            self._record(stage, "succeeded")
+        session.display.say(f"{stage.key}: done before")
+        return "succeeded", None
 
-    def _compute(self, context: StageContext) -> _Work:
-        stage, session, display = context.stage, context.session, context.session.display
-        status, message = "failed", None
-        units = context.unfinished()
-        begun, outdated = list[Unit](), list[Unit]()
-        for unit in units if stage.needs or context.ledger.count("units") else ():
-            stored = context.ledger.get("units", unit.key)
-            if stored is not None and is_outdated(stored, unit):
-                outdated.append(unit)
-            # if what they need goes on before they are finished, their parts are out of date
-            if unit.extents and (stored is None or is_outdated(stored, unit)):
-                begun.append(unit)
+    def _start(self, stage: Stage) -> _Computation:
+        beside = partial(_beside, stage, self._stages, self._session.ledger)
+        computation = _Computation.of(StageContext(stage, self._session, beside, self._outcomes))
         waits = stage.training is not None
         note = "waiting for resources" if waits else stage.workload
-        display.start(stage.key, note, waits=waits)
+        self._session.display.start(stage.key, note, waits=waits)
+        return computation
+
+    def _compute(self, computation: _Computation) -> _End | None:
+        """Compute what can be computed now, and record the end of the stage; None if it waits."""
+        stage = computation.context.stage
+        end: _End | None = "interrupted", None  # unless its outcome is known
         try:
-            if outdated and not stage.always_rerun:
-                context.say("computed again: what it needs has gone on")
-                if stage.forget is not None:
-                    stage.forget(context, outdated)
-            if begun:
-                context.ledger.put_tables(context.records(begun, BEGUN))
-            if stage.needs:  # further units are those that it does not return
-                context.todo()
-            stage.run(context)
-            if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
-                context.finish(stage.units[0].key)
-            while stage.needs:
-                ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
-                if context.further_units():
-                    stage.run(context)
-                elif context.waits():
-                    paused = time.monotonic()
-                    yield ended
-                    context.waited_s += time.monotonic() - paused
-                elif len(self._outcomes.ended) == ended:  # none has ended meanwhile
-                    break
-            if stage.needs and (needs := context.failed_needs()):
+            end = self._outcome(computation)
+        finally:
+            if end is not None:
+                self._record(stage, end[0], computation)
+        if end is None:
+            self._paused[stage.key] = computation
+        else:
+            self._ran.add(stage.key)
+        return end
+
+    def _outcome(self, computation: _Computation) -> _End | None:
+        """Run the computation; record failures. Raises KeyboardInterrupt."""
+        context, durations = computation.context, self._session.durations
+        try:
+            if not computation.run():
+                return None
+            if needs := context.failed_needs():
                 message = f"needs {', '.join(needs)}"
                 context.say(f"{len(context.unfinished())} units left out ({message})")
-            else:
-                status = "succeeded"
+                return "failed", message
+            if durations is not None and not context.resumed:
                 seconds = time.monotonic() - context.created[1] - context.waited_s
                 took = Estimate(*(context.leased or (seconds, context.cpu_s, 0.0)))
-                if session.durations is not None and not context.resumed:
-                    session.durations.remember(stage, units, took)
+                durations.remember(context.stage, computation.units, took)
         except UnitError as error:
-            status, message = error.status, brief(str(error))
             if not context.logs.any_failed:  # the stage itself raised it
                 about = error.kind, error.message, "gave up", error.trace
                 context.fail(Failure(error.unit, 1, *about))
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            status = "interrupted"
-            raise
+            return error.status, brief(str(error))
         except Exception as error:  # recorded; other stages continue
             # the user ended the debugger, or Ray is gone after two Ctrl-C
             if isinstance(error, BdbQuit) or self._outcomes.is_interrupted:
-                status = "interrupted"
                 raise KeyboardInterrupt from None
-            whole = message_of(error)
-            message = brief(whole)
-            context.fail(Failure(stage.name, 1, "error", whole, "gave up", trace_of(error)))
-        finally:
-            started_at, clock = context.began or context.created
-            seconds = time.monotonic() - clock
-            context.logs.close()
-            display.end(stage.key, status, seconds, context.result)
-            extends = bool(units) and not outdated and not stage.always_rerun
-            self._record(stage, status, context, started_at, seconds, extends=extends)
-        return message
+            whole, trace = message_of(error), trace_of(error)
+            context.fail(Failure(context.stage.name, 1, "error", whole, "gave up", trace))
+            return "failed", brief(whole)
+        return "succeeded", None
 
-    def _record(
-        self,
-        stage: Stage,
-        status: str,
-        context: StageContext | None = None,
-        started_at: str | None = None,
-        duration_s: float = 0.0,
-        *,
-        extends: bool = False,
-    ) -> None:
-        """Record a stage's outcome.
+    def _record(self, stage: Stage, status: str, computation: _Computation | None = None) -> None:
+        """Record the end of a stage, and show it if units were computed.
 
         Its duration includes earlier commands that did not finish it, or whose results it extends.
         """
         ledger = self._session.ledger
-        earlier = ledger.get("stages", stage.key)
-        if earlier is not None and (extends or earlier["status"] != "succeeded"):
-            duration_s += earlier["duration_s"]
-            started_at = earlier["started_at"]
-        row = {
+        row: Row = {
             "stage": stage.name,
             "variant": stage.variant,
             "status": status,
-            "started_at": started_at or now(),
-            "duration_s": duration_s,
-            "device": context.device if context else None,
-            "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
+            "started_at": now(),
+            "duration_s": 0.0,
+            "device": None,
+            "gpu_peak_bytes": None,
         }
+        extends = False
+        if computation is not None:
+            context = computation.context
+            row["started_at"], clock = context.began or context.created
+            row["duration_s"] = time.monotonic() - clock
+            row |= {"device": context.device, "gpu_peak_bytes": context.gpu_peak_bytes}
+            extends = not (computation.outdated or stage.always_rerun) and bool(computation.units)
+            context.logs.close()
+            self._session.display.end(stage.key, status, row["duration_s"], context.result)
+        earlier = ledger.get("stages", stage.key)
+        if earlier is not None and (extends or earlier["status"] != "succeeded"):
+            row["duration_s"] += earlier["duration_s"]
+            row["started_at"] = earlier["started_at"]
         ledger.put("stages", {stage.key: row})
         self._write_tables()
 

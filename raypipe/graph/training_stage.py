@@ -5,20 +5,22 @@ A training has a job, a launch with restarts, and a record of its trial.
 
 from __future__ import annotations
 
+import logging
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, UnitError, message_of
 from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import fingerprint
 from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
-from raypipe.graph.unit_logs import Failure
+from raypipe.graph.unit_logs import Failure, brief
 from raypipe.hardware import bytes_text
 from raypipe.provenance import now
+from raypipe.redaction import without_credentials
 from raypipe.report.results import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.run_directory import RunDirectory
@@ -27,6 +29,7 @@ from raypipe.training.job import ExternalTask, JobTask, TrainingJob
 from raypipe.training.settings import TrainStageSettings, automatic_workers, cpus_of_a_worker
 from raypipe.training.weights import find
 
+log = logging.getLogger(__name__)
 #: name of the stage that reports the hardware
 HARDWARE = "hardware"
 #: share of a step spent waiting for data below which nothing is said
@@ -300,5 +303,9 @@ def check_initial_weights(
             raise ConfigError(f"{where}: {error}") from None
         except BdbQuit:  # the user ended the debugger
             raise KeyboardInterrupt from None
-        except Exception:  # its data do not exist here, say
-            continue
+        except Exception as error:  # its data are on other machines, say
+            log.warning(
+                "%s: %s: whether the weights of init_from fit is checked when it starts, since its "
+                "model cannot be built here: %s",
+                *(where, stage.key, without_credentials(brief(message_of(error)))),
+            )
