@@ -151,7 +151,7 @@ class RunDirectory:
 
     def table(self, table: str) -> str:
         """Return the folder of a results table."""
-        return self.path("results", _file_name(table))
+        return self.path("results", _file_name(table, is_unique=True))
 
     def partition(self, table: str, name: str = "data") -> str:
         """Return the path of one Parquet file of a results table.
@@ -160,7 +160,7 @@ class RunDirectory:
         """
         if name == "data" and self.variant != BASE:
             name = self.variant
-        return self.path("results", _file_name(table), f"{_file_name(name)}.parquet")
+        return f"{self.table(table)}/{_file_name(name)}.parquet"
 
     def trial_id(self, unit: str) -> str:
         """Return the name of a unit's training run in tables and files.

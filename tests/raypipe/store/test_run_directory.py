@@ -65,6 +65,11 @@ def test_a_file_is_whole_and_outlasts_a_loss_of_power(run, monkeypatch):
     assert contents == [b"", b"", b"", b"", b"old", b"old", b"new content"]
 
 
+def test_tables_have_folders_of_their_own():
+    run = RunDirectory("/runs/x")
+    assert len({run.partition(name) for name in ("a", ".a", "a/b", "a-b", "a\0b")}) == 5
+
+
 def test_names_with_slashes_stay_one_file():
     run = RunDirectory("/runs/x")
     assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
