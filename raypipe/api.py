@@ -212,6 +212,7 @@ def run(
     time_budget: str | None = None,
     local: bool = False,
     report: bool = True,
+    ui: bool = False,
     note: str = "",
     tag: Sequence[str] = (),
 ) -> Run:
@@ -235,6 +236,8 @@ def run(
             the results are the same.
         report: Write the page of the results at the end. Without it, `raypipe report` writes it
             later, and the page of an earlier command is removed.
+        ui: Print the link of a page that shows this run in a browser while it goes on (extra `ui`);
+            `raypipe ui` shows it afterwards.
         note: A note on the run, one line, which replaces an earlier one; `raypipe tag` changes it.
         tag: A tag of the run, one word, in addition to earlier ones; may be repeated.
 
@@ -262,6 +265,7 @@ def sweep(
     time_budget: str | None = None,
     write: Location | None = None,
     report: bool = True,
+    ui: bool = False,
     note: str = "",
     tag: Sequence[str] = (),
 ) -> Run:
@@ -278,6 +282,7 @@ def sweep(
         time_budget: As of run.
         write: Write the configuration with the best point there.
         report: As of run.
+        ui: As of run.
         note: As of run.
         tag: As of run.
 
@@ -315,6 +320,7 @@ def map(
     time_budget: str | None = None,
     local: bool = False,
     report: bool = True,
+    ui: bool = False,
     note: str = "",
     tag: Sequence[str] = (),
 ) -> Run:
@@ -340,6 +346,7 @@ def map(
         time_budget: As of run.
         local: As of run.
         report: As of run.
+        ui: As of run.
         note: As of run.
         tag: As of run.
 
@@ -920,14 +927,11 @@ def ui(directories: Sequence[str] = (), *, port: int = 8270, host: str = "127.0.
 
     """
     from raypipe.commands import runs_location
+    from raypipe.ui.address import check_installed
 
-    try:
-        from raypipe.ui.server import serve
-    except ImportError as error:
-        raise ConfigError(
-            "ui: needs Starlette and uvicorn, which are not installed: "
-            "pip install 'raypipe-runner[ui]'"
-        ) from error
+    check_installed("ui")
+    from raypipe.ui.server import serve
+
     serve(list(directories) or [runs_location()], host, port)
     return 0
 
@@ -993,6 +997,11 @@ def _run(
 
         notes = run_notes.checked(given["note"], given["tag"])
         options["at_start"] = partial(run_notes.change, note=notes.note or None, tags=notes.tags)
+    if given["ui"]:
+        from raypipe.ui import address, companion
+
+        address.check_installed("--ui")
+        options["page"] = companion.served
     run_dir, outcome, reason = execute(document, overrides, again, **options)
     if outcome == "interrupted":
         raise KeyboardInterrupt(reason)
@@ -1017,7 +1026,7 @@ def _continuation(
         return f"rp.map({name}, ..., run_dir={run_dir.shown!r})"
     words = "arguments" if verb is map else "overrides"
     now = {**given, "run_dir": run_dir.location, "matrix": (), "write": None, "overrides": None}
-    now |= {"note": "", "tag": ()}
+    now |= {"note": "", "tag": (), "ui": False}
     if isinstance(given.get("arguments", given.get("config")), Mapping):
         verb, words, now = run, "overrides", {**now, "config": run_dir.config}
     return shown_command(verb, {**now, words: overrides})

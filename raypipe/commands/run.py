@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,11 +74,13 @@ def execute(
     report: bool = True,
     at_start: Callable[[RunDirectory], object] = lambda _: None,
     at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
+    page: Callable[[RunDirectory], AbstractContextManager[None]] | None = None,
 ) -> tuple[RunDirectory, str, str]:
     """Run an experiment. Options are those of :func:`raypipe.run`.
 
     ``again`` returns the command that continues in a run directory; ``at_start`` writes more into
-    the directory when nothing can be refused any more; ``at_end`` reports on a run that succeeded.
+    the directory when nothing can be refused any more; ``at_end`` reports on a run that succeeded;
+    ``page`` prints the link of a page of the run, and serves it while the run goes on.
 
     Returns:
         The run directory; ``succeeded``, ``failed`` or ``interrupted``; and why it did not succeed.
@@ -146,6 +148,8 @@ def execute(
             begun = first_status(place, work.name, run_id, *about)
             status = stack.enter_context(StatusWriter(place, begun, display.snapshot, check))
             announce(display, configuration, nodes)
+            if page is not None:
+                stack.enter_context(page(place))
             for text in filter(None, (work.graph.text, work.note)):
                 display.say(text)
             if local:

@@ -6,7 +6,6 @@ again once the files that it follows from have changed.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
@@ -50,6 +49,7 @@ from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import RunStatus
 from raypipe.store.tables import by_name, tables_of
+from raypipe.ui import address
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Pages:
                 texts["run"] = texts["run"].removeprefix(shared)
                 found.append(Listed(each, {name: cell(text) for name, text in texts.items()}))
         found.sort(key=lambda each: each.numbers["started"], reverse=True)
-        return {_key(each.summary.run): each for each in found}
+        return {address.key(each.summary.run): each for each in found}
 
     def table(self) -> str:
         """Return the page with the table of runs. Raises ConfigError."""
@@ -225,11 +225,6 @@ def _made(sections: Sequence[Section], before: Sequence[str] = ()) -> Made:
 
 def _drawing(plot: Plot) -> tuple[str, Markup]:
     return parts.drawing(plot, encode(plot, ("svg",))["svg"])
-
-
-def _key(run: RunDirectory) -> str:
-    """Return what names a run in addresses, and says nothing about where it is."""
-    return hashlib.sha256(run.shown.encode()).hexdigest()[:16]
 
 
 def _period_s(found: Iterable[Summary]) -> int:

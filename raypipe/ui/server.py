@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -25,6 +26,7 @@ from starlette.routing import Route
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
+from raypipe.ui.address import listen
 from raypipe.ui.pages import Pages, policy
 
 #: the names of this machine, for itself
@@ -32,11 +34,12 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _KINDS = {"html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
 #: what the policy of an answer forbids, and that of a page cannot
 _ALONE = "; base-uri 'none'; frame-ancestors 'none'"
+_LEAST_COMPRESSED = 2**14  # bytes
 _SECONDS = 2  # for which the end waits for answers
 
 
 def serve(locations: Sequence[str], host: str, port: int) -> None:
-    """Answer requests until the process is interrupted.
+    """Say where, and answer requests until the process is interrupted.
 
     Raises:
         ConfigError: a folder cannot be read, or the address cannot be used.
@@ -45,18 +48,16 @@ def serve(locations: Sequence[str], host: str, port: int) -> None:
     pages = Pages(locations)
     count = len(pages.runs())
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"ui: cannot listen on {host}, port {port}: {error}; --port 0 takes a free port, and "
-            "--host has to be an address of this machine"
-        ) from error
+    listener = listen(host, port)
     number = listener.getsockname()[1]
     name = socket.gethostname() if token else f"[{host}]" if ":" in host else host
     query = f"?token={token}" if token else ""
     print(f"raypipe ui: http://{name}:{number}/{query} ({count} runs; Ctrl-C ends it)", flush=True)
+    answer(pages, listener, token, name)
+
+
+def answer(pages: Pages, listener: socket.socket, token: str = "", name: str = "localhost") -> None:
+    """Answer requests at a socket until the process is interrupted; see :func:`application`."""
     config = uvicorn.Config(
         application(pages, token, name), log_level="warning", access_log=False, lifespan="off",
         ws="none", server_header=False, timeout_graceful_shutdown=_SECONDS,
@@ -73,6 +74,8 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, name])
     if token:
         guard = Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token))
+    # a list of 1,000 runs is half a megabyte, and a tunnel may be slow
+    compressed = Middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED, compresslevel=1)
     comparison = partial(_page, lambda r: pages.comparison(r.query_params.getlist("run")))
     return Starlette(
         routes=[
@@ -81,7 +84,7 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
             Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
             Route("/run/{key}/report/{name:path}", partial(_file, pages)),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard, compressed],
         exception_handlers={ConfigError: _refused, OSError: _refused},
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import uvicorn
@@ -33,7 +34,7 @@ from raypipe.training.tables import STEPS
 from raypipe.ui.pages import Pages
 from raypipe.ui.server import application
 from tests.browser import Browser, browser, in_browser
-from tests.command import finish, listens, raypipe, start
+from tests.command import finish, listens, raypipe, start, until
 from tests.raypipe.composed import write_status
 from tests.raypipe.report.page_reader import HOSTILE, Page
 from tests.scenario import cases
@@ -478,3 +479,30 @@ def test_the_command_listens_on_this_machine_alone_and_ends_with_ctrl_c(folder_o
     assert outside.startswith("127.") or not listens(outside, port)
     process.send_signal(signal.SIGINT)
     assert finish(process, 130, 30) == ""
+
+
+@pytest.mark.slow
+def test_a_run_has_a_page_that_ends_soon_after_it(folder):
+    Path("called.py").write_text("import time\ndef f(x): time.sleep(x); return dict(y=x)")
+    words = ("map", "called:f", "x=[0,60]", "--local", "--ui", "--run-dir", "runs/calls")
+    process = start(folder, *words, environment={})
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("page: "))
+    link, port = re.findall(r"(http://127\.0\.0\.1:(\d+)/run/\w+) ", line)[0]
+    with urlopen(link) as answer:  # also before the server is ready
+        assert "running" in answer.read().decode()
+    next(line for line in process.stdout if line.startswith("calls: started"))
+    process.kill()
+    process.wait()
+    with urlopen(link) as answer:
+        assert "interrupted" in answer.read().decode()
+    until(lambda: not listens("127.0.0.1", int(port)), "the page ends", 60)
+    assert "--ui" not in (folder / "runs/calls/status.json").read_text()
+
+
+def test_a_page_without_its_packages_is_refused_before_the_run(folder, monkeypatch):
+    Path("called.py").write_text("def f(x): return dict(y=x)")
+    monkeypatch.setattr("raypipe.ui.address.find_spec", lambda _: None)
+    with pytest.raises(rp.ConfigError, match=r"--ui: needs Starlette .* 'raypipe-runner\[ui\]'"):
+        rp.map("called:f", ["x=1"], local=True, ui=True)
+    assert not list(folder.glob("runs/*"))
