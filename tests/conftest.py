@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,9 @@ os.environ.setdefault("RAY_health_check_timeout_ms", "120000")
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+# nothing of what the tests import is garbage: `pytest_collection` ends this
+gc.disable()
+
 # a shell's background job ignores Ctrl-C, and so would every process that a test starts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,13 +61,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: uses `launcher`; name its file in ON_RAY")
 
 
-def pytest_collection() -> None:
-    """Compile the topic model of a fresh clone in one process; the others load what it compiled."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Compile the topic model of a fresh clone in one process; the others load what it compiled.
+
+    Python collects no garbage before the end, and never what is there then.
+    """
     kernels = "experiments.pabbo_lda.objective.variational_bayes"
     folder = PROJECT.joinpath(*kernels.split(".")).parent
     with FileLock(folder / "__pycache__/tests.lock"):
         if not any(folder.glob("__pycache__/*.nbi")):
             import_module(kernels)
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -31,8 +31,9 @@ MODULES = sorted(
     file for folder in ("raypipe", "experiments") for file in (PROJECT / folder).rglob("*.py")
 )
 SECRET = "S3cr3tS3cr3t"
-CASES = yaml.safe_load(
-    Path(__file__).with_name("secrets.yaml").read_text().replace("{SECRET}", SECRET)
+CASES = yaml.load(
+    Path(__file__).with_name("secrets.yaml").read_text().replace("{SECRET}", SECRET),
+    yaml.CSafeLoader,
 )
 
 
