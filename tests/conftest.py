@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a training takes all cores, and its threads would spin while they wait for each other: in tests,
+# several times as long as they compute
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # commands fit their tables to it, and the processes of pytest-xdist have one
 os.environ.pop("COLUMNS", None)
@@ -140,12 +143,14 @@ def _print_nothing(canvas: Any, *_: object, **__: object) -> None:
         canvas.figure.draw(canvas.get_renderer())
 
 
-@pytest.fixture(autouse=True)
-def _no_pixels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _no_pixels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Draw figures as SVG only, but in the tests of plots: each is drawn once instead of twice."""
-    backend = "matplotlib.backends.backend_agg"
-    if request.node.path.name != "test_plots.py":
-        monkeypatch.setattr(f"{backend}.FigureCanvasAgg.print_png", _print_nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name != "test_plots.py":
+            canvas = "matplotlib.backends.backend_agg.FigureCanvasAgg"
+            patch.setattr(f"{canvas}.print_png", _print_nothing)
+        yield
 
 
 @pytest.fixture
