@@ -7,7 +7,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import TextWrapper
@@ -62,6 +62,7 @@ _LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
 _WIDEST = 60  # characters of a row of a heat map
 _MOST_TIPS = 200  # points with a value to show
+_MOST_WORDS = 6  # at an upright axis
 MOST_POINTS = 1000  # of a line: more than a figure has pixels
 
 
@@ -506,3 +507,67 @@ def scatter(
     axes.set(xlabel=labels[0])
     axes.set_title(labels[1])
     return figure
+
+
+@style()
+def parallel(points: pd.DataFrame, tips: Sequence[str], best: int) -> Figure:
+    """Draw parallel coordinates: a line per point over an upright axis per column.
+
+    Args:
+        points: ``[n, K]``: numbers or texts, the best points first; a missing value is a gap.
+        tips: the name of each point.
+        best: how many of the first points are in color.
+
+    """
+    figure, axes = _new_axes(height=HEIGHT)
+    heights = np.empty(points.shape)
+    for place, (name, values) in enumerate(points.items()):
+        heights[:, place], ticks = _upright(str(name), values)
+        axes.plot([place, place], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
+        for height, text in ticks:
+            axes.annotate(
+                text, (place, height), (3, 0), textcoords="offset points", va="center", zorder=6,
+                bbox={"facecolor": PAPER, "alpha": 0.75, "linewidth": 0, "pad": 0.8},
+            )  # fmt: skip
+    for row in reversed(range(len(points))):  # the best lie on top
+        stroke, alpha, width = (_SINGLE, 0.8, 1.5) if row < best else (_OTHER, 0.4, 0.9)
+        (line,) = axes.plot(heights[row], color=stroke.color, alpha=alpha, linewidth=width)
+        tip(line, tips[row])
+    names = [heading(str(name).rpartition(".")[2]) for name in points]
+    is_slanted = len(names) * max(map(len, names)) > _WIDEST
+    axes.set_xticks(
+        range(len(names)), short_labels(names, _LONGEST), rotation=30 * is_slanted,
+        ha="right" if is_slanted else "center", rotation_mode="anchor",
+    )  # fmt: skip
+    axes.set_xlim(-0.05, len(names) - 1 + 0.35)  # values stand right of their axis
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _upright(name: str, values: pd.Series[Any]) -> tuple[ArrayLike, list[tuple[float, str]]]:
+    """Return the heights of values on an axis from 0 to 1, and what is written at which height."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    if is_words := not pd.api.types.is_numeric_dtype(values):
+        words = sorted(values.dropna().unique())
+        values = pd.Series(pd.Categorical(values, words).codes, values.index).replace(-1, np.nan)
+    values = values.where(np.isfinite(values))
+    known = np.unique(finite(values))
+    if not known.size:
+        return values, []
+    is_log = not is_words and needs_log(known, 30)
+    shown = known
+    if len(known) > _MOST_WORDS:
+        locator = LogLocator(numticks=_MOST_WORDS) if is_log else MaxNLocator(5, integer=is_words)
+        shown = np.asarray(locator.tick_values(known[0], known[-1]))
+        shown = shown[(shown >= known[0]) & (shown <= known[-1])]
+    if len(shown) < 2:
+        shown = known[[0, -1]]
+    scale: Callable[[ArrayLike], NDArray[np.float64]] = np.log if is_log else np.asarray
+    low, high = scale(known[[0, -1]])
+    labels = short_labels(words, _LONGEST) if is_words else ()
+    texts = [labels[int(at)] if is_words else cell(name, float(at)) for at in shown]
+    length = high - low or 1.0
+    return (scale(values) - low) / length, [*zip((scale(shown) - low) / length, texts, strict=True)]

@@ -78,6 +78,8 @@ _LONGEST = 120  # characters of a cell
 _MOST_CELLS = 24  # of an axis of a heat map
 _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
+_LEAST_PARALLEL, _MOST_PARALLEL = 10, 300  # points; of fewer the best tenth is none
+_MOST_UPRIGHT = 7  # axes of points as lines
 _MOST_PICTURES, _MOST_NAMES = 8, 50  # of the files that calls wrote
 _LARGEST_PICTURE = 2**19  # bytes
 #: media types of pictures and their first bytes, by the ends of their names
@@ -112,6 +114,9 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
     drawn = [column for column in (better or varying[:2])
              if search is None or not search.has(table.name, column.name)]  # fmt: skip
     parts: list[Part] = [plot for column in drawn for plot in number_plots(results, column)]
+    if len(shape.axes) > 2:  # two are a heat map
+        parts += [plot for column in drawn if column in better[:1]
+                  for plot in _parallel(results, column)]  # fmt: skip
     parts += [view for column in drawn if column in better[:1]
               for view in best_points(results, column)]  # fmt: skip
     first, caption = rows.head(50).map(_cut), counted(len(rows), "row")
@@ -302,6 +307,31 @@ def _line(name: str, axis: str, every: NDArray[np.float64], found: Means) -> Lin
     return Line(name, x, y, half, points=once if found.half.notna().any() else None)
 
 
+def _parallel(results: Results, column: Column) -> list[Plot]:
+    """Draw parallel coordinates of all axes and a number, the best tenth of the points in color."""
+    axes, rows = list(results.shape.axes), results.own.rows
+    found = means(rows, axes, column.name, results.shape.seeds)
+    values = found.mean[np.abs(found.mean) <= _LARGEST]
+    order = values.sort_values(ascending=column.better == "lower", kind="stable")
+    count, order = len(order), order.head(_MOST_PARALLEL)
+    if count < _LEAST_PARALLEL or order.nunique() < 2:
+        return []
+    points = found.points.loc[order.index, axes]
+    tips = [f"{point_label({axis: row[axis] for axis in axes})}: {cell(column.name, value)}"
+            for row, value in zip(points.to_dict("records"), order, strict=True)]  # fmt: skip
+    drawn = {name: as_numbers(points[name]) if is_number(points[name])
+             else points[name].map(value_label) for name in axes[:_MOST_UPRIGHT]}  # fmt: skip
+    figure = plots.parallel(pd.DataFrame({**drawn, column.name: order}), tips, count // 10)
+    caption = f"Parallel coordinates of {count} points, the best tenth in color."
+    if count > len(order):
+        caption += f" The best {len(order)} are drawn."
+    if len(axes) > len(drawn):
+        caption += f" Without {listed([_last(name) for name in axes[_MOST_UPRIGHT:]])}."
+    name = f"{results.table.name}-{column.name}-parallel"
+    caption += f" {column.better.capitalize()} is better."
+    return [Plot(name, f"{heading(column.name)} at each point", caption, figure)]
+
+
 def _averaged(
     results: Results, found: Sequence[Means], shown: Sequence[str], what: str = "Mean"
 ) -> str:
@@ -386,7 +416,10 @@ def search_section(search: Searched | None) -> Section:
     text = f"{counted(len(search.points), 'point')} proposed{f' ({text})' if text else ''}."
     parts: list[Part] = [text]
     if len(search.measured) > 1 and len(search.front):
-        parts += [*_progress(search), *_slices(search), *_importance(search)]
+        parts += _progress(search)
+        if len(search.results.shape.axes) > 1:
+            parts += _parallel(search.results, search.metrics[0])
+        parts += [*_slices(search), *_importance(search)]
         parts += best_points(search.results, search.metrics[0])
     for row in search.front.head(5).to_dict("records"):
         values = [f"{name} {number(float(row[name]))}" for name in (m.name for m in search.metrics)]

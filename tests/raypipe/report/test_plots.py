@@ -154,3 +154,24 @@ def test_the_loss_curve_is_the_table_and_its_running_median() -> None:
     np.testing.assert_array_equal(raw.get_ydata(), steps["loss"])
     median = steps["loss"].rolling(3, center=True, min_periods=1).median()
     np.testing.assert_allclose(smooth.get_ydata(), median)
+
+
+@pytest.mark.parametrize(
+    ("values", "heights"),
+    [
+        ([1.0, 2.0, 3.0], [0, 0.5, 1]),
+        ([0.01, 1.0, 100.0], [0, 0.5, 1]),
+        (["b", "a", None], [1, 0, np.nan]),
+        ([np.inf, 5.0, 5.0], [np.nan, 0, 0]),
+        ([np.nan, np.nan, np.nan], [np.nan] * 3),
+        ([1e-300, 1.0, 1e300], [0, 0.5, 1]),
+    ],
+)
+def test_a_point_is_a_line_over_an_upright_axis_per_column(values, heights) -> None:
+    points = pd.DataFrame({"key": values, "score": [3.0, 2.0, 1.0]})
+    figure = plots.parallel(points, ["first", "second", "third"], 1)
+    lines = [line for line in figure.axes[0].lines if str(line.get_gid()).startswith(plots.TIP)]
+    drawn = {line.get_gid(): np.asarray(line.get_ydata(), float) for line in lines}
+    found = np.array([drawn[f"{plots.TIP}{name}"] for name in ("first", "second", "third")])
+    np.testing.assert_allclose(found, np.column_stack([heights, [1, 0.5, 0]]))
+    assert encode(Plot("x", "", "", figure))["svg"]
