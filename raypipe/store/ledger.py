@@ -83,6 +83,14 @@ class Ledger:
 
     """
 
+    _places: _Places
+    _segments: list[str]
+    _damaged: dict[str, list[str]]  # by segment, its damaged lines in words
+    # where each segment that is open begins, if they are seen as one file
+    _starts: list[int]
+    _files: list[pa.NativeFile]
+    _end: tuple[int, int]  # the bytes of all, and the lines of the last one
+
     def __init__(
         self,
         run: RunDirectory,
@@ -97,13 +105,6 @@ class Ledger:
         self.changes = 0
         self._writable = writable
         self._token = secrets.token_hex(4)
-        self._places: _Places = {}
-        self._segments: list[str] = []
-        self._damaged: dict[str, list[str]] = {}  # by segment, its damaged lines in words
-        # where each segment that is open begins, if they are seen as one file
-        self._starts: list[int] = []
-        self._files: list[pa.NativeFile] = []
-        self._end = (0, 0)  # the bytes of all, and the lines of the last one
         self._read_all()
         self.damage = self._keep_intact_units() if self._damaged else ""
         if self.damage and writable:

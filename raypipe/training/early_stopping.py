@@ -49,7 +49,7 @@ class Monitor:
         """
         if self._settings is None and self._every is None:
             return False
-        return step % (self._every or max(1, 2 ** (step - 1).bit_length() // 8)) == 0
+        return step % (self._every or max(1, 2 ** step.bit_length() // 8)) == 0
 
     def best(
         self, rows: Sequence[Mapping[str, Any]], until: int | None = None

@@ -202,7 +202,9 @@ class _Loop:
             with failure_kinds.fitting(BatchLimit("training", size)):
                 self.faults.at_step(step, size, rank, self.job.attempt)
                 exchange = number == len(parts)
-                loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)
+                loss = self._forward_backward(
+                    batch, size, context, exchange=exchange, counted=counted
+                )
             add_loss(sums, loss, self.worker.device, counted=counted, weight_only=not log)
             if step == self.start and number == 1 and not (self.sharded or self.job.measured):
                 self.throughput.pause()
@@ -216,14 +218,13 @@ class _Loop:
         return sums if norm is None else sums | {"grad_norm": norm}
 
     def _forward_backward(
-        self, batch: Any, context: StepContext, *, exchange: bool, counted: bool
+        self, batch: Any, size: int, context: StepContext, *, exchange: bool, counted: bool
     ) -> Loss:
         device, recompute = self.worker.device, self.training.gradient_checkpointing
         with parallel.gradient_sync(self.module, exchange):
             with precision.autocast(self.training.precision, device, recompute=recompute):
                 loss: Loss = self.module(self.loss, batch, context)
             if self.update.needs_scale:
-                size = min(self.plan.micro_batch, context.phase.samples // self.plan.workers)
                 self.update.choose_scale(
                     parallel.from_rank_0(float(loss.weight) / size, self.worker)
                 )

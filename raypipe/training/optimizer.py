@@ -314,10 +314,9 @@ class Update:
         has been halved often enough. A power of two changes no digit of a gradient.
         """
         self.needs_scale = False
-        if 0 < weight < math.inf:
-            state = self._scaler.state_dict()
-            state["scale"] = math.ldexp(state["scale"], 1 - math.frexp(weight)[1])
-            self._scaler.load_state_dict(state)
+        state = self._scaler.state_dict()
+        state["scale"] = math.ldexp(state["scale"], 1 - math.frexp(weight)[1])
+        self._scaler.load_state_dict(state)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss."""
@@ -354,4 +353,4 @@ class Update:
         """Restore the result of ``scaler_state``."""
         self.needs_scale = False
         self._skipped.fill_(state["skipped_steps"])
-        self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})
+        self._scaler.load_state_dict(state)

@@ -147,6 +147,7 @@ def test_a_damaged_line_costs_its_unit_and_keeps_no_older_result(anywhere, varia
                 anywhere.write(f"{anywhere.ledger}/{file}", text)
             for writable in (False, True, False):
                 ledger = Ledger(anywhere, writable=writable)
+                assert ledger.damage.count("line ") <= len(hit)
                 found = LedgerView(ledger, variant)
                 kept = {key for key in "abc" if found.get("units", key)}
                 assert {*"abc"} - concerned <= kept

@@ -9,6 +9,7 @@ from contextlib import closing
 from itertools import count
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -217,6 +218,17 @@ def test_loader_processes_change_nothing(task: Listing) -> None:
         with closing(load(task, phases, 3, first, rank=1, workers=2, processes=3)) as spread:
             assert list(spread) == inline
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_each_loader_process_keeps_two_batches_ready(tmp_path: Path) -> None:
+    def noted(samples: list[int]) -> list[int]:
+        (tmp_path / str(samples[0])).touch()
+        return samples
+
+    task, phases = Listing(Numbers(40), collate=noted), [Phase("p", 10, 4, 0.1)]
+    with closing(load(task, phases, 4, processes=3)) as batches:
+        next(batches)
+        until(lambda: len([*tmp_path.iterdir()]) == 1 + 3 * 2, "six batches follow the first")
 
 
 def test_an_interrupt_does_not_reach_the_loader_processes() -> None:
