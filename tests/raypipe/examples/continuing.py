@@ -26,6 +26,8 @@ class ContinuingSettings(rp.Settings):
     """Whether the training has two phases."""
     probes: int = 1
     """Probes of the model, each a unit."""
+    broken: bool = False
+    """Whether the probes fail."""
     train: rp.TrainStageSettings = rp.TrainStageSettings()
 
 
@@ -41,6 +43,8 @@ def probe(context: rp.StageContext) -> None:
     """Write a row per unit: the sum of the weights, and how often the unit was computed."""
     weights, _ = rp.weights.read_weights(context.run_dir, context.run_dir.model("train"))
     total = sum(float(each.sum()) for each in weights.values())
+    if context.settings.broken:
+        raise RuntimeError("the probes fail")
     for unit in context.todo():
         seen = context.ledger.get("probes", unit.key) or {"times": 0}
         row = {"weights": total, "times": seen["times"] + 1}
@@ -58,7 +62,7 @@ def stages(settings: ContinuingSettings) -> list[rp.Stage]:
     units = [rp.Unit(f"probe/{number}") for number in range(settings.probes)]
     return [
         rp.train_stage("train", settings.train, build_task, reads=READS),
-        rp.Stage("probe", probe, units, ("train",), reads=()),
+        rp.Stage("probe", probe, units, ("train",), reads=("broken",)),
         rp.Stage("double", double, needs=("probe",), reads=()),
     ]
 

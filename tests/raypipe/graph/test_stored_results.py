@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,12 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(case: dict[str, Any
 @pytest.mark.parametrize("case", CASES["commands"], ids=lambda case: case["name"])
 def test_commands_on_a_stored_training(case: dict[str, Any]) -> None:
     play(case["commands"])
+
+
+def test_the_progress_shows_the_monitored_measure_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raypipe.graph.progress._PLAIN_PERIOD_S", -1.0)
+    output = run("run", "--only", "train", eval_every=1, monitor="{metric: mse}")
+    assert re.search(r"train: .* eval mse .* eval loss ", output)
 
 
 @pytest.mark.parametrize(("given", "reason"), CASES["fixed"], ids=str)
