@@ -57,7 +57,7 @@ class Faults:
         """Sleep, die or hang if a fault is set for this CPU task."""
         if self.delay_task_s:
             time.sleep(self.delay_task_s)
-        if attempt > 1:
+        if attempt > 1 or not (self.kill_task or self.hang_task):
             return
         draw = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) / 2**64
         if draw < self.kill_task:

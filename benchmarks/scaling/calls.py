@@ -38,10 +38,10 @@ class CallCase:
 CASES = (
     CallCase("empty", FEW, (("ray", 1.15),)),
     CallCase("empty", FEW, (("joblib", 1.5),), local=True),
-    CallCase("empty", 10_000, (("ray", 0.05), ("joblib", 2.5))),
+    CallCase("empty", 10_000, (("ray", 0.05),)),
     CallCase("busy_1ms", 10_000, (("ray", 0.5), ("joblib", 1.6))),
     CallCase("busy_10ms", 1_000, (("joblib", 1.15),)),
-    CallCase("empty", 100_000),
+    CallCase("empty", 100_000, (("joblib", 2.5),)),  # fewer take less than starts vary
     CallCase("empty", 1_000_000),
 )
 

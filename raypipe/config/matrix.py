@@ -228,9 +228,10 @@ def value_text(value: Any) -> str:
 
     A string that reads as JSON, or as more than one value, is quoted: ``"1"`` is not ``1``.
     """
-    if isinstance(value, str) and text_value(value) is value and not set(value) & set(",="):
-        return value
-    return _SORTED.encode(value)
+    if type(value) is int:  # most values of very many calls
+        return str(value)
+    is_word = isinstance(value, str) and text_value(value) is value and not set(value) & set(",=")
+    return value if is_word else _SORTED.encode(value)
 
 
 def text_value(text: str) -> Any:

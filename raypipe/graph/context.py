@@ -216,7 +216,7 @@ class StageContext:
             ValueError: a unit without an identity.
 
         """
-        rows, shared = dict[str, Row](), dict[str, Mapping[str, Any]]()
+        rows, shared, at = dict[str, Row](), dict[str, Mapping[str, Any]](), now()
         for unit in units:
             row: Row = {
                 **unit.composed.record(),
@@ -225,7 +225,7 @@ class StageContext:
                 "extensible": unit.extensible,
                 "stage": self.stage.name,
                 "code": self.session.code,
-                "finished_at": now(),
+                "finished_at": at,
             }
             if unit.extents:
                 row["extents"] = dict(unit.extents)

@@ -353,14 +353,10 @@ class LedgerView(Ledger):
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
-        mark = {} if self._variant == BASE else {"variant": self._variant}
-        own = {
-            table: {
-                self._key(table, key): {**row, **(mark if _has_variant(table) else {})}
-                for key, row in rows.items()
-            }
-            for table, rows in tables.items()
-        }
+        own, mark = dict(tables), {"variant": self._variant}
+        for table in filter(_has_variant, tables if self._variant != BASE else ()):
+            rows = tables[table].items()
+            own[table] = {self._key(table, key): {**row, **mark} for key, row in rows}
         written = [t for t, rows in tables.items() if self._stage and rows and t not in INTERNAL]
         if new := [table for table in written if not writes(self._ledger, self._stage, table)]:
             entries: dict[str, Row] = {_entry(self._stage, table): {} for table in new}
