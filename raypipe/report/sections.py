@@ -1,7 +1,7 @@
 """Sections of the report: a table, a search, a race, a matrix, a sweep and training runs.
 
 A table with axes and numbers has the same plots wherever it comes from: calls of a function, a
-matrix, a search, a sweep, or trainings. A number is drawn once.
+matrix, a search, a sweep, or trainings.
 """
 
 from __future__ import annotations

@@ -53,13 +53,22 @@ function updateRuns(fresh) {
   filterRuns();
 }
 
+// The newest output is at the end, which stays in view as long as nobody scrolls away from it.
+const showsEnd = (box) => box.closest("#output") && box.scrollTop + box.clientHeight > box.scrollHeight - 4;
+function showEnds(root) {
+  for (const box of root.querySelectorAll("#output pre")) box.scrollTop = box.scrollHeight;
+}
+
 // Replace a section, with its tables sorted, its folds open and its texts scrolled as they were.
 function replaceSection(old, section) {
   const title = (fold) => fold.querySelector("summary").textContent.replace(/\d+/g, "");
   const open = new Set([...old.querySelectorAll("details[open]")].map(title));
-  for (const fold of section.querySelectorAll("details")) fold.open = open.has(title(fold));
+  for (const fold of section.querySelectorAll("details")) {
+    fold.open = open.has(title(fold));
+    if (fold.open) fold.dataset.was = "open"; // its toggle is not the reader's
+  }
   const sorted = [...old.querySelectorAll(".scroll table")].map((table) => table.querySelector("th[aria-sort]"));
-  const scrolled = [...old.querySelectorAll("pre, .scroll")].map((box) => [box.scrollTop, box.scrollLeft]);
+  const scrolled = [...old.querySelectorAll("pre, .scroll")].map((box) => [showsEnd(box) ? 1e9 : box.scrollTop, box.scrollLeft]);
   old.replaceWith(section);
   prepare(section);
   [...section.querySelectorAll(".scroll table")].forEach((table, place) => {
@@ -82,6 +91,7 @@ function updateSections(fresh) {
     if (!old) {
       main.insertBefore(section, main.children[place] ?? null);
       prepare(section);
+      showEnds(section);
     } else if (sent.get(section.id) !== html) replaceSection(old, section);
     sent.set(section.id, html);
   });
@@ -114,6 +124,11 @@ async function look() {
     wait();
   }
 }
+showEnds(document);
+document.addEventListener("toggle", ({ target: fold }) => {
+  if (fold.dataset.was) delete fold.dataset.was;
+  else showEnds(fold);
+}, true);
 const wait = () => setTimeout(look, 1000 * document.querySelector("span#period").dataset.seconds);
 if (filter) {
   filter.addEventListener("input", filterRuns);

@@ -412,6 +412,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
         assert chromium.value("document.getElementById('count').textContent") == "1 of 2 runs"
         live = write_run(folder_of_runs, "toy/first-again", word="running", ended=0, stages=1,
                          running=({"stage": "fit", "done": 1, "total": 9},))  # fmt: skip
+        live.append(live.log("fit"), b"line\n" * 300)
         with writing(live, print):
             chromium.until(f"{rows}.length == 2")  # sorted and filtered as before
             assert [name[-6:] for name in chromium.value(rows)] == ["/first", "-again"]
@@ -420,6 +421,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
             chromium.until("document.querySelector('progress')?.value == 1")
             chromium.until("document.querySelectorAll('#training-runs svg').length > 0")
             chromium.value("document.querySelector('#output details').open = true")
+            chromium.until("document.querySelector('#output details pre').scrollTop > 1000")
             drawn = "document.querySelector('#training-runs svg').innerHTML.length"
             before = chromium.value(drawn)
             write_steps(live, 60)
@@ -429,6 +431,7 @@ def test_a_browser_filters_sorts_follows_and_compares(chromium, folder_of_runs):
             chromium.until("document.querySelector('progress').value == 5")
             chromium.until("document.querySelector('#output').textContent.includes('a new line')")
             assert chromium.value("document.querySelector('#output details').open")
+            assert chromium.value("document.querySelector('#output details pre').scrollTop > 1000")
             chromium.until(f"{drawn} != {before}")
         chromium.until("document.querySelector('.title').textContent.includes('interrupted')")
         write_status(live, word="succeeded")
@@ -475,6 +478,7 @@ def test_the_command_listens_on_this_machine_alone_and_ends_with_ctrl_c(folder_o
     line = process.stdout.readline()
     port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/ \(2 runs; Ctrl-C ends it\)", line)[0])
     assert listens("127.0.0.1", port)
+    urlopen(f"http://127.0.0.1:{port}/").close()  # it answers, so Ctrl-C finds it at work
     outside = socket.gethostbyname(socket.gethostname())
     assert outside.startswith("127.") or not listens(outside, port)
     process.send_signal(signal.SIGINT)
