@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
 import pytest
+import typer
 
 from raypipe import cli
 from raypipe.commands import cluster
@@ -75,6 +77,12 @@ def finish(process: subprocess.Popen[str], status: int = 0, within_s: float = 30
     return output
 
 
+@cache
+def command_line() -> Any:
+    """All commands, which Typer makes anew at each call of an app."""
+    return typer.main.get_command(cli.app)
+
+
 def in_process(
     launcher: Launcher | None, *arguments: str | Path, environment: Mapping[str, str]
 ) -> Ended:
@@ -85,6 +93,7 @@ def in_process(
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
     errors = _Errors(output)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        patch.setattr(cli, "app", command_line())
         if launcher is not None:
             patch.setattr(cluster, "start", lambda *_: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])

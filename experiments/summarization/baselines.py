@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -78,6 +77,8 @@ def score(texts: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[
     2004, ROUGE: a package for automatic evaluation of summaries). With several references the best
     one counts, separately for each measure.
     """
+    from rouge_score.rouge_scorer import RougeScorer  # slow to import: nltk
+
     scorer = RougeScorer(list(_TYPES), use_stemmer=True)
     rows = []
     for text, own in zip(texts, references, strict=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbclient
-import nbformat
 import pytest
 
 from tests.command import raypipe, table
@@ -36,6 +34,9 @@ def test_the_task_is_short_and_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_cell_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbclient
+    import nbformat
+
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYPIPE_RUNS", str(tmp_path / "runs"))

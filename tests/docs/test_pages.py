@@ -27,7 +27,7 @@ from raypipe.config.validation import keys_of
 from raypipe.errors import ConfigError
 from raypipe.graph.configuration import load_experiment
 from raypipe.hardware import Hardware
-from tests.command import finish, forget, spawn
+from tests.command import command_line, finish, forget, spawn
 from tests.docs.pages import DOCS, PROJECT, Reader, blocks, commands, files_before
 
 PAGES = [*sorted(DOCS.rglob("*.md")), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
@@ -95,7 +95,7 @@ def test_shell_commands_are_valid(block, monkeypatch):
 
 def accept(arguments: list[str]) -> None:
     """Check arguments as the command line does, and overrides of a configuration that exists."""
-    group: Any = typer.main.get_command(cli.app)
+    group = command_line()
     rest = cli._spread_stages(arguments)
     if rest == ["--help"]:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ from raypipe.errors import ConfigError
 from tests.experiments.references import STEP, counted_flops, lively, parameter_count
 from tests.scenario import cases
 
-transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
+if find_spec("transformers") is None:  # slow to import, in all processes of a run
+    pytest.skip("needs the extra nlp", allow_module_level=True)
 
 #: as T5 1.1 and mT5
 GATED = t5.T5Settings(
@@ -186,12 +188,16 @@ TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A folder with the configuration of a T5, but without weights."""
-    transformers.T5Config(**t5.library_config(PLAIN)).save_pretrained(tmp_path)
+    from transformers import T5Config
+
+    T5Config(**t5.library_config(PLAIN)).save_pretrained(tmp_path)
     return tmp_path
 
 
 def save_by_library(model: Any, settings: t5.T5Settings, folder: Path, family: str) -> None:
     """Save the same weights from a model that ``transformers`` alone built, a T5 or an MT5."""
+    import transformers
+
     config = getattr(transformers, f"{family}Config")(**t5.library_config(settings))
     reference = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     if not settings.tied:  # some versions tie them all
@@ -204,12 +210,14 @@ def save_by_library(model: Any, settings: t5.T5Settings, folder: Path, family: s
 
 def _save_tokenizer(folder: Path, **special: str) -> Tokenizer:
     """As T5 has it: padding and end are 0 and 1, and pieces of words as in SentencePiece."""
+    from transformers import PreTrainedTokenizerFast
+
     pieces = ["<pad>", "</s>", "<unk>", "\u2581the", "at", *sorted({"\u2581", *"".join(TEXTS)})]
     tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 2))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     given = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"} | special
-    library = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
+    library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **given)
     library.save_pretrained(folder)
     return library
 
