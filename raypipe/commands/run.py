@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
@@ -60,6 +61,30 @@ _SHOWN = "shown"
 _MOST_WARNINGS, _MOST_POINTS = 5, 5
 
 
+@dataclass
+class _Command:
+    """A command that nothing refuses; ``text`` continues it.
+
+    ``seen`` is the version of the ledger that it was compared with, ``is_shown`` says that all is
+    stored and shown, and ``recipient`` gets a message at the end. It has a ``status`` once its run
+    is recorded, and in the end an ``outcome``: how it ended, and why it did not succeed.
+    """
+
+    work: Work
+    place: RunDirectory
+    text: str
+    local: bool
+    report: bool
+    code: SourceCode
+    recipient: Sequence[str]
+    seen: tuple[Any, ...]
+    is_shown: bool
+    id: str = field(default_factory=partial(secrets.token_hex, 4))
+    started: float = field(default_factory=time.monotonic)
+    status: StatusWriter | None = None
+    outcome: tuple[str, str] = "", ""
+
+
 def execute(
     document: Document,
     overrides: Sequence[str],
@@ -73,10 +98,10 @@ def execute(
     local: bool = False,
     report: bool = True,
     at_start: Callable[[RunDirectory], object] = lambda _: None,
-    at_end: Callable[[Configuration, Ledger], None] = lambda *_: None,
+    at_end: Callable[[Configuration, RunDirectory], None] = lambda *_: None,
     page: Callable[[RunDirectory], AbstractContextManager[None]] | None = None,
 ) -> tuple[RunDirectory, str, str]:
-    """Run an experiment. Options are those of :func:`raypipe.run`.
+    """Run an experiment: resolve, refuse, place, run and tell. Options are as of `raypipe.run`.
 
     ``again`` returns the command that continues in a run directory; ``at_start`` writes more into
     the directory when nothing can be refused any more; ``at_end`` reports on a run that succeeded;
@@ -94,123 +119,51 @@ def execute(
         # resolve
         launcher, nodes = cluster.place(stack, address, local=local)
         work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
-        configuration, place = work.configuration, _run_directory(run_dir, work)
+        place = _run_directory(run_dir, work)
 
         # refuse
-        work.check_training()
-        if launcher is None and not local:  # a cluster may grow; this machine does not
-            work.check_size()
-        stored = Ledger(place, writable=False)
-        tracking.check(configuration.settings.tracking, place)
-        stages, complete, warning = work.resumed(place, stored)
-        if any(stage.training is not None for stage in stages):
-            from raypipe.graph.training_stage import check_initial_weights
-
-            check_initial_weights(place, stored, stages, configuration.origin)
-        code = with_scripts(configuration.source(), stages)
-        recipient: Sequence[str] = ()
-        if configuration.settings.notify:
-            from raypipe.commands import notify
-
-            recipient = notify.recipient(configuration.settings.notify)
-
-        print(f"run directory: {place.shown}", flush=True)
-        if stored.damage:
-            print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
-        if warning:
-            print(warning, flush=True)
-        is_shown = complete and not stored.damage and _is_shown(work, place, stored, stages)
-        if is_shown and (place.exists(f"{place.report}/index.html") or not report):
+        may_grow, text = launcher is not None, again(place)
+        command = _accepted(work, place, text, may_grow=may_grow, local=local, report=report)
+        if command.is_shown:
             at_start(place)
             print("nothing to do: everything this configuration asks for is stored", flush=True)
-            at_end(configuration, stored)
+            at_end(work.configuration, place)
             return place, "succeeded", ""
-        seen = stored.version
-        del stored  # the writer reads it again, and it may be large
 
-        # place and run
-        check = stack.enter_context(writing(place, lambda text: print(text, flush=True)))
+        # place
+        check = stack.enter_context(writing(place, partial(print, flush=True)))
         display = stack.enter_context(Display(live=not local))
-        command, command_id = again(place), secrets.token_hex(4)
-        started = time.monotonic()
-        status: StatusWriter | None = None
-        outcome = shown = "", ""  # how it ended, why it did not succeed; and what is printed of it
-
         try:
-            ledger = Ledger(place, before_writing=check, stamp={"command_id": command_id})
-            if ledger.version != seen:  # another command wrote in between
-                stages = work.resumed(place, ledger).stages
-            run_id = _record(work, place, ledger, code)
+            ledger, run_id, status = _recorded(command, display, check)
             at_start(place)
-            if not report:  # that of an earlier command does not show what this one stores
-                place.delete(place.report)
-            about = command, configuration.profile, code.fingerprint
-            begun = first_status(place, work.name, run_id, *about)
-            status = stack.enter_context(StatusWriter(place, begun, display.snapshot, check))
-            announce(display, configuration, nodes)
+            command.status = stack.enter_context(status)
+            announce(display, work.configuration, nodes)
             if page is not None:
                 stack.enter_context(page(place))
-            for text in filter(None, (work.graph.text, work.note)):
-                display.say(text)
-            if local:
-                display.say(
-                    "local: one process without Ray, one task at a time; a crash ends the command"
-                )
-                launcher = cluster.local(stack)
-            elif launcher is None:
-                display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
-                launcher = cluster.start(stack, code.modules)
-            _record_environment(ledger, launcher, command, command_id)
-            wanted, values = configuration.settings.tracking, configuration.resolved()
-            trackers = Trackers(wanted, place, run_id, work.name, values)
-            session = Session(
-                place,
-                run_id,
-                ledger,
-                launcher,
-                display,
-                nodes,
-                stack.enter_context(trackers),
-                configuration.settings,
-                declared(configuration.experiment),
-                command_id,
-                code.fingerprint,
-                None if local else Durations(nodes),
-            )
+            launcher = _placed(command, launcher, display, stack)
+            session = _session(command, run_id, ledger, launcher, display, stack)
+
+            # run
             with budget.watched(launcher, display.say):
                 failed = _run_graph(work.graph, session)
-            _tell_results(work, session, status)
-            outcome = shown = "failed" if failed else "succeeded", failed
+
+            # tell
+            status.result = _tell_results(work, session)
             if not failed:
-                at_end(configuration, ledger)
-            _tell_end(display, place, *outcome, command, report=report)
-            _store_end(status, place, *outcome)
+                at_end(work.configuration, place)
+            _tell_end(command, display, "failed" if failed else "succeeded", failed)
             if report and ledger.count("stages"):  # after the last line: nobody waits for the page
-                _write_report(work, place, command)
+                _write_report(command)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
-            outcome = "interrupted", why
+            _tell_end(command, display, "interrupted", why)
         except (OSError, LostLeaseError) as error:
-            outcome = "failed", f"the run directory cannot be written: {error}"
+            _tell_end(command, display, "failed", f"the run directory cannot be written: {error}")
         except UnitError as error:
-            outcome = "failed", str(error)
-
-        if outcome != shown:
-            _tell_end(display, place, *outcome, command, report=report)
-            _store_end(status, place, *outcome)
-        if recipient:
-            end = {
-                "run_dir": place.shown,
-                "experiment": work.name,
-                "status": outcome[0],
-                "message": outcome[1],
-                "result": "" if status is None else status.result,
-                "duration_s": round(time.monotonic() - started, 1),
-                "command": command,
-            }
-            notify.send(recipient, place, end, display.say)
-        return place, *outcome
+            _tell_end(command, display, "failed", str(error))
+        _send_end(command, display)
+        return place, *command.outcome
 
 
 def fit(
@@ -268,6 +221,55 @@ def _run_directory(location: str | os.PathLike[str] | None, work: Work) -> RunDi
     return run_dir
 
 
+def _accepted(
+    work: Work, place: RunDirectory, text: str, *, may_grow: bool, local: bool, report: bool
+) -> _Command:
+    """Return the command of work that neither the hardware nor what is stored refuses.
+
+    Print what a user should know before it starts.
+
+    Args:
+        work: what is asked for.
+        place: the run directory.
+        text: the command that continues it.
+        may_grow: whether nodes may come, as in a cluster.
+        local: whether it runs in this process.
+        report: whether the page is wanted.
+
+    Raises:
+        ConfigError: a mistake.
+
+    """
+    configuration = work.configuration
+    work.check_training()
+    if not may_grow and not local:
+        work.check_size()
+    stored = Ledger(place, writable=False)
+    tracking.check(configuration.settings.tracking, place)
+    stages, is_stored, warning = work.resumed(place, stored)
+    if any(stage.training is not None for stage in stages):
+        from raypipe.graph.training_stage import check_initial_weights
+
+        check_initial_weights(place, stored, stages, configuration.origin)
+    code = with_scripts(configuration.source(), stages)
+    recipient: Sequence[str] = ()
+    if configuration.settings.notify:
+        from raypipe.commands import notify
+
+        recipient = notify.recipient(configuration.settings.notify)
+    damage = f"WARNING: the ledger is damaged: {stored.damage}" if stored.damage else ""
+    for line in filter(None, (f"run directory: {place.shown}", damage, warning)):
+        print(line, flush=True)
+    is_shown = (
+        is_stored
+        and not damage
+        and _is_shown(work, place, stored, stages)
+        and (not report or place.exists(f"{place.report}/index.html"))
+    )
+    given = work, place, text, local, report
+    return _Command(*given, code, recipient, stored.version, is_shown)
+
+
 def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage]) -> bool:
     """Whether the tables exist, written after the last unit was stored, as is the report, if any.
 
@@ -291,34 +293,80 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
         return False
 
 
-def _record(work: Work, run_dir: RunDirectory, ledger: Ledger, code: SourceCode) -> str:
-    """Record what this command runs; return the run's name in every row.
+def _recorded(
+    command: _Command, display: Display, check: Callable[[], None]
+) -> tuple[Ledger, str, StatusWriter]:
+    """Record what the command runs; return the ledger to write, the run's name and its status.
 
-    The name is made once for a run directory.
+    The name, which every row has, is made once for a run directory.
     """
-    text = dump_yaml(without_secrets(work.configuration.resolved()))
-    run_dir.write(run_dir.config, text.encode())
+    work, place = command.work, command.place
+    ledger = Ledger(place, before_writing=check, stamp={"command_id": command.id})
+    if ledger.version != command.seen:  # another command wrote in between
+        work.resumed(place, ledger)
+    place.write(place.config, dump_yaml(without_secrets(work.configuration.resolved())).encode())
     ledger.put("runs", {_SHOWN: {"all": False}})
-    keep_code(code, ledger, run_dir)
+    keep_code(command.code, ledger, place)
     work.graph.record(ledger)
+    if not command.report:  # that of an earlier command does not show what this one stores
+        place.delete(place.report)
     stored = ledger.get("runs", "run")
     if stored is None:
         stored = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
         ledger.put("runs", {"run": stored})
-    return str(stored["run_id"])
+    run_id, profile = str(stored["run_id"]), work.configuration.profile
+    about = command.text, profile, command.code.fingerprint
+    begun = first_status(place, work.name, run_id, *about)
+    return ledger, run_id, StatusWriter(place, begun, display.snapshot, check)
 
 
-def _record_environment(ledger: Ledger, launcher: Launcher, command: str, command_id: str) -> None:
+def _placed(
+    command: _Command, launcher: Launcher | None, display: Display, stack: ExitStack
+) -> Launcher:
+    """Say what runs where; return the launcher: of a cluster, of this machine or this process."""
+    work = command.work
+    for text in filter(None, (work.graph.text, work.note)):
+        display.say(text)
+    if command.local:
+        display.say("local: one process without Ray, one task at a time; a crash ends the command")
+        return cluster.local(stack)
+    if launcher is None:
+        display.prepare(f"starting Ray on {work.nodes[0].cpus} CPUs")
+        launcher = cluster.start(stack, command.code.modules)
+    return launcher
+
+
+def _session(
+    command: _Command,
+    run_id: str,
+    ledger: Ledger,
+    launcher: Launcher,
+    display: Display,
+    stack: ExitStack,
+) -> Session:
+    """Return the state that all stages share, with the hardware of the command recorded."""
+    _record_environment(ledger, launcher, command)
+    work, place, settings = command.work, command.place, command.work.configuration.settings
+    values = work.configuration.resolved()
+    trackers = Trackers(settings.tracking, place, run_id, work.name, values)
+    tables = declared(work.configuration.experiment)
+    durations = None if command.local else Durations(work.nodes)
+    shared = run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)
+    about = settings, tables, command.id, command.code.fingerprint, durations
+    return Session(place, *shared, *about)
+
+
+def _record_environment(ledger: Ledger, launcher: Launcher, command: _Command) -> None:
     """Record hardware, packages and commit of this command: a row per node."""
     commit = git_commit()
     about = {
-        "command": command,
+        "command": command.text,
         "started_at": now(),
         "git_commit": commit and commit.rstrip("+"),
         "git_dirty": commit and commit.endswith("+"),
     }
     rows = launcher.on_every_node(environment_row)
-    ledger.put("environment", {f"{command_id}/{r['hostname']}": {**about, **r} for r in rows})
+    ledger.put("environment", {f"{command.id}/{r['hostname']}": {**about, **r} for r in rows})
 
 
 def _run_graph(graph: StudyGraph, session: Session) -> str:
@@ -332,47 +380,67 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return str(error)
 
 
-def _tell_end(
-    display: Display, place: RunDirectory, ended: str, why: str, command: str, *, report: bool
-) -> None:
+def _tell_end(command: _Command, display: Display, ended: str, why: str) -> None:
+    """Say and store how the work ended, unless this is known."""
+    if command.outcome == (ended, why):
+        return
+    command.outcome = ended, why
+    _say_end(command, display, ended, why)
+    if command.status is None:
+        return
+    if ended == "interrupted":  # it has the result so far
+        with suppress(ConfigError, OSError):
+            command.status.result = results_of(command.place).result
+    command.status.end(ended, why)
+
+
+def _say_end(command: _Command, display: Display, ended: str, why: str) -> None:
     """Say how the work ended, and how to continue."""
+    place = command.place
     if ended == "interrupted":
-        display.say(f"{why}; finished units are kept. Continue with: {command}")
+        display.say(f"{why}; finished units are kept. Continue with: {command.text}")
         return
     if ended == "failed" or place.list(place.logs):
         display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
     if ended == "failed":
         display.fail(f"failed: {why}")
-        display.say(f"continue with: {command}")
+        display.say(f"continue with: {command.text}")
         return
     page = f"report: {place.shown}/report/index.html"
     without = f"without a report; write it with: raypipe report {place.shown}"
-    display.say(f"done: {place.shown} ({page if report else without})")
+    display.say(f"done: {place.shown} ({page if command.report else without})")
 
 
-def _store_end(status: StatusWriter | None, place: RunDirectory, ended: str, why: str) -> None:
-    """Store how the work ended, if it began; interrupted work has the result so far."""
-    if status is None:
+def _send_end(command: _Command, display: Display) -> None:
+    """Send how the command ended to the recipient, if there is one."""
+    if not command.recipient:
         return
-    if ended == "interrupted":
-        with suppress(ConfigError, OSError):
-            status.result = results_of(place).result
-    status.end(ended, why)
+    from raypipe.commands import notify
+
+    end = {
+        "run_dir": command.place.shown,
+        "experiment": command.work.name,
+        "status": command.outcome[0],
+        "message": command.outcome[1],
+        "result": "" if command.status is None else command.status.result,
+        "duration_s": round(time.monotonic() - command.started, 1),
+        "command": command.text,
+    }
+    notify.send(command.recipient, command.place, end, display.say)
 
 
-def _write_report(work: Work, run_dir: RunDirectory, command: str) -> None:
-    """Write the report, with the command that continues."""
+def _write_report(command: _Command) -> None:
     from raypipe.report.page import build  # matplotlib is slow to import
 
-    experiment = work.configuration.experiment
-    build(run_dir, work.name, experiment.report, command, of_report(experiment))
+    experiment = command.work.configuration.experiment
+    own = of_report(experiment)
+    build(command.place, experiment.name, experiment.report, command.text, own)
 
 
-def _tell_results(work: Work, session: Session, status: StatusWriter) -> None:
-    """Say what came out: the result, what is not finite, lost comparisons."""
+def _tell_results(work: Work, session: Session) -> str:
+    """Say what came out: the result, which it returns, what is not finite, lost comparisons."""
     say = session.display.say
     results = results_of(session.run_dir)
-    status.result = results.result
     if results.result:
         say(f"result: {results.result}")
         is_sweep = work.graph.only == (SWEEP,)  # whose end shows its points
@@ -383,6 +451,7 @@ def _tell_results(work: Work, session: Session, status: StatusWriter) -> None:
         say(f"WARNING: {warning}")
     if len(lost) > _MOST_WARNINGS:
         say(f"WARNING: {len(lost) - _MOST_WARNINGS} more are in the report")
+    return results.result
 
 
 def _leading(best: Headline) -> str:
@@ -417,12 +486,12 @@ def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
 
 
 def print_recommendation(
-    file: str | os.PathLike[str] | None, configuration: Configuration, ledger: Ledger
+    file: str | os.PathLike[str] | None, configuration: Configuration, run_dir: RunDirectory
 ) -> None:
     """Print the sweep's recommendation; write it as a configuration to a file, if one is given."""
     from raypipe.study.recommendation import snippet
 
-    settings = configuration.settings.sweep
+    settings, ledger = configuration.settings.sweep, Ledger(run_dir, writable=False)
     row = ledger.get("recommendations", settings.stage)
     if row is None:
         print("nothing is recommended; the table trials has the outcome of each point", flush=True)

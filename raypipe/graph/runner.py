@@ -14,7 +14,6 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from functools import partial
 
 from raypipe.errors import UnitError, message_of, trace_of
@@ -43,52 +42,39 @@ Grow = Callable[[Ledger, Outcomes, Callable[[str], None]], Sequence[Stage]]
 _End = tuple[str, str | None]
 
 
-@dataclass
 class _Computation:
     """The units of a stage while they are computed: in rounds if some wait for other stages.
 
     Between two rounds it is paused, and takes no thread.
 
-    Args:
-        context: the stage's.
-        units: those that were not finished at the start.
-        begun: those that have no stored result that could be continued.
-        outdated: those that have one that is out of date.
-        paused_at: when the last round ended, by the monotonic clock.
-
+    Its ``units`` were not finished at the start. Those that have ``begun`` have no stored result
+    that could be continued, and those that are ``outdated`` have one that is out of date.
     """
 
-    context: StageContext
-    units: Sequence[Unit]
-    begun: Sequence[Unit]
-    outdated: Sequence[Unit]
-    paused_at: float | None = None
-
-    @classmethod
-    def of(cls, context: StageContext) -> _Computation:
-        """Return the computation of what is not finished."""
-        units, begun, outdated = context.unfinished(), list[Unit](), list[Unit]()
-        for unit in units if context.stage.needs or context.ledger.count("units") else ():
+    def __init__(self, context: StageContext) -> None:
+        self.context, self.units = context, context.unfinished()
+        self.begun, self.outdated = list[Unit](), list[Unit]()
+        self._paused_at: float | None = None
+        for unit in self.units if context.stage.needs or context.ledger.count("units") else ():
             stored = context.ledger.get("units", unit.key)
             if stored is not None and is_outdated(stored, unit):
-                outdated.append(unit)
+                self.outdated.append(unit)
             # if what they need goes on before they are finished, their parts are out of date
             if unit.extents and (stored is None or is_outdated(stored, unit)):
-                begun.append(unit)
-        return cls(context, units, begun, outdated)
+                self.begun.append(unit)
 
     def run(self) -> bool:
         """Compute all units whose needs are done; return False if others wait for stages."""
         context, stage = self.context, self.context.stage
-        if self.paused_at is None:
+        if self._paused_at is None:
             self._run_first()
         else:
-            context.waited_s += time.monotonic() - self.paused_at
+            context.waited_s += time.monotonic() - self._paused_at
         while stage.needs:
             if context.further_units():
                 stage.run(context)
             elif context.waits():
-                self.paused_at = time.monotonic()
+                self._paused_at = time.monotonic()
                 return False
             elif not context.has_news:
                 break
@@ -266,7 +252,7 @@ class GraphRunner:
 
     def _start(self, stage: Stage) -> _Computation:
         beside = partial(_beside, stage, self._stages, self._session.ledger)
-        computation = _Computation.of(StageContext(stage, self._session, beside, self._outcomes))
+        computation = _Computation(StageContext(stage, self._session, beside, self._outcomes))
         waits = stage.training is not None
         note = "waiting for resources" if waits else stage.workload
         self._session.display.start(stage.key, note, waits=waits)

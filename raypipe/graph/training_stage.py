@@ -304,8 +304,5 @@ def check_initial_weights(
         except BdbQuit:  # the user ended the debugger
             raise KeyboardInterrupt from None
         except Exception as error:  # its data are on other machines, say
-            log.warning(
-                "%s: %s: whether the weights of init_from fit is checked when it starts, since its "
-                "model cannot be built here: %s",
-                *(where, stage.key, without_credentials(brief(message_of(error)))),
-            )
+            why = without_credentials(brief(message_of(error)))
+            log.warning("%s: %s: init_from is checked when it starts: %s", where, stage.key, why)
