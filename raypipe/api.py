@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from raypipe.errors import ConfigError
 
@@ -34,6 +34,29 @@ Config = str | os.PathLike[str] | Mapping[str, Any]
 #: values by dotted key, or texts of the form ``dotted.key=value``
 Values = Mapping[str, Any] | Sequence[str]
 Location = str | os.PathLike[str]
+
+
+class ClusterSizes(TypedDict, total=False):
+    """The sizes of a cluster, which ``init`` and ``submit`` have as arguments.
+
+    Args:
+        nodes: Nodes of a SLURM job [default: 1], or the most CPU workers of a cluster [default: 8].
+        cpus: CPUs per node. [default: 8; on Kubernetes 16]
+        memory: Memory per node, such as 64G. [default: 32G]
+        gpus: GPUs per node, on Kubernetes per GPU worker. [default: 0; on Kubernetes 1]
+        time: Time limit of a SLURM job, such as 12h. [default: 24h]
+        account: Account in SLURM.
+        partition: Partition of SLURM.
+
+    """
+
+    nodes: int
+    cpus: int
+    memory: str
+    gpus: int
+    time: str
+    account: str
+    partition: str
 
 
 class RunFailedError(RuntimeError):
@@ -382,14 +405,8 @@ def submit(
     time_budget: str | None = None,
     note: str = "",
     tag: Sequence[str] = (),
-    nodes: int | None = None,
-    cpus: int | None = None,
-    memory: str | None = None,
-    gpus: int | None = None,
-    time: str | None = None,
-    account: str | None = None,
-    partition: str | None = None,
     follow: bool = True,
+    **sizes: Unpack[ClusterSizes],
 ) -> int:
     r"""Run an experiment as a job of a Ray cluster, with a copy of this directory, or of SLURM.
 
@@ -408,14 +425,8 @@ def submit(
         time_budget: As of run.
         note: As of run.
         tag: As of run.
-        nodes: As of init.
-        cpus: As of init.
-        memory: As of init.
-        gpus: As of init.
-        time: As of init.
-        account: As of init.
-        partition: As of init.
         follow: Show the log, or how far the run is, and wait for the end.
+        **sizes: As of ClusterSizes.
 
     Examples:
         raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
@@ -435,7 +446,7 @@ def submit(
 
     if slurm == (address is not None):
         raise ConfigError("raypipe submit: give --address of a Ray cluster, or --slurm")
-    sizes = cluster_files.sizes_of(cluster_files.kind_of(given), given)
+    checked = cluster_files.sizes_of(cluster_files.kind_of(given), given, sizes)
     notes = run_notes.checked(note, tag)
     given |= {"note": notes.note, "tag": notes.tags}
     document = _document(config)
@@ -467,7 +478,7 @@ def submit(
         from raypipe.commands import slurm_jobs
 
         directory.check_new()
-        job = slurm_jobs.submit(directory, words[2:], sizes)
+        job = slurm_jobs.submit(directory, words[2:], checked)
         return slurm_jobs.follow(directory, job) if follow else 0
     try:
         from raypipe.launch.submit import submit as submit_job
@@ -612,13 +623,7 @@ def init(
     slurm: bool = False,
     kubernetes: bool = False,
     aws: bool = False,
-    nodes: int | None = None,
-    cpus: int | None = None,
-    memory: str | None = None,
-    gpus: int | None = None,
-    time: str | None = None,
-    account: str | None = None,
-    partition: str | None = None,
+    **sizes: Unpack[ClusterSizes],
 ) -> str:
     """Write a small project of your own that runs at once: code, YAML, test, README.
 
@@ -631,13 +636,7 @@ def init(
         slurm: Write the script of a SLURM job.
         kubernetes: Write an image and a RayJob for Kubernetes.
         aws: Write a cluster on AWS for Ray's launcher.
-        nodes: Nodes of a SLURM job [default: 1], or the most CPU workers of a cluster [default: 8].
-        cpus: CPUs per node. [default: 8; on Kubernetes 16]
-        memory: Memory per node, such as 64G. [default: 32G]
-        gpus: GPUs per node, on Kubernetes per GPU worker. [default: 0; on Kubernetes 1]
-        time: Time limit of a SLURM job, such as 12h. [default: 24h]
-        account: Account in SLURM.
-        partition: Partition of SLURM.
+        **sizes: As of ClusterSizes.
 
     Examples:
         raypipe init mine
@@ -650,11 +649,11 @@ def init(
     from raypipe.config.validation import near_and_all
 
     kind = cluster_files.kind_of(given)
-    sizes = cluster_files.sizes_of(kind, given)
+    checked = cluster_files.sizes_of(kind, given, sizes)
     if kind and template != "function":
         raise ConfigError(f"--template {template}: is a project without --{kind}; give one of them")
     if kind:
-        return cluster_files.write(kind, Path(name or ""), sizes)
+        return cluster_files.write(kind, Path(name or ""), checked)
     templates = Path(__file__).with_name("commands") / "templates"
     known = ("function", "training")
     if template not in known:

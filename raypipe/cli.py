@@ -12,9 +12,9 @@ import inspect
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -83,8 +83,8 @@ def _command(verb: Callable[..., Any]) -> Callable[..., None]:
 
     text, helps, _ = sections(verb)
     signature = [
-        _parameter(parameter, helps[name])
-        for name, parameter in inspect.signature(verb).parameters.items()
+        _parameter(parameter, helps[parameter.name])
+        for parameter in _parameters(verb)
         if not str(parameter.annotation).startswith("Mapping")  # only Python has such values
     ]
     if verb is api.run:
@@ -94,6 +94,17 @@ def _command(verb: Callable[..., Any]) -> Callable[..., None]:
     command.__annotations__ = {}
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     return command
+
+
+def _parameters(verb: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a verb, of sizes each."""
+    for parameter in inspect.signature(verb).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            yield parameter
+            continue
+        for name, kind in get_type_hints(api.ClusterSizes).items():
+            option = {"default": None, "annotation": kind.__name__}
+            yield inspect.Parameter(name, parameter.KEYWORD_ONLY, **option)
 
 
 @cache
@@ -112,9 +123,10 @@ def sections(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
         elif line:
             name, _, text = line.strip().partition(": ")
             arguments[name] = text
-    for name, text in arguments.items():
+    for name, text in [*arguments.items()]:
         if shared := re.fullmatch(r"As of (\w+)\.", text):
-            arguments[name] = sections(getattr(api, shared[1]))[1][name]
+            others = sections(getattr(api, shared[1]))[1]
+            arguments |= others if name.startswith("**") else {name: others[name]}
     examples = "\n".join(line[2:] for line in parts.get("Examples:", [])[1:])
     return "\n".join(parts[""]).strip(), arguments, examples.rstrip()
 

@@ -58,15 +58,17 @@ def kind_of(given: Mapping[str, Any]) -> str:
     return "".join(kinds)
 
 
-def sizes_of(kind: str, given: Mapping[str, Any]) -> dict[str, int | str]:
-    """Return the sizes among the arguments of a verb, without those that are not given.
+def sizes_of(kind: str, given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, int | str]:
+    """Return the sizes that a verb was given, next to its other arguments, in their form.
 
     Raises:
         ConfigError: the kind of cluster does not have one of them, or its value is wrong.
 
     """
-    sizes = {name: given[name] for name in _SIZES if given[name] is not None}
+    checked = dict(sizes)
     for name, value in sizes.items():
+        if name not in _SIZES:
+            raise TypeError(f"unexpected keyword argument {name!r}")
         form, words, defaults = _SIZES[name]
         if kind not in defaults:
             kinds = " or ".join(f"--{each}" for each in defaults if each in given)
@@ -75,8 +77,8 @@ def sizes_of(kind: str, given: Mapping[str, Any]) -> dict[str, int | str]:
             raise ConfigError(f"--{name} {value}: must be {words}")
         if name == "time":
             seconds = math.ceil(seconds_of(value, "--time"))  # 0:00:00 would be no limit
-            sizes[name] = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return sizes
+            checked[name] = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return checked
 
 
 def text_of(file: str, kind: str, sizes: Mapping[str, int | str], folder: Path = Path()) -> str:
