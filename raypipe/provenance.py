@@ -34,7 +34,7 @@ _version = cache(version)
 
 def now() -> str:
     """Return the current time, UTC, in ISO 8601."""
-    return ago(0)
+    return datetime.now(UTC).isoformat()
 
 
 def ago(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +239,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             for result in batch:
                 unit, problem = running.pop(result.key), problems.get(result.key)
                 if problem:
-                    result = replace(result, error=problem, kind="invalid_value")
+                    result = result._replace(error=problem, kind="invalid_value")
                     about = Failure(unit.key, result.attempt, "invalid_value", problem, "gave up")
                     context.fail(about)
                 status = "succeeded" if result.error is None else "failed"

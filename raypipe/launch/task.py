@@ -17,7 +17,7 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -93,7 +93,7 @@ def run_in_worker(
                 result = _run(injected, key, attempt, at, function, *given)
                 _flush()
                 if (written := os.fstat(printed).st_size) > begin:
-                    result = replace(result, output=_bounded(printed, begin))
+                    result = result._replace(output=_bounded(printed, begin))
                     begin = written
                 packed.append(_packed(result))
                 size += len(packed[-1])
@@ -119,7 +119,7 @@ def _packed(result: TaskResult) -> bytes:
             return bytes(cloudpickle.dumps(result))
         except Exception as error:
             message = f"its value cannot be sent back ({message_of(error)}); return plain values"
-            lost = replace(result, value=None, error=message, kind="error", trace=trace_of(error))
+            lost = result._replace(value=None, error=message, kind="error", trace=trace_of(error))
             return pickle.dumps(lost)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import PurePath
-from types import UnionType
+from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -373,14 +373,14 @@ def _to_arrow(table: Table, rows: Iterable[Row], run_id: str, variant: str) -> p
 def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
     """Return the values of a declared column. Raises TypeError."""
     kind, allowed = _TYPES[column.type]
-    for value in values:
-        if value is not None and (
-            not isinstance(value, allowed) or (isinstance(value, bool) and column.type != "boolean")
-        ):
-            raise TypeError(
-                f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
-                f"{column.type}"
-            )
+    kinds = {*map(type, values)} - {NoneType}  # a few, of very many values
+    wrong = {k for k in kinds if not issubclass(k, allowed) or (k is bool and allowed is not bool)}
+    if wrong:
+        value = next(value for value in values if type(value) in wrong)
+        raise TypeError(
+            f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
+            f"{column.type}"
+        )
     if column.type == "time":
         values = [datetime.fromisoformat(text) if text else None for text in values]
     if column.type == "text":
