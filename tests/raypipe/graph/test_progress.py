@@ -104,9 +104,14 @@ def test_a_stage_that_advances_has_a_line_every_ten_seconds(capsys, monkeypatch)
             display.advance("a", done, "loss 0.5")
         monkeypatch.setattr(progress, "_PLAIN_PERIOD_S", 0.0)
         display.advance("a", 500, "loss 0.4")
+        expect(display, b=1e-6)
+        display.begin("b", 2)
+        display.advance("b", 0)
     assert capsys.readouterr().out.splitlines() == [
         "a: started (1000 to do)",
         "a: 500/1000  loss 0.4  0 s left",
+        "b: started (2 to do)",
+        "b: 0/2  overdue",
     ]
 
 
