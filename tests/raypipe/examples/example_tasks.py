@@ -230,11 +230,12 @@ def worker_group(workers: int, folder: Path) -> Iterator[Callable[..., list[Any]
     What it yields calls ``member(rank, *arguments)`` in each of them, and returns their results by
     rank. After an error in one of them the group has ended.
     """
-    spawned = get_context("spawn")
-    ranks = spawned.SimpleQueue()
+    forked = get_context("forkserver")  # a process that imported once what all need
+    forked.set_forkserver_preload(["experiments.lm_pretrain.training", "raypipe.training.loop"])
+    ranks = forked.SimpleQueue()
     for rank in range(workers):
         ranks.put(rank)
-    with ProcessPoolExecutor(workers, spawned, _join, (ranks, workers, folder)) as pool:
+    with ProcessPoolExecutor(workers, forked, _join, (ranks, workers, folder)) as pool:
 
         def call(member: Callable[..., Any], *arguments: Any) -> list[Any]:
             ended = [pool.submit(_call, member, arguments) for _ in range(workers)]
@@ -248,6 +249,7 @@ def worker_group(workers: int, folder: Path) -> Iterator[Callable[..., list[Any]
 
 def _join(ranks: SimpleQueue[int], workers: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    os.fsync = lambda file: None  # as in the process of the tests
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=ranks.get(), world_size=workers)
