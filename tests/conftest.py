@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
-from hypothesis import HealthCheck, settings
+
+# pytest would rewrite the assertions of all modules of this plugin, in each process
+_finders = [each for each in sys.meta_path if type(each).__name__ != "AssertionRewritingHook"]
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.setattr(sys, "meta_path", _finders)
+    from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from raypipe.launch.cluster import RayLauncher
