@@ -234,6 +234,7 @@ def run(
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
+    shared: bool = False,
     report: bool = True,
     ui: bool = False,
     note: str = "",
@@ -257,6 +258,8 @@ def run(
             2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
+        shared: Share the points of the run with other commands that have this option, too; each
+            ends when the run has.
         report: Write the page of the results at the end. Without it, `raypipe report` writes it
             later, and the page of an earlier command is removed.
         ui: Print the link of a page that shows this run in a browser while it goes on (extra `ui`);
@@ -405,6 +408,7 @@ def submit(
     time_budget: str | None = None,
     note: str = "",
     tag: Sequence[str] = (),
+    jobs: int | None = None,
     follow: bool = True,
     **sizes: Unpack[ClusterSizes],
 ) -> int:
@@ -425,6 +429,7 @@ def submit(
         time_budget: As of run.
         note: As of run.
         tag: As of run.
+        jobs: Share the points of the run among an array of so many jobs, each of these sizes.
         follow: Show the log, or how far the run is, and wait for the end.
         **sizes: As of ClusterSizes.
 
@@ -433,6 +438,7 @@ def submit(
         raypipe submit configs/lm_pretrain.yaml train.training.steps=5000 --no-follow \
           --address http://HEAD:8265 --run-dir s3://BUCKET/runs/lm
         raypipe submit pabbo_lda --slurm --run-dir /shared/runs/mine --nodes 2 --time 12h
+        raypipe submit pabbo_lda --slurm --run-dir /shared/runs/mine --jobs 8
 
     """
     given = {**locals(), "address": None}
@@ -446,14 +452,20 @@ def submit(
 
     if slurm == (address is not None):
         raise ConfigError("raypipe submit: give --address of a Ray cluster, or --slurm")
-    checked = cluster_files.sizes_of(cluster_files.kind_of(given), given, sizes)
+    wanted = dict(sizes) if jobs is None else {**sizes, "jobs": jobs}
+    checked = cluster_files.sizes_of(cluster_files.kind_of(given), given, wanted)
     notes = run_notes.checked(note, tag)
-    given |= {"note": notes.note, "tag": notes.tags}
+    given |= {"note": notes.note, "tag": notes.tags, "shared": jobs is not None}
     document = _document(config)
     if time_budget is not None:
         seconds_of(time_budget)  # raises if it is not a time
     # mistakes show before anything is sent; the hardware there may select another profile
-    resolve(document, [*overrides, *_of_matrix(matrix)], profile, [hardware.detect()])
+    here = [hardware.detect()]
+    resolved = resolve(document, [*overrides, *_of_matrix(matrix)], profile, here)
+    if jobs is not None:
+        from raypipe.commands.plan import work_of
+
+        work_of(resolved, only, here).check_shared(run_dir)
     if slurm:  # whose nodes share this directory
         directory = RunDirectory.at(run_dir)
         run_dir = directory.location

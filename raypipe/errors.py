@@ -79,6 +79,10 @@ class LostLeaseError(RuntimeError):
         self.holder = holder
 
 
+class EndedElsewhereError(Exception):
+    """Another of the commands that share a run has written its tables, status and report."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM, unlike a KeyboardInterrupt that the user's code raises.
 

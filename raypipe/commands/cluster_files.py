@@ -31,6 +31,7 @@ _FILES = {
 _NUMBER = (r"[1-9]\d*", "a number from 1")
 #: the sizes of a cluster: form, the form in words, and the default of each kind that has it
 _SIZES: dict[str, tuple[str, str, dict[str, int | str]]] = {
+    "jobs": (*_NUMBER, {"slurm": 1}),
     "nodes": (*_NUMBER, {"slurm": 1, "kubernetes": 8, "aws": 8}),
     "cpus": (*_NUMBER, {"slurm": 8, "kubernetes": 16}),
     "memory": (

@@ -80,6 +80,22 @@ class Work:
                     dotted = f"{name}.{key}".removeprefix(".")
                     _refuse(where, Obstacle(dotted, asked, reason, advice))
 
+    def check_shared(self, location: str | os.PathLike[str] | None) -> None:
+        """Reject a run that several commands cannot share. Raises ConfigError."""
+        if location is None:
+            raise ConfigError("--shared: give --run-dir, the same to all commands")
+        if "://" in (run := RunDirectory.at(os.fspath(location))).location:
+            raise ConfigError(
+                f"--run-dir {run.shown}: several jobs can share a run only on a file system, by "
+                "its locks; use a path on storage that all nodes mount"
+            )
+        if (source := self.graph.source(None)).metrics:
+            raise ConfigError(
+                f"{self.configuration.origin}: matrix.{source.table}: several jobs cannot share "
+                "it, since its points follow from the results of earlier ones; use one job, with "
+                "more nodes"
+            )
+
     def _sections(self) -> Iterator[tuple[str, str, object]]:
         """Yield each section with its name, and where it is from: the configuration or a point.
 

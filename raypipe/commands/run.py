@@ -24,7 +24,7 @@ from raypipe.commands.plan import Work, check_gpus, work_of
 from raypipe.commands.results import results_of
 from raypipe.config.document import Document
 from raypipe.config.yaml_text import dump_yaml
-from raypipe.errors import ConfigError, LostLeaseError, UnitError
+from raypipe.errors import ConfigError, EndedElsewhereError, LostLeaseError, UnitError
 from raypipe.graph import tracking
 from raypipe.graph.configuration import Configuration
 from raypipe.graph.context import Outcomes, Session
@@ -39,7 +39,8 @@ from raypipe.launch import in_job
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.stats import finite_or_none
-from raypipe.store.ledger import Ledger, Row
+from raypipe.store import run_status
+from raypipe.store.ledger import SHOWN, Ledger, Row
 from raypipe.store.lock import writing
 from raypipe.store.run_directory import RunDirectory
 from raypipe.store.run_status import StatusWriter, first_status
@@ -49,14 +50,13 @@ from raypipe.study.sweep_settings import SWEEP
 
 if TYPE_CHECKING:
     from raypipe.report.tables import Headline
+    from raypipe.store.shared_ledger import SharedLedger, ShareOfRun
 
 #: share of a time budget, and its least seconds, that are kept for the end of the work
 _RESERVE, _LEAST_RESERVE_S = 0.05, 30.0
 #: of these, the seconds after an end that was not orderly
 _CUT_S = 8.0
 _POLL_S = 0.25
-#: an entry of the ledger: whether tables and report show everything that is stored
-_SHOWN = "shown"
 #: results that a baseline beats, and points, of which the end of a run tells
 _MOST_WARNINGS, _MOST_POINTS = 5, 5
 
@@ -67,7 +67,8 @@ class _Command:
 
     ``seen`` is the version of the ledger that it was compared with, ``is_shown`` says that all is
     stored and shown, and ``recipient`` gets a message at the end. It has a ``status`` once its run
-    is recorded, and in the end an ``outcome``: how it ended, and why it did not succeed.
+    is recorded, and in the end an ``outcome``: how it ended, and why it did not succeed. ``shared``
+    is the ledger of a run that other commands share.
     """
 
     work: Work
@@ -83,6 +84,7 @@ class _Command:
     started: float = field(default_factory=time.monotonic)
     status: StatusWriter | None = None
     outcome: tuple[str, str] = "", ""
+    shared: SharedLedger | None = None
 
 
 def execute(
@@ -96,6 +98,7 @@ def execute(
     address: str | None = None,
     time_budget: str | None = None,
     local: bool = False,
+    shared: bool = False,
     report: bool = True,
     at_start: Callable[[RunDirectory], object] = lambda _: None,
     at_end: Callable[[Configuration, RunDirectory], None] = lambda *_: None,
@@ -122,6 +125,7 @@ def execute(
         place = _run_directory(run_dir, work)
 
         # refuse
+        share = stack.enter_context(_share_of(work, run_dir, place)) if shared else None
         may_grow, text = launcher is not None, again(place)
         command = _accepted(work, place, text, may_grow=may_grow, local=local, report=report)
         if command.is_shown:
@@ -131,10 +135,12 @@ def execute(
             return place, "succeeded", ""
 
         # place
-        check = stack.enter_context(writing(place, partial(print, flush=True)))
+        check: Callable[[], None] = lambda: None  # noqa: E731
+        if share is None:
+            check = stack.enter_context(writing(place, partial(print, flush=True)))
         display = stack.enter_context(Display(live=not local))
         try:
-            ledger, run_id, status = _recorded(command, display, check)
+            ledger, run_id, status = _recorded(command, display, check, share)
             at_start(place)
             command.status = stack.enter_context(status)
             announce(display, work.configuration, nodes)
@@ -154,7 +160,7 @@ def execute(
             _tell_end(command, display, "failed" if failed else "succeeded", failed)
             if report and ledger.count("stages"):  # after the last line: nobody waits for the page
                 _write_report(command)
-            ledger.put("runs", {_SHOWN: {"all": True}})
+            ledger.put("runs", {SHOWN: {"all": True}})
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             _tell_end(command, display, "interrupted", why)
@@ -162,6 +168,10 @@ def execute(
             _tell_end(command, display, "failed", f"the run directory cannot be written: {error}")
         except UnitError as error:
             _tell_end(command, display, "failed", str(error))
+        except EndedElsewhereError:
+            ended = run_status.read(place)
+            known = ("succeeded", "") if ended is None else (ended.status, ended.message)
+            _tell_end(command, display, *known)
         _send_end(command, display)
         return place, *command.outcome
 
@@ -219,6 +229,14 @@ def _run_directory(location: str | os.PathLike[str] | None, work: Work) -> RunDi
     run_dir = RunDirectory.at(os.fspath(location))
     run_dir.check_new()
     return run_dir
+
+
+def _share_of(work: Work, given: str | os.PathLike[str] | None, place: RunDirectory) -> ShareOfRun:
+    """Return the lock of a run that other commands share. Raises ConfigError."""
+    work.check_shared(given)
+    from raypipe.store.shared_ledger import ShareOfRun
+
+    return ShareOfRun(place, partial(print, flush=True))
 
 
 def _accepted(
@@ -282,7 +300,7 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
     single = single_tables(ledger, declared(work.configuration.experiment))
     tables = [run_dir.partition(table.name, "data") for table in single]
     files = [run_dir.config, *tables]
-    if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
+    if ledger.get("runs", SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
         return False
     wanted = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
     try:
@@ -294,26 +312,35 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
 
 
 def _recorded(
-    command: _Command, display: Display, check: Callable[[], None]
+    command: _Command, display: Display, check: Callable[[], None], share: ShareOfRun | None
 ) -> tuple[Ledger, str, StatusWriter]:
     """Record what the command runs; return the ledger to write, the run's name and its status.
 
     The name, which every row has, is made once for a run directory.
     """
     work, place = command.work, command.place
-    ledger = Ledger(place, before_writing=check, stamp={"command_id": command.id})
+    stamp = {"command_id": command.id}
+    if share is None:
+        ledger = Ledger(place, before_writing=check, stamp=stamp)
+    else:
+        from raypipe.store.shared_ledger import SharedLedger
+
+        ledger = command.shared = SharedLedger(share, stamp)
+        check = command.shared.check_status
     if ledger.version != command.seen:  # another command wrote in between
         work.resumed(place, ledger)
-    place.write(place.config, dump_yaml(without_secrets(work.configuration.resolved())).encode())
-    ledger.put("runs", {_SHOWN: {"all": False}})
-    keep_code(command.code, ledger, place)
-    work.graph.record(ledger)
-    if not command.report:  # that of an earlier command does not show what this one stores
-        place.delete(place.report)
-    stored = ledger.get("runs", "run")
-    if stored is None:
-        stored = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
-        ledger.put("runs", {"run": stored})
+    text = dump_yaml(without_secrets(work.configuration.resolved()))
+    with ledger.exclusively():
+        place.write(place.config, text.encode())
+        ledger.put("runs", {SHOWN: {"all": False}})
+        keep_code(command.code, ledger, place)
+        work.graph.record(ledger)
+        if not command.report:  # that of an earlier command does not show what this one stores
+            place.delete(place.report)
+        stored = ledger.get("runs", "run")
+        if stored is None:
+            stored = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
+            ledger.put("runs", {"run": stored})
     run_id, profile = str(stored["run_id"]), work.configuration.profile
     about = command.text, profile, command.code.fingerprint
     begun = first_status(place, work.name, run_id, *about)
@@ -352,7 +379,7 @@ def _session(
     tables = declared(work.configuration.experiment)
     durations = None if command.local else Durations(work.nodes)
     shared = run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)
-    about = settings, tables, command.id, command.code.fingerprint, durations
+    about = settings, tables, command.id, command.code.fingerprint, durations, command.shared
     return Session(place, *shared, *about)
 
 
@@ -384,6 +411,8 @@ def _tell_end(command: _Command, display: Display, ended: str, why: str) -> None
     """Say and store how the work ended, unless this is known."""
     if command.outcome == (ended, why):
         return
+    if command.shared is not None and not command.shared.is_alone:
+        command.shared.leave()
     command.outcome = ended, why
     _say_end(command, display, ended, why)
     if command.status is None:
@@ -413,7 +442,7 @@ def _say_end(command: _Command, display: Display, ended: str, why: str) -> None:
 
 def _send_end(command: _Command, display: Display) -> None:
     """Send how the command ended to the recipient, if there is one."""
-    if not command.recipient:
+    if not command.recipient or (command.shared is not None and not command.shared.is_alone):
         return
     from raypipe.commands import notify
 

@@ -28,7 +28,7 @@ from raypipe.store.run_directory import RunDirectory
 
 #: the options of sbatch for sizes that it calls otherwise
 _OPTIONS = {"cpus": "cpus-per-task", "memory": "mem", "gpus": "gpus-per-node"}
-#: a job's log in the current directory, with its id
+#: a job's log in the current directory, with its id; that of an array has a number for each job
 _LOG = "raypipe-{}.log"
 #: seconds between looks at the queue
 _PERIOD_S = 5.0
@@ -63,11 +63,16 @@ def submit(run: RunDirectory, words: Sequence[str], sizes: Mapping[str, int | st
     own = Path(cluster_files.SCRIPT)
     text = own.read_text() if own.is_file() else cluster_files.text_of(own.name, "slurm", {})
     options = {_OPTIONS.get(name, name): value for name, value in sizes.items()}
-    options |= {"comment": run.shown, "output": _LOG.format("%j")}
+    numbers = ""
+    if jobs := options.pop("jobs", None):
+        options["array"], numbers = f"0-{int(jobs) - 1}", "_%a"
+    name = "%A" if numbers else "%j"
+    options |= {"comment": run.shown, "output": _LOG.format(f"{name}{numbers}")}
     listed = [f"--{name}={value}" for name, value in options.items()]
     printed = _slurm("sbatch", "--parsable", *listed, "/dev/stdin", *words, script=text)
     job = printed.partition(";")[0]  # the name of a cluster may follow
-    print(f"job {job} (log: {_LOG.format(job)}); {_commands(run)}", flush=True)
+    log = _LOG.format(job + numbers.replace("%a", "*"))
+    print(f"job {job} (log: {log}); {_commands(run)}", flush=True)
     with suppress(OSError):  # the job says so, too
         run.write(run.path(f".{own.name}"), text.encode())
     return job
@@ -98,14 +103,16 @@ def follow(run: RunDirectory, job: str) -> int:
             continue
         if not states:
             break
-        if states[0] != shown:
-            shown = states[0]
+        # of an array, once each
+        if (now := ", ".join(dict.fromkeys(states))) != shown:
+            shown = now
             print(f"job {job}: {shown}", flush=True)
         time.sleep(_PERIOD_S)
     if status is None:
         print(f"job {job} has ended before its run began")
         with suppress(OSError):
-            lines = Path(_LOG.format(job)).read_text(errors="replace").splitlines()
+            log = next(iter(sorted(Path().glob(_LOG.format(f"{job}*")))), Path())
+            lines = log.read_text(errors="replace").splitlines()
             print(printable("\n".join(lines[-_MOST_LINES:]), keep="\n"))
         return 1
     return status
@@ -151,8 +158,11 @@ def _commands(run: RunDirectory) -> str:
 
 
 def _jobs() -> list[list[str]]:
-    """Return the id, state and comment of each job of this user. Raises ConfigError."""
-    lines = _slurm("squeue", "--me", "--noheader", "--format=%A|%T|%k").splitlines()
+    """Return the id, state and comment of each job of this user. Raises ConfigError.
+
+    The jobs of an array have one id.
+    """
+    lines = _slurm("squeue", "--me", "--noheader", "--format=%F|%T|%k").splitlines()
     return [line.split("|", 2) for line in lines]
 
 

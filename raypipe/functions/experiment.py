@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -213,11 +214,12 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
     todo, running = context.todo(), dict[str, Unit]()
     total, failures = len(context.stage.units), 0
     first: TaskResult | None = None  # that failed
-    done = total - len(todo)
+    done = total - context.left
     context.begin(total, done)
     run_dir = context.run_dir
     place = run_dir.location, run_dir.variant, run_dir.variants
-    with of_stage(run_dir, CALLS), context.pool(options) as pool:
+    folders = of_stage(run_dir, CALLS) if context.session.is_alone else nullcontext()
+    with folders, context.pool(options) as pool:
         shared = pool.share(function)
 
         def tasks() -> Iterator[tuple[Any, ...]]:

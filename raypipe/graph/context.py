@@ -18,17 +18,18 @@ from raypipe.graph.experiment import Stage, Unit
 from raypipe.graph.identity import SettingsView
 from raypipe.graph.launcher import Launcher, PoolOptions, TaskPool, TaskResult
 from raypipe.graph.progress import Display, Durations
-from raypipe.graph.stored_results import IDENTITIES, unfinished
+from raypipe.graph.stored_results import IDENTITIES, is_done, unfinished
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
 from raypipe.provenance import ago, now
-from raypipe.store.ledger import RESULTS, Ledger, Row, checksum
-from raypipe.store.run_directory import RunDirectory
+from raypipe.store.ledger import CLAIMS, RESULTS, Ledger, Row, checksum
+from raypipe.store.run_directory import RunDirectory, variant_name
 from raypipe.store.tables import Table, by_name
 
 if TYPE_CHECKING:
     from raypipe.graph.tracking import Trackers
     from raypipe.hardware import Hardware
+    from raypipe.store.shared_ledger import SharedLedger
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")
@@ -56,6 +57,13 @@ class Session:
     command_id: str = ""
     code: str = ""
     durations: Durations | None = None
+    #: the ledger, if other commands share the run
+    shared: SharedLedger | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other command writes the run at the same time."""
+        return self.shared is None or self.shared.is_alone
 
     @property
     def gpus(self) -> list[str]:
@@ -117,6 +125,18 @@ class StageContext:
         self._outcomes = outcomes or Outcomes({*stage.needed_keys})
         self._offered: set[str] = set()
         self._ended = 0
+        #: with other commands: the units that this one has claimed, those that it cannot claim now,
+        #: those that it has not seen yet, and the number of all that are not settled
+        self.claimed: Sequence[Unit] | None = None
+        self._held: Sequence[Unit] = ()
+        self._unseen: Iterator[Unit] | None = None
+        self._unsettled = 0
+        #: how many units to claim at a time, once that is known
+        self.pace = 0
+        #: what failed in another command, if anything
+        self.elsewhere: str | None = None
+        #: units of the stage that were not finished when ``todo`` was called last
+        self.left = 0
 
     @cached_property
     def settings(self) -> SettingsView:
@@ -140,6 +160,8 @@ class StageContext:
 
     def unfinished(self) -> Sequence[Unit]:
         """Return the units that are not finished, in order."""
+        if self.claimed is not None:
+            return [unit for unit in self.claimed if not is_done(self.ledger, unit)]
         return unfinished(self.stage, self.ledger)
 
     def todo(self) -> Sequence[Unit]:
@@ -149,13 +171,71 @@ class StageContext:
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
         self._ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
+        units = self.unfinished()
+        self.left = len(units) if self.claimed is None else self._unsettled
         if not self.stage.needs:
-            return self.unfinished()
-        failed, needs = self._outcomes.failed, self.stage.unit_needs
-        due = (unit for unit in self.unfinished() if needs[unit.key] <= self._outcomes.ended)
-        ready = [unit for unit in due if not failed(needs[unit.key])]
+            return units
+        ready = [unit for unit in units if self._is_ready(unit)]
         self._offered.update(unit.key for unit in ready)
         return ready
+
+    def _is_ready(self, unit: Unit) -> bool:
+        """Whether what a unit needs is done."""
+        needs = self.stage.unit_needs.get(unit.key, frozenset())
+        return needs <= self._outcomes.ended and not self._outcomes.failed(needs)
+
+    def claim(self, ledger: SharedLedger, most: int) -> None:
+        """Claim units of a run that other commands share, which are then all that are unfinished.
+
+        There are at most so many, and no more than this command's share of those that are left.
+        """
+        self.claimed = None
+        if self._unseen is None:
+            units = self.unfinished()
+            self._unseen, self._unsettled = iter(units), len(units)
+        unseen, claimed, held = self._unseen, list[Unit](), list[Unit]()
+
+        def candidates() -> Iterator[Unit]:
+            yield from self._held
+            while len(claimed) < most and (unit := next(unseen, None)) is not None:
+                yield unit
+
+        with ledger.exclusively():
+            most = min(most, -(-self._unsettled // ledger.members()))
+            for unit in candidates():
+                key = self._name_of(unit)
+                has_failed = ledger.has_failed(key)
+                if has_failed or is_done(self.ledger, unit):
+                    self._unsettled -= 1
+                    if has_failed:
+                        self.elsewhere = f"{key}: failed in another job of this run"
+                elif len(claimed) < most and self._is_ready(unit) and ledger.free(key):
+                    claimed.append(unit)
+                else:
+                    held.append(unit)
+            ledger.claim(map(self._name_of, claimed))
+        self.claimed, self._held = claimed, held
+
+    def settle(self, ledger: SharedLedger, *, is_lost: bool = False) -> None:
+        """Record for other commands which of the claimed units have failed here.
+
+        If what this command computes is lost, others may claim them.
+        """
+        self._unsettled -= len(self.claimed or ())
+        names = [self._name_of(unit) for unit in self.unfinished()]
+        if is_lost or self._outcomes.is_interrupted:
+            ledger.remove(CLAIMS, names)
+        else:
+            ledger.claim(names, failed=True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all units are stored or have failed, or what they need has, here or elsewhere."""
+        failed, needs = self._outcomes.failed, self.stage.unit_needs
+        return self._unsettled == sum(bool(failed(needs.get(u.key, ()))) for u in self._held)
+
+    def _name_of(self, unit: Unit) -> str:
+        return variant_name(unit.key, self.stage.variant)
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""

@@ -15,6 +15,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from functools import partial
+from typing import TYPE_CHECKING
 
 from raypipe.errors import UnitError, message_of, trace_of
 from raypipe.graph.context import Outcomes, Session, StageContext
@@ -26,12 +27,17 @@ from raypipe.provenance import now
 from raypipe.store import tables
 from raypipe.store.ledger import Ledger, Row
 
+if TYPE_CHECKING:
+    from raypipe.store.shared_ledger import SharedLedger
+
 #: seconds for the end of running stages; a training group takes up to 20 s to clean up
 _END_S = 30.0
 # Ray's libraries resume waits after a signal; Python handles it when this wait times out
 _POLL_S = 0.5
 #: threads; stages beyond them start when others end
 _MOST_STAGES = 64
+#: how much faster more units at a time must be, to be claimed at a time
+_FASTER = 1.2
 #: time between two writings of the tables, in units of the time that one takes
 _SHARE = 20
 
@@ -49,7 +55,13 @@ class _Computation:
 
     Its ``units`` were not finished at the start. Those that have ``begun`` have no stored result
     that could be continued, and those that are ``outdated`` have one that is out of date.
+
+    Attributes:
+        is_shown: whether its stage is shown as running, and recorded at the end.
+
     """
+
+    is_shown = True
 
     def __init__(self, context: StageContext) -> None:
         self.context, self.units = context, context.unfinished()
@@ -67,7 +79,7 @@ class _Computation:
         """Compute all units whose needs are done; return False if others wait for stages."""
         context, stage = self.context, self.context.stage
         if self._paused_at is None:
-            self._run_first()
+            self.run_first()
         else:
             context.waited_s += time.monotonic() - self._paused_at
         while stage.needs:
@@ -80,7 +92,8 @@ class _Computation:
                 break
         return True
 
-    def _run_first(self) -> None:
+    def run_first(self) -> None:
+        """Compute the units whose needs are done now."""
         context, stage = self.context, self.context.stage
         if self.outdated and not stage.always_rerun:
             context.say("computed again: what it needs has gone on")
@@ -93,6 +106,91 @@ class _Computation:
         stage.run(context)
         if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
             context.finish(stage.units[0].key)
+
+
+class _Turns(_Computation):
+    """The units of a stage that other commands compute, too: in rounds of units to claim.
+
+    ``shared`` is the ledger, with the claims, and ``computing`` has the stages of which this
+    command computes units now.
+    """
+
+    is_shown = False
+
+    def __init__(
+        self, context: StageContext, shared: SharedLedger, computing: dict[str, StageContext]
+    ) -> None:
+        self.context, self._shared, self._computing = context, shared, computing
+        self.units, self.outdated = (), []
+        self._paused_at = None
+        self._failure: UnitError | None = None
+        #: whether this command has lost its cluster; the others can still compute the units
+        self._is_lost = False
+        #: the most units per second
+        self._fastest = 0.0
+
+    def run(self) -> bool:
+        """Compute what it can claim, until all is settled; return False if others hold units."""
+        context = self.context
+        if self._paused_at is not None:
+            context.waited_s += time.monotonic() - self._paused_at
+        while self._claim():
+            if not self.is_shown:
+                self.is_shown = True
+                context.created, context.waited_s = (now(), time.monotonic()), 0.0
+                _show(context)
+            self._compute_claimed()
+        if not (self._is_lost or context.is_settled):
+            self._paused_at = time.monotonic()
+            time.sleep(_POLL_S)  # it looks again at once
+            return False
+        if not self.is_shown:
+            context.session.display.say(f"{context.stage.key}: computed by other jobs")
+        context.claimed = None
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _claim(self) -> bool:
+        """Claim units, if this command has room for them."""
+        context, stage, session = self.context, self.context.stage, self.context.session
+        with self._shared.exclusively():
+            most = len(session.gpus) if stage.on_gpu else 0
+            most = most or int(sum(node.cpus for node in session.nodes)) or 1
+            others = list(self._computing.values())
+            waits = stage.training is not None and any(
+                each.stage.training is not None and each.began is None for each in others
+            )
+            has_room = not (waits or self._is_lost) and len(others) < most
+            context.claim(self._shared, (context.pace or most) if has_room else 0)
+            if context.claimed:
+                self._computing[stage.key] = context
+        return bool(context.claimed)
+
+    def _compute_claimed(self) -> None:
+        context, part = self.context, _Computation(self.context)
+        self.units, self.outdated = part.units, [*self.outdated, *part.outdated]
+        start = time.monotonic()
+        try:
+            part.run_first()
+        except UnitError as error:
+            self._is_lost = error.kind == "node_lost"
+            self._failure = self._failure or error
+        except Exception:
+            context.settle(self._shared)
+            raise
+        finally:
+            del self._computing[context.stage.key]
+        context.settle(self._shared, is_lost=self._is_lost)
+        rate = len(part.units) / max(time.monotonic() - start, 1e-9)
+        if rate > _FASTER * self._fastest:  # of more at a time, fewer wait for the last one
+            context.pace, self._fastest = 2 * len(part.units), rate
+
+
+def _show(context: StageContext) -> None:
+    stage, waits = context.stage, context.stage.training is not None
+    note = "waiting for resources" if waits else stage.workload
+    context.session.display.start(stage.key, note, waits=waits)
 
 
 class GraphRunner:
@@ -114,6 +212,8 @@ class GraphRunner:
         self._waiting: list[Stage] = []
         self._running: dict[str, tuple[Stage, Future[None]]] = {}
         self._paused: dict[str, _Computation] = {}
+        #: of a shared run, the stages of which this command computes units now
+        self._computing: dict[str, StageContext] = {}
         #: the stages that were not stored
         self._ran: set[str] = set()
         self._estimates: dict[str, Estimate | None] = {}
@@ -143,7 +243,10 @@ class GraphRunner:
             self._add(ordered)
             self._extend()
             while self._waiting or self._running:
-                for stage in self._startable(_MOST_STAGES if is_concurrent else 1):
+                startable = self._startable(_MOST_STAGES if is_concurrent else 1)
+                if not startable and not self._running:
+                    self._become_alone()
+                for stage in startable:
                     self._waiting.remove(stage)
                     future = Future[None]()  # before the start, in which Ctrl-C may come
                     self._running[stage.key] = stage, future
@@ -160,20 +263,41 @@ class GraphRunner:
                     self._waiting += [stage] if name in self._paused else []
                 if over:
                     self._extend()
+            self._become_alone()
             at_end()
         except BaseException:
             if is_concurrent:
                 outcomes.is_interrupted = True
                 session.launcher.interrupt()
                 self._await_stages(_END_S, all_of_them=True)
-            for paused in self._paused.values():
+            for paused in filter(lambda each: each.is_shown, self._paused.values()):
                 self._record(paused.context.stage, "interrupted", paused)
             raise
         finally:
+            if session.shared is not None and not session.is_alone:
+                session.shared.leave()
             self._write_tables(at_the_end=True)
-            if self._ran:  # not earlier: trainings write their files of the table while they run
+            # not earlier: trainings write their files of the table while they run
+            if self._ran and session.is_alone:
                 tables.conform(session.run_dir, session.tables["steps"])
         return next((f"{stage}: {why}" for stage, why in outcomes.failures.items()), None)
+
+    def _become_alone(self) -> None:
+        """Wait for the other commands of a shared run: what is left, is left to one of them.
+
+        Raises:
+            EndedElsewhereError: another one has done it.
+
+        """
+        if (shared := self._session.shared) is None or shared.is_alone:
+            return
+        shared.become_alone()
+        self._ran.update(stage.key for stage in self._stages)  # by whichever command
+        for stage in self._stages:
+            if all_stored([stage], shared):
+                self._outcomes.failures.pop(stage.key, None)  # another command has done it
+                if (shared.get("stages", stage.key) or {}).get("status") != "succeeded":
+                    self._record(stage, "succeeded")  # the command that stored it was killed
 
     def _extend(self) -> None:
         if self._grow is not None:
@@ -199,17 +323,20 @@ class GraphRunner:
     def _startable(self, most: int) -> Sequence[Stage]:
         """Return the stages to start now, so that no more than this number run.
 
-        One of which another stage has ended since it was paused looks for further units.
+        One of which another stage has ended since it was paused looks for further units. Of a
+        shared run it always does, and stages that run again after others are left to the end.
         """
+        is_alone = self._session.is_alone
         unsettled = {*self._running, *(stage.key for stage in self._waiting)}
         ready = [
             stage
             for stage in self._waiting
             if (
-                self._paused[stage.key].context.has_news
+                not is_alone or self._paused[stage.key].context.has_news
                 if stage.key in self._paused
                 else any(map(unsettled.isdisjoint, stage.starts))
             )
+            and (is_alone or not stage.always_rerun)
         ][: most - len(self._running)]
         alone = [stage for stage in ready if stage.alone]
         if any(stage.alone for stage, _ in self._running.values()) or (alone and self._running):
@@ -245,17 +372,19 @@ class GraphRunner:
         fresh = stage.always_rerun and not self._ran.isdisjoint(stage.needed_keys)
         if fresh or not all_stored([stage], session.ledger):
             return None
-        if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
+        row = session.ledger.get("stages", stage.key) or {}
+        if session.is_alone and row.get("status") != "succeeded":
             self._record(stage, "succeeded")
         session.display.say(f"{stage.key}: done before")
         return "succeeded", None
 
     def _start(self, stage: Stage) -> _Computation:
         beside = partial(_beside, stage, self._stages, self._session.ledger)
-        computation = _Computation(StageContext(stage, self._session, beside, self._outcomes))
-        waits = stage.training is not None
-        note = "waiting for resources" if waits else stage.workload
-        self._session.display.start(stage.key, note, waits=waits)
+        context = StageContext(stage, self._session, beside, self._outcomes)
+        if (shared := self._session.shared) is not None and not shared.is_alone:
+            return _Turns(context, shared, self._computing)
+        computation = _Computation(context)
+        _show(context)
         return computation
 
     def _compute(self, computation: _Computation) -> _End | None:
@@ -265,7 +394,7 @@ class GraphRunner:
         try:
             end = self._outcome(computation)
         finally:
-            if end is not None:
+            if end is not None and computation.is_shown:
                 self._record(stage, end[0], computation)
         if end is None:
             self._paused[stage.key] = computation
@@ -275,7 +404,8 @@ class GraphRunner:
 
     def _outcome(self, computation: _Computation) -> _End | None:
         """Run the computation; record failures. Raises KeyboardInterrupt."""
-        context, durations = computation.context, self._session.durations
+        context, session = computation.context, self._session
+        durations = session.durations
         try:
             if not computation.run():
                 return None
@@ -283,7 +413,9 @@ class GraphRunner:
                 message = f"needs {', '.join(needs)}"
                 context.say(f"{len(context.unfinished())} units left out ({message})")
                 return "failed", message
-            if durations is not None and not context.resumed:
+            if context.elsewhere is not None:
+                return "failed", context.elsewhere
+            if durations is not None and session.is_alone and not context.resumed:
                 seconds = time.monotonic() - context.created[1] - context.waited_s
                 took = Estimate(*(context.leased or (seconds, context.cpu_s, 0.0)))
                 durations.remember(context.stage, computation.units, took)
@@ -339,6 +471,8 @@ class GraphRunner:
         ledger knows whether the tables are old: a search records a point after its last stage.
         """
         session = self._session
+        if not session.is_alone:
+            return
         with self._lock:
             start, changes = time.monotonic(), session.ledger.changes
             if changes == self._written or (start < self._due and not at_the_end):

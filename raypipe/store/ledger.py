@@ -19,6 +19,7 @@ import time
 import zlib
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from io import BufferedReader
 from pathlib import Path
 from sys import intern
@@ -33,7 +34,7 @@ from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 Row = dict[str, Any]
 #: table, key, and the row as JSON; ``null`` if it was removed
-_Entry = tuple[str, str, bytes]
+Entry = tuple[str, str, bytes]
 #: place of each row by table and key: its first byte in the segments, times ``_LONGEST``, plus its
 #: length: one number, which takes less memory than a tuple
 _Places = dict[str, dict[str, int]]
@@ -44,19 +45,23 @@ _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
 # parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
-_ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
+_ROW, _LINE, _CRC, REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
 #: which have the unit's key, by table
 _UNITS, RESULTS = "units", "results"
 #: the table of what is recorded about the run itself
-_RUNS = "runs"
+RUNS = "runs"
+#: its entry whether tables and report show everything that is stored
+SHOWN = "shown"
+#: the table of what commands that share a run have claimed
+CLAIMS = "job_claims"
 #: columns that are added to a row on its way to the ledger
 _ADDED = ("command_id", "variant")
 #: suffix of a segment with damaged lines that was replaced, and the damaged lines that are named
 REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
-INTERNAL = frozenset({_UNITS, _RUNS, "identities", "code"})
+INTERNAL = frozenset({_UNITS, RUNS, CLAIMS, "identities", "code"})
 
 #: ``json.dumps`` would make one for each row
 _SORTED = json.JSONEncoder(sort_keys=True)
@@ -123,6 +128,10 @@ class Ledger:
         """Equal for two readings between which no command wrote."""
         return *self._segments, self._end
 
+    def exclusively(self) -> AbstractContextManager[object]:
+        """Let nobody else write in the body."""
+        return self._lock
+
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by key, durably; they replace earlier rows with the same keys."""
         self.put_tables({table: rows})
@@ -142,7 +151,7 @@ class Ledger:
         """Remove rows durably; missing ones are ignored."""
         with self._lock:
             known = [key for key in keys if key in self._places.get(table, {})]
-            self._append([(table, key, _REMOVED) for key in known])
+            self._append([(table, key, REMOVED) for key in known])
             self.changes += bool(known)
 
     def get(self, table: str, key: str) -> Row | None:
@@ -173,7 +182,7 @@ class Ledger:
         with self._lock:
             return [table for table, places in self._places.items() if places]
 
-    def _append(self, entries: Sequence[_Entry]) -> None:
+    def _append(self, entries: Sequence[Entry]) -> None:
         if not self._writable:
             raise RuntimeError("this ledger was opened for reading")
         if not entries:
@@ -186,7 +195,7 @@ class Ledger:
         else:
             self._rewrite(entries)
 
-    def _append_local(self, entries: Sequence[_Entry]) -> None:
+    def _append_local(self, entries: Sequence[Entry]) -> None:
         begin, number = self._end
         lines = encode(entries, number)
         with Path(self._run.ledger, self._segments[-1]).open("ab") as stream:
@@ -197,7 +206,7 @@ class Ledger:
             os.fsync(stream.fileno())
         self._note_lines(entries, lines)
 
-    def _write_segment(self, entries: Sequence[_Entry]) -> None:
+    def _write_segment(self, entries: Sequence[Entry]) -> None:
         """Write a new segment, and open it."""
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
         writer = "" if self._run.is_local else f"-{self._token}"
@@ -209,7 +218,7 @@ class Ledger:
         self._add(self._opened(name, content))
         self._note_lines(entries, lines)
 
-    def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
+    def _rewrite(self, entries: Sequence[Entry] = ()) -> None:
         """Write all rows and the new ones to one segment, then remove the segments it replaces."""
         earlier = [
             (table, key, self._text(place))
@@ -233,7 +242,7 @@ class Ledger:
         self._starts, self._files = [*self._starts, begin], [*self._files, file]
         self._end = begin, 0
 
-    def _note_lines(self, entries: Iterable[_Entry], lines: Iterable[bytes]) -> None:
+    def _note_lines(self, entries: Iterable[Entry], lines: Iterable[bytes]) -> None:
         """Note the places of lines that were written at the end."""
         for entry, line in zip(entries, lines, strict=True):
             self._note(*entry, len(line))
@@ -242,7 +251,7 @@ class Ledger:
         """Note the place of the next line; forget that of a removed row."""
         begin, number = self._end
         of_table = self._places.setdefault(table, {})
-        if row == _REMOVED:
+        if row == REMOVED:
             of_table.pop(key, None)
         else:
             of_table[key] = begin * _LONGEST + length
@@ -306,10 +315,19 @@ class Ledger:
 
     def _read(self, name: str) -> None:
         """Read the rows of a segment, and note its damaged lines."""
-        damaged, file = list[str](), self._opened(name)
+        file = self._opened(name)
         self._add(file)
         lines = BufferedReader(file, _BLOCK)
-        for number, line in enumerate(lines, start=1):
+        self._segments.append(name)
+        self._read_lines(name, lines)
+        lines.detach()  # or the end of the reader would close the file
+
+    def _read_lines(self, name: str, lines: Iterable[bytes]) -> None:
+        """Read the rows of the next lines of the last segment."""
+        damaged = list[str]()
+        number = self._end[1]
+        for line in lines:
+            number += 1
             if not line.endswith(b"\n"):  # the next append overwrites it
                 if not self._writable:
                     path = f"{self._run.ledger}/{name}"
@@ -326,8 +344,6 @@ class Ledger:
                 damaged.append(f"before line {number}")
                 self._end = begin, place - 1
             self._note(table, key, row, len(line))
-        lines.detach()  # or the end of the reader would close the file
-        self._segments.append(name)
         if damaged:
             self._damaged[name] = damaged
 
@@ -360,7 +376,7 @@ class LedgerView(Ledger):
         written = [t for t, rows in tables.items() if self._stage and rows and t not in INTERNAL]
         if new := [table for table in written if not writes(self._ledger, self._stage, table)]:
             entries: dict[str, Row] = {_entry(self._stage, table): {} for table in new}
-            own[_RUNS] = {**own.get(_RUNS, {}), **entries}
+            own[RUNS] = {**own.get(RUNS, {}), **entries}
         self._ledger.put_tables(own)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
@@ -398,7 +414,7 @@ class LedgerView(Ledger):
 
 def writes(ledger: Ledger, stage: str, table: str) -> bool:
     """Whether a stage, by its key, has put rows into a table."""
-    return ledger.get(_RUNS, _entry(stage, table)) is not None
+    return ledger.get(RUNS, _entry(stage, table)) is not None
 
 
 def _entry(stage: str, table: str) -> str:
@@ -415,7 +431,7 @@ def checksum(row: Row) -> int:
     return zlib.crc32(_SORTED.encode(own).encode())
 
 
-def encode(entries: Iterable[_Entry], before: int) -> list[bytes]:
+def encode(entries: Iterable[Entry], before: int) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
@@ -431,7 +447,7 @@ def decode(line: Any) -> tuple[str, str, bytes, int] | None:
     try:
         head, row, number = _parts(line) or (b"", b"", b"")
         table, key = _parsed(head + b"}").values()
-        if isinstance(key, str) and (row == _REMOVED or row[:1] + row[-1:] == b"{}"):
+        if isinstance(key, str) and (row == REMOVED or row[:1] + row[-1:] == b"{}"):
             return intern(table), key, row, int(number)
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass

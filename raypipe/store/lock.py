@@ -111,8 +111,15 @@ def is_held(run: RunDirectory) -> bool:
         if info.type != arrow_fs.FileType.File or not info.size:
             return False
         return bool(time.time() - info.mtime_ns / 1e9 < Pace.expiry_s)
+    # of commands that share the run, each has a lock of its own
+    names = [name for name in run.list(run.path()) if name.startswith(".lock")]
+    return any(is_locked(run.path(name)) for name in names)
+
+
+def is_locked(path: str) -> bool:
+    """Whether a process has locked a file for itself, at a glance."""
     with suppress(OSError):  # there is no lock, or the file system has none
-        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

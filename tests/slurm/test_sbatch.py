@@ -180,6 +180,19 @@ def test_a_submitted_run_is_followed_through_a_requeue(slurm, folder):
     assert slurm.ended(job).restarts == 1
 
 
+def test_the_jobs_of_an_array_share_a_run_also_where_one_is_killed(slurm, folder):
+    words = ("submit", "nodes.yaml", "--slurm", "--run-dir", "out", "tasks.units=60")
+    sizes = ("--jobs", "4", "--cpus", "1", "--memory", "2G", "--time", "10m", "--no-follow")
+    submitted = slurm.ask("raypipe", *words, *sizes, cwd=folder, extra=environment(folder))
+    jobs = [f"{submitted.split()[1]}_{number}" for number in range(4)]
+    busy = lambda: [job for job in jobs if "is done" in slurm.job(job).log]  # noqa: E731
+    until(lambda: len(busy()) > 1, "two jobs have done tasks", 300)
+    slurm.ask("scancel", "--signal=KILL", "--full", busy()[0])
+    ended = [slurm.ended(job) for job in jobs]
+    assert sorted(job.state for job in ended) == ["CANCELLED", *["COMPLETED"] * 3], ended
+    assert sorted(table(folder / "out", "evaluations")["T"]) == list(range(60))
+
+
 def test_a_job_without_a_run_ends_the_following_with_its_log(slurm, folder):
     (folder / SCRIPT).write_text("#!/bin/bash\necho no module named cuda\nexit 3\n")
     words = ("submit", "nodes.yaml", "--slurm", "--run-dir", "out", "--memory", "100M")

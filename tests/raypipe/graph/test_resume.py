@@ -26,7 +26,8 @@ MOST = {"powers": 3, "runs": 3}
 
 def rows_of(folder: str, name: str) -> list[list[Any]]:
     """The rows of a table, without those of its columns that differ from run to run."""
-    rows = table(folder, name).drop(columns=["run_id", "command_id"], errors="ignore")
+    own = ["run_id", "command_id", "duration_s", "worker"]
+    rows = table(folder, name).drop(columns=own, errors="ignore")
     return sorted(map(list, rows.astype(str).to_numpy()))
 
 
@@ -49,6 +50,7 @@ class Resumed:
         numbers, powers, runs, steps = self.asked.values()
         given = (f"calls.numbers={[*range(1, numbers + 1)]}", f"calls.steps={steps}")
         given += (f"matrix.calls.power={[*range(1, powers + 1)]}", f"matrix.runs={runs}")
+        given += ("--shared",) * (numbers % 2)
         forget(Path.cwd())
         return raypipe("run", "c.yaml", *given, "--local", "--run-dir", folder, expected=expected)
 

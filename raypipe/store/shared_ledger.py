@@ -1,0 +1,208 @@
+"""Ledger of a run directory that several commands write at once, each of which claims its units.
+
+The ledger stays one log. An append reads what others have appended, and follows it, all under a
+file lock, so that rows have one order, and readers need to know of nothing. A claim is a row, too:
+who holds it, and whether the unit has failed there. It counts as long as its holder lives, which
+has a number and a lock for that: the operating system releases it, however a process ends.
+
+All of these commands share the lock of the run directory, which keeps other commands out. The one
+that finds nothing left to compute takes that lock alone, after the others have given it back, and
+writes what belongs to the whole run: tables, status and report.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from raypipe.errors import ConfigError, EndedElsewhereError, LostLeaseError
+from raypipe.store.ledger import CLAIMS, REMOVED, RUNS, SHOWN, Entry, Ledger, Row
+from raypipe.store.lock import is_locked
+from raypipe.store.run_directory import UNFINISHED, RunDirectory, make_folder
+
+_NOWAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+
+def damaged_text(run: RunDirectory) -> str:
+    """Return why several commands cannot share a run whose ledger is damaged."""
+    return (
+        f"--run-dir {run.shown}: its ledger is damaged, which several jobs cannot repair at once; "
+        "continue the run with one command first"
+    )
+
+
+class ShareOfRun:
+    """The lock of a run directory as one of several commands.
+
+    Raises:
+        ConfigError: the run directory cannot be written, or has no file locks.
+
+    """
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
+        self.run, self._files = run, list[int]()
+        try:
+            make_folder(run.path())
+            self.whole = self.open(run.lock)
+            try:
+                fcntl.flock(self.whole, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"{run.shown}: another raypipe command writes it; waiting for its end")
+                fcntl.flock(self.whole, fcntl.LOCK_SH)
+        except OSError as error:
+            self.__exit__()
+            raise ConfigError(f"--run-dir {run.shown}: cannot be locked: {error}") from error
+
+    def open(self, path: str) -> int:
+        """Open a file until the end, to lock it."""
+        self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        return self._files[-1]
+
+    def __enter__(self) -> ShareOfRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in self._files:
+            os.close(descriptor)
+
+
+class SharedLedger(Ledger):
+    """The rows of a run that other commands write, too.
+
+    Attributes:
+        is_alone: whether no other command writes any more.
+
+    Raises:
+        ConfigError: as :class:`Ledger`, or a line is damaged: repairs need a command of its own.
+
+    """
+
+    def __init__(self, share: ShareOfRun, stamp: Row | None = None) -> None:
+        self.is_alone, self._leaves = False, False
+        self._share, self._depth = share, 0
+        self._appends = share.open(f"{share.run.lock}-ledger")
+        #: whether the holders of claims live, since the ledger was locked
+        self._alive: dict[int, bool] = {}
+        fcntl.flock(self._appends, fcntl.LOCK_EX)
+        try:
+            super().__init__(share.run, stamp=stamp)
+            self._number = self._join()
+        finally:
+            fcntl.flock(self._appends, fcntl.LOCK_UN)
+
+    def _join(self) -> int:
+        """Take the first number that no living command has, and drop its claims."""
+        for number in itertools.count():
+            with suppress(BlockingIOError):
+                fcntl.flock(self._share.open(self._lock_of(number)), _NOWAIT)
+                break
+        own = {key for key, row in self.items(CLAIMS) if row["member"] == number}
+        super()._append([(CLAIMS, key, REMOVED) for key in own])
+        return number
+
+    def _lock_of(self, number: int) -> str:
+        return f"{self._run.lock}-{number}"
+
+    # appends
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keep the others from writing in the body, which sees all that they have written."""
+        with self._lock:
+            if self._depth == 0:
+                fcntl.flock(self._appends, fcntl.LOCK_EX)
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    self._alive.clear()
+                    self._catch_up()
+                yield
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    fcntl.flock(self._appends, fcntl.LOCK_UN)
+
+    def _append(self, entries: Sequence[Entry]) -> None:
+        with self.exclusively():
+            super()._append(entries)
+
+    def _catch_up(self) -> None:
+        """Read what others have appended."""
+        if not self._files:  # there may be a first segment now
+            self._read_all()
+            return
+        with Path(self._run.ledger, self._segments[-1]).open("rb") as file:
+            file.seek(self._end[0] - self._starts[-1])
+            self._read_lines(self._segments[-1], file)
+        if self._damaged:
+            self._rewrite()
+
+    def _rewrite(self, entries: Sequence[Entry] = ()) -> None:
+        """Refuse a repair, since others have the ledger open."""
+        del entries
+        raise ConfigError(damaged_text(self._run))
+
+    # claims
+
+    def free(self, key: str) -> bool:
+        """Whether no living command has claimed a unit."""
+        claim = self.get(CLAIMS, key)
+        return claim is None or not self._lives(claim["member"])
+
+    def has_failed(self, key: str) -> bool:
+        """Whether a unit has failed in a living command."""
+        claim = self.get(CLAIMS, key)
+        return claim is not None and claim["failed"] and self._lives(claim["member"])
+
+    def claim(self, keys: Iterable[str], *, failed: bool = False) -> None:
+        """Claim units that are free, or record that they have failed here."""
+        self.put(CLAIMS, {key: {"member": self._number, "failed": failed} for key in keys})
+
+    def members(self) -> int:
+        """Return the number of living commands, with this one."""
+        names = self._run.list(self._run.path())
+        numbers = [name.rpartition("-")[2] for name in names if name.startswith(".lock-")]
+        return sum(self._lives(int(number)) for number in numbers if number.isdigit())
+
+    def _lives(self, number: int) -> bool:
+        if number == self._number:
+            return True
+        if number not in self._alive:
+            self._alive[number] = is_locked(self._lock_of(number))
+        return self._alive[number]
+
+    # the end
+
+    def become_alone(self) -> None:
+        """Wait until no other command computes, and keep the others out from now on.
+
+        Raises:
+            EndedElsewhereError: another one was alone before, and has written everything.
+
+        """
+        fcntl.flock(self._share.whole, fcntl.LOCK_EX)
+        with self.exclusively():
+            if self.get(RUNS, SHOWN) == {"all": True}:
+                raise EndedElsewhereError
+        self.is_alone = True
+        for path in Path(self._run.path("files")).glob("*/*.tmp"):  # of calls that were killed
+            if UNFINISHED.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Become alone if no other command lives; else write nothing of the whole run any more."""
+        try:
+            fcntl.flock(self._share.whole, _NOWAIT)
+            self.become_alone()
+        except (BlockingIOError, EndedElsewhereError):
+            self._leaves = True
+
+    def check_status(self) -> None:
+        """Raise LostLeaseError unless this command is the one that writes the status."""
+        if not self.is_alone and (self._number or self._leaves):
+            raise LostLeaseError(self._run.shown, "another job of this run")
