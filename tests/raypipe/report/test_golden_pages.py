@@ -11,7 +11,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,13 +27,9 @@ FOLDER = Path(__file__).parent / "golden"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))
 
 
-def stored_content(name: str) -> dict[str, Any]:
-    return json.loads((FOLDER / f"{name}.json").read_text())
-
-
 def stored_run(name: str) -> RunResults:
     """Return a run that is stored here."""
-    stored = stored_content(name)
+    stored = json.loads((FOLDER / f"{name}.json").read_text())
     stored["tables"] = {name: _table(rows) for name, rows in stored["tables"].items()}
     return run_of(stored, name)
 
@@ -65,7 +60,7 @@ def test_a_stored_run_has_this_page(name: str) -> None:
 #: tables that a training or an experiment writes
 WRITTEN = [(name, table) for name in NAMES
            for table in ("trials", "calls", "measures", "steps", "squares")
-           if table in stored_content(name)["tables"]]  # fmt: skip
+           if table in json.loads((FOLDER / f"{name}.json").read_text())["tables"]]  # fmt: skip
 
 
 @settings(max_examples=3)
