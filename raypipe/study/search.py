@@ -23,7 +23,7 @@ from raypipe.report.formatting import number as number_text
 from raypipe.report.results import monitors_of
 from raypipe.stats import finite_or_none, on_pareto_front, ranked
 from raypipe.store.ledger import Ledger, Row
-from raypipe.store.tables import Table
+from raypipe.store.tables import COMMAND_ID, Table
 from raypipe.study.loop import Outcome, Source
 from raypipe.study.metric import Metric, metric_of
 from raypipe.study.placement import BuiltPoint, Placement
@@ -200,6 +200,8 @@ def search_of(
 
     def search(ledger: Ledger | None) -> Search:
         rows = {} if ledger is None else dict(ledger.items(Search.table))
+        for key, row in rows.items():  # a result is of the command that measures it
+            rows[key] = {name: row[name] for name in row if name != COMMAND_ID.name}
         return Search(typed, metrics, concurrent, rows, matrix.all_points)
 
     return search
