@@ -15,24 +15,7 @@ from tests.command import table
 
 PROJECT = Path(__file__).resolve().parents[2]
 WAIT_S = 900
-CONFIG = """
-experiment: experiments.pabbo_lda
-data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
-train_small:
-  training: {steps: 6, micro_batch: 4, log_every: 2, checkpoint_every: 2}
-  pabbo: &pabbo
-    {policy_batch: 2, trajectories: 2, horizon: 4, query_points: 16, candidate_pairs: 32,
-     evaluation: {functions: 2, starts: 1, steps: 2, query_points: 16, candidate_pairs: 32}}
-evaluate_small: &evaluation
-  {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
-train_large:
-  training: {steps: 4, micro_batch: 4, log_every: 2, checkpoint_every: 2}
-  pabbo: *pabbo
-evaluate_large: *evaluation
-lda:
-  {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
-   cpus: 1, cache: false}
-"""
+CONFIG = Path(__file__).with_name("tiny.yaml").read_text()
 TOKEN = "0123456789abcdef" * 4
 #: of commands of the user and of the hosts
 ENVIRONMENT = {

@@ -132,18 +132,10 @@ def test_of_all_cards_the_one_of_the_least_energy_is_named() -> None:
 
 @pytest.mark.usefixtures("few_cards")
 @pytest.mark.parametrize("few_cards", [("Plain", "Large")], indirect=True)
-def test_all_cards_are_compared_by_the_same_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_cards_are_compared_by_the_same_training(capsys: pytest.CaptureFixture[str]) -> None:
     """Profiles by memory or capability may have models of different sizes."""
-    config = tmp_path / "two.yaml"
-    config.write_text(
-        "experiment: experiments.lm_pretrain\n"
-        "profiles:\n  gpu: {model: {layers: 1}}\n"
-        "  gpu_big: {min_gpu_memory_gb: 100, model: {layers: 3}}\n"
-    )
     words = [word for word in SMALL if "layers" not in word]
-    given = read(config), words
+    given = read(Path(__file__).with_name("two_models.yaml")), words
     rows = predict(*given, "all")
     assert "profile: gpu_big on all cards, as Large has it" in capsys.readouterr().err
     assert set(columns(rows, "profile")) == {"gpu_big"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,12 @@ from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.command import EXAMPLES, finish, raypipe, start, table
 from tests.scenario import cases, play
 
-CONFIG = """
-experiment: continuing
-train:
-  training: {steps: 6, effective_batch: 16, micro_batch: 8, schedule: constant, warmup_steps: 2,
-             learning_rate: 0.01, log_every: 1, eval_every: 3}
-  scaling: {cpus_per_worker: 1}
-"""
-
 CASES = cases(__file__, "stored_results")
 
 
 @pytest.fixture(autouse=True)
 def _configuration(folder: Path) -> None:
-    (folder / "c.yaml").write_text(CONFIG)
+    shutil.copy(Path(__file__).with_name("continuing.yaml"), folder / "c.yaml")
 
 
 def run(folder: str, *words: str, expected: int = 0, **training: Any) -> str:

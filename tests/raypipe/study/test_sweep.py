@@ -34,19 +34,7 @@ ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumul
 QUALITY = ("sweep.kind=quality", "sweep.metric=eval_loss")
 RATE = "sweep.axes.training.learning_rate=[0.05, 1e-8]"
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
-YAML = """
-experiment: example_sweep
-train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
-sweep:
-  stage: train
-  steps: 4
-  warmup_steps: 2
-  repeats: 2
-  axes:
-    training.micro_batch: [2, 4, 8]
-    training.precision: [fp32, bf16]
-    training.accumulation: [1, 2]
-"""
+YAML = Path(__file__).with_name("sweep.yaml").read_text()
 CARD = Hardware("there", 8, 2**35, (Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0"),))
 
 

@@ -14,12 +14,6 @@ from raypipe.store.run_directory import RunDirectory
 from tests import scenario
 from tests.command import raypipe, table
 
-CONFIG = """
-experiment: continuing
-train:
-  training: {steps: 4, effective_batch: 16, micro_batch: 8, log_every: 1}
-  scaling: {cpus_per_worker: 1}
-"""
 CASES = scenario.cases(__file__, "initial_weights")
 
 
@@ -33,7 +27,7 @@ def run(folder: str, *words: str, expected: int = 0) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the configuration and the run that others start from."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "c.yaml").write_text(CONFIG)
+    shutil.copy(Path(__file__).with_name("continuing.yaml"), folder / "c.yaml")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("RAYPIPE_CACHE", str(folder / "cache"))
