@@ -8,25 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import scenario
 from tests.gpu.conftest import Rig
 from tests.gpu.rig.build import PROJECT
 
 pytestmark = pytest.mark.gpu_rig
 
-#: of profiles without ``min_gpu_memory_gb``
-SMALLEST_GB = {"gpu": 8, "gpu_bf16": 8, "gpu_small": 4, "gpu_small_bf16": 4}
-T5, MT5 = ["model=t5_220m", "copying=false"], ["model=mt5_1_2b", "copying=false"]
-RANDOM_LM = ["data={source: random, files: [], tokens: bpe}"]
-#: the sizes of the pretrained encoder, and data that needs no download
-NEWSGROUPS = [
-    "data={source: builtin, dir: null, train: null, test: null, text: [text]}",
-    "train.classifier={pretrained: null, hidden: 384, layers: 6}", "encode.model=null",
-]  # fmt: skip
-OVERRIDES = {
-    "lm_pretrain": ["data.source=random"], "lm_shakespeare": RANDOM_LM, "pabbo_lda": [],
-    "summarization": T5, "teleclass_newsgroups": NEWSGROUPS,
-    "text_classification": [], "transformer": ["data.source=random", "model.numeric=8"],
-}  # fmt: skip
+SMALLEST_GB, OVERRIDES, MT5, SMALL = scenario.cases(__file__, "profiles").values()
 
 
 def cases() -> list[tuple[str, str, list[str], int]]:
@@ -73,18 +61,6 @@ def test_a_profile_fits_on_its_smallest_card(config, profile, shares):
         assert share < 0.95, key
 
 
-#: small models of the workloads: a block takes as long to compile as that of a large one
-SMALL = {
-    "lm_pretrain": [
-        "data.source=random", "model.vocabulary=512", "model.width=64", "model.heads=4",
-        "model.layers=2", "model.feed_forward=192", "model.context=64",
-    ],
-    "transformer": ["data.source=random", "model.numeric=8", "model.hidden=64", "model.layers=2"],
-    "summarization": [
-        "model=small", "copying=false", "data.source_length=64", "data.target_length=32",
-    ],
-    "teleclass_newsgroups": [*NEWSGROUPS, "train.classifier.layers=2"],
-}  # fmt: skip
 COMPILED = """
 from raypipe.training.failure_kinds import failure_kind
 from tests.gpu.trainings import stages, train
