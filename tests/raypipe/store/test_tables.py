@@ -176,26 +176,15 @@ def test_a_table_is_read_as_it_was_written_or_not_at_all(anywhere, write, read, 
 
 # tables of different runs
 
-PLAIN = """
-experiment: example_sweep
-train:
-  training: {steps: 10, effective_batch: 16, micro_batch: 16, log_every: 5, eval_every: 10}
-"""
-SWEPT = f"""{PLAIN}
-sweep:
-  stage: train
-  kind: quality
-  axes: {{training.learning_rate: [0.01, 0.1], width: [2]}}
-"""
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training that evaluates, a sweep, and a run that failed and has empty tables."""
     folder = tmp_path_factory.mktemp("runs")
-    assert sweep(PLAIN, folder / "a") is None
-    assert sweep(SWEPT, folder / "b") is None
-    assert sweep(PLAIN, folder / "c", ("fail=true",)) is not None
+    text = Path(__file__).with_name("swept.yaml").read_text()
+    assert sweep(text, folder / "a", ("sweep=null",)) is None
+    assert sweep(text, folder / "b") is None
+    assert sweep(text, folder / "c", ("sweep=null", "fail=true")) is not None
     return folder
 
 
