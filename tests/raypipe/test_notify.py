@@ -15,6 +15,7 @@ import pytest
 from raypipe.commands import notify
 from raypipe.graph.tracking import flat
 from tests.command import raypipe
+from tests.scenario import cases
 
 SECRET = "S3cr3tS3cr3t"
 
@@ -110,24 +111,12 @@ def test_a_server_is_told_how_each_command_ended(work, server, capfd, caplog) ->
     assert flat({"notify": ["curl", server.url]}) == {"notify": "***"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "setting", "problem"),
-    [
-        (404, "{url}", "HTTP Error 404: Not Found"),
-        (302, "{url}", "HTTP Error 302: Found"),
-        (None, "{url}", "RemoteDisconnected"),
-        (-1, "{url}", "no answer within 0.2 s"),
-        (204, "sleep 60", "the command took longer than 0.2 s and was ended"),
-        (204, "sh -c 'exit 3'", "the command ended with status 3"),
-        (204, f"http://127.0.0.1:{SECRET}/x", "InvalidURL"),
-        (204, f"http://[{SECRET}/x", "ValueError"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "setting", "problem"), cases(__file__, "notify"))
 def test_what_goes_wrong_is_a_warning(work, server, monkeypatch, answer, setting, problem) -> None:
     monkeypatch.setattr(notify, "_PATIENCE_S", 0.2)
     server.answer = answer
-    words = ("run", "toy.yaml", f"notify={setting.format(url=server.url)}", "--run-dir", "out")
-    shown = raypipe(*words)
+    notified = f"notify={setting.format(url=server.url, SECRET=SECRET)}"
+    shown = raypipe("run", "toy.yaml", notified, "--run-dir", "out")
     assert re.findall("WARNING.*", shown) == [
         f"WARNING: notify: the message was not delivered: {problem}"
     ]

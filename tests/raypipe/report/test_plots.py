@@ -23,6 +23,9 @@ from raypipe.report.sections import number_plots, training_plots
 from raypipe.report.tables import Results
 from raypipe.store.tables import Column, Table, by_name
 from tests.raypipe.report.page_reader import plot_of
+from tests.scenario import cases
+
+CASES = cases(__file__, "plots")
 
 
 def test_a_figure_is_a_png_of_150_dpi_and_an_svg_and_the_same_each_time() -> None:
@@ -46,15 +49,7 @@ def test_a_slug_is_a_plain_file_name_and_tells_texts_apart(first: str, second: s
     assert (slug(first) == slug(second)) == (first == second)
 
 
-@pytest.mark.parametrize(
-    ("values", "scale"),
-    [
-        ([1500, 2600, np.nan], "linear"),
-        ([-1, 1e6], "linear"),
-        ([1500, 1e44, np.inf], "log"),
-        ([1e-5, 1e305], "log"),  # the perplexity of a diverged model; ticks beyond 1e150 overflow
-    ],
-)
+@pytest.mark.parametrize(("values", "scale"), CASES["scales"])
 def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it(values, scale) -> None:
     with style():
         canvas = Figure(figsize=(4, 3))
@@ -72,14 +67,7 @@ def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
     assert "$x_{&lt;b&gt;" in encode(plot_of(caption="$x_{<b>"))["svg"].decode()
 
 
-@pytest.mark.parametrize(
-    ("count", "better", "named", "best"),
-    [
-        (8, "", [f"run {n}" for n in reversed(range(8))], []),
-        (12, "lower", ["run 0"], ["0 at step 0"]),
-        (12, "higher", ["run 11"], ["20 at step 9"]),
-    ],
-)
+@pytest.mark.parametrize(("count", "better", "named", "best"), CASES["named"])
 def test_few_lines_are_named_by_their_ends_and_of_many_only_the_best(count, better, named, best):
     x = np.arange(10.0)
     with style():
@@ -156,17 +144,7 @@ def test_the_loss_curve_is_the_table_and_its_running_median() -> None:
     np.testing.assert_allclose(smooth.get_ydata(), median)
 
 
-@pytest.mark.parametrize(
-    ("values", "heights"),
-    [
-        ([1.0, 2.0, 3.0], [0, 0.5, 1]),
-        ([0.01, 1.0, 100.0], [0, 0.5, 1]),
-        (["b", "a", None], [1, 0, np.nan]),
-        ([np.inf, 5.0, 5.0], [np.nan, 0, 0]),
-        ([np.nan, np.nan, np.nan], [np.nan] * 3),
-        ([1e-300, 1.0, 1e300], [0, 0.5, 1]),
-    ],
-)
+@pytest.mark.parametrize(("values", "heights"), CASES["heights"])
 def test_a_point_is_a_line_over_an_upright_axis_per_column(values, heights) -> None:
     points = pd.DataFrame({"key": values, "score": [3.0, 2.0, 1.0]})
     figure = plots.parallel(points, ["first", "second", "third"], 1)
