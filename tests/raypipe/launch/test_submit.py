@@ -13,8 +13,6 @@ import pytest
 import requests
 from ray.job_submission import JobStatus
 
-from raypipe.errors import ConfigError
-
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -84,8 +82,3 @@ def test_a_broken_connection_is_said_with_how_to_follow_the_job_again(module, mo
     assert "the job may go on; follow it: ray job logs --follow" in said[-1]
     assert "ray job stop --address http://head:8265 job_1" in said[-1]
     assert not any("secret" in text for text in said)
-
-
-def test_an_address_without_a_scheme_is_refused_at_once(module):
-    with pytest.raises(ConfigError, match="--address head:8265: is no URL; write http://HOST:8265"):
-        module.submit("head:8265", ["raypipe"], {}, print)
