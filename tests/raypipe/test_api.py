@@ -40,6 +40,7 @@ def test_map_returns_a_run_whose_table_has_every_call(work):
     assert "calls" in run.tables
     assert len(run.failures) == 0
     assert Path(run.run_dir).parent.name.endswith("half")
+    assert f"function: {__name__}:half\n" in Path(run.run_dir, "config.yaml").read_text()
     again = rp.open(run.run_dir)
     assert again == run
     assert "succeeded" in repr(again)

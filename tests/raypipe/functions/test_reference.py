@@ -42,15 +42,6 @@ def module(tmp_path, monkeypatch, request):
         del sys.modules[each]
 
 
-def test_a_function_is_found_by_its_name(module):
-    function = reference.load(f"{module}:score", "here")
-    assert function(2) == {"y": 4}
-    assert reference.of_function(function) == f"{module}:score"
-    local = reference.of_function(lambda x: x)
-    assert local.startswith("__main__:")
-    assert not reference.is_importable(local)
-
-
 @pytest.mark.parametrize(("given", "problem"), CASES["wrong"].items())
 def test_a_wrong_reference_says_what_to_do(module, given, problem):
     with pytest.raises(ConfigError) as raised:
