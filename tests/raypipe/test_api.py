@@ -16,13 +16,9 @@ import raypipe as rp
 from raypipe.api import Best
 from raypipe.commands import run as command
 from tests.command import finish, spawn
+from tests.scenario import cases
 
-CONFIG = {
-    "experiment": "experiments.transformer",
-    "data": {"source": "random", "samples": 64},
-    "model": {"numeric": 4, "hidden": 16, "layers": 1, "length": 8, "heads": 2},
-    "train": {"training": {"effective_batch": 8, "steps": 3, "epochs": None}},
-}
+CONFIG = cases(__file__, "api")
 
 
 def half(x, noise=0.0):

@@ -17,18 +17,12 @@ def score(x, scale=1, seed=0):
         raise ValueError("thirteen")
     return {"loss": (x - 3) ** 2 * scale, "noisy": x + seed / 10, "name": f"n{x}"}
 """
-FILE = """
-function: own:score
-arguments: {x: 0..3, scale: [1, 2], seed: 0}
-cpus: 0.5
-minimize: [loss]
-"""
 
 
 @pytest.fixture(autouse=True)
 def _own(folder: Path) -> None:
     (folder / "own.py").write_text(MODULE)
-    (folder / "own.yaml").write_text(FILE)
+    (folder / "own.yaml").write_text(Path(__file__).with_name("own.yaml").read_text())
 
 
 @pytest.mark.parametrize("case", named_cases(__file__, "commands"))
