@@ -418,7 +418,8 @@ def _tell_end(command: _Command, display: Display, ended: str, why: str) -> None
     if command.status is None:
         return
     if ended == "interrupted":  # it has the result so far
-        with suppress(ConfigError, OSError):
+        # any error, since a second Ctrl-C may have left pandas half imported
+        with suppress(Exception):
             command.status.result = results_of(command.place).result
     command.status.end(ended, why)
 
