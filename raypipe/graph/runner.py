@@ -390,9 +390,12 @@ class GraphRunner:
     def _compute(self, computation: _Computation) -> _End | None:
         """Compute what can be computed now, and record the end of the stage; None if it waits."""
         stage = computation.context.stage
-        end: _End | None = "interrupted", None  # unless its outcome is known
+        end: _End | None = "failed", None  # if not even its failure can be recorded
         try:
             end = self._outcome(computation)
+        except (KeyboardInterrupt, SystemExit):
+            end = "interrupted", None
+            raise
         finally:
             if end is not None and computation.is_shown:
                 self._record(stage, end[0], computation)

@@ -188,6 +188,13 @@ def test_the_only_stage_that_is_left_runs_in_this_thread(session):
     assert ran == [("b", True)]
 
 
+def test_a_stage_whose_failure_cannot_be_recorded_has_failed(session, monkeypatch):
+    monkeypatch.setattr(StageContext, "fail", lambda *_: Path("missing").read_text())
+    with pytest.raises(FileNotFoundError):
+        run_stages([stage("a", do=fail)], session)
+    assert statuses(session) == {"a": "failed"}
+
+
 @pytest.mark.parametrize("ends", ["signal", KeyboardInterrupt, SystemExit])
 def test_what_ends_the_command_ends_all_stages_and_keeps_what_is_finished(session, interrupt, ends):
     """Ctrl-C, or a stage that is to end it. An error that follows is part of it: Ray has ended."""
