@@ -560,7 +560,8 @@ def _upright(name: str, values: pd.Series[Any]) -> tuple[ArrayLike, list[tuple[f
     is_log = not is_words and needs_log(known, 30)
     shown = known
     if len(known) > _MOST_WORDS:
-        locator = LogLocator(numticks=_MOST_WORDS) if is_log else MaxNLocator(5, integer=is_words)
+        ticks = MaxNLocator(5, integer=not (known % 1).any())
+        locator = LogLocator(numticks=_MOST_WORDS) if is_log else ticks
         shown = np.asarray(locator.tick_values(known[0], known[-1]))
         shown = shown[(shown >= known[0]) & (shown <= known[-1])]
     if len(shown) < 2:

@@ -308,7 +308,10 @@ def _line(name: str, axis: str, every: NDArray[np.float64], found: Means) -> Lin
 
 
 def _parallel(results: Results, column: Column) -> list[Plot]:
-    """Draw parallel coordinates of all axes and a number, the best tenth of the points in color."""
+    """Draw parallel coordinates of all axes and a number, the best tenth of the points in color.
+
+    What is as good as its last one is in color, too.
+    """
     axes, rows = list(results.shape.axes), results.own.rows
     found = means(rows, axes, column.name, results.shape.seeds)
     values = found.mean[np.abs(found.mean) <= _LARGEST]
@@ -316,13 +319,15 @@ def _parallel(results: Results, column: Column) -> list[Plot]:
     count, order = len(order), order.head(_MOST_PARALLEL)
     if count < _LEAST_PARALLEL or order.nunique() < 2:
         return []
+    as_last = np.isclose(order, order.iloc[min(count // 10, len(order)) - 1], rtol=1e-12, atol=0)
+    best = int(as_last.nonzero()[0][-1]) + 1
     points = found.points.loc[order.index, axes]
     tips = [f"{point_label({axis: row[axis] for axis in axes})}: {cell(column.name, value)}"
             for row, value in zip(points.to_dict("records"), order, strict=True)]  # fmt: skip
     drawn = {name: as_numbers(points[name]) if is_number(points[name])
              else points[name].map(value_label) for name in axes[:_MOST_UPRIGHT]}  # fmt: skip
-    figure = plots.parallel(pd.DataFrame({**drawn, column.name: order}), tips, count // 10)
-    caption = f"Parallel coordinates of {count} points, the best tenth in color."
+    figure = plots.parallel(pd.DataFrame({**drawn, column.name: order}), tips, best)
+    caption = f"Parallel coordinates of {count} points, the best {best} in color."
     if count > len(order):
         caption += f" The best {len(order)} are drawn."
     if len(axes) > len(drawn):
