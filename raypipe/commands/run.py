@@ -411,7 +411,7 @@ def _tell_end(command: _Command, display: Display, ended: str, why: str) -> None
     """Say and store how the work ended, unless this is known."""
     if command.outcome == (ended, why):
         return
-    if command.shared is not None and not command.shared.is_alone:
+    if command.shared is not None:
         command.shared.leave()
     command.outcome = ended, why
     _say_end(command, display, ended, why)

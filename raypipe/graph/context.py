@@ -125,14 +125,10 @@ class StageContext:
         self._outcomes = outcomes or Outcomes({*stage.needed_keys})
         self._offered: set[str] = set()
         self._ended = 0
-        #: with other commands: the units that this one has claimed, those that it cannot claim now,
-        #: those that it has not seen yet, and the number of all that are not settled
+        #: with other commands: the units that this one has claimed, and further ones that are not
+        #: known to be settled
         self.claimed: Sequence[Unit] | None = None
-        self._held: Sequence[Unit] = ()
-        self._unseen: Iterator[Unit] | None = None
-        self._unsettled = 0
-        #: how many units to claim at a time, once that is known
-        self.pace = 0
+        self._open: Sequence[Unit] | None = None
         #: what failed in another command, if anything
         self.elsewhere: str | None = None
         #: units of the stage that were not finished when ``todo`` was called last
@@ -172,7 +168,7 @@ class StageContext:
         """
         self._ended = len(self._outcomes.ended)  # before the units: stages end meanwhile
         units = self.unfinished()
-        self.left = len(units) if self.claimed is None else self._unsettled
+        self.left = len(units) + len(self._open or ())
         if not self.stage.needs:
             return units
         ready = [unit for unit in units if self._is_ready(unit)]
@@ -189,39 +185,29 @@ class StageContext:
 
         There are at most so many, and no more than this command's share of those that are left.
         """
-        self.claimed = None
-        if self._unseen is None:
-            units = self.unfinished()
-            self._unseen, self._unsettled = iter(units), len(units)
-        unseen, claimed, held = self._unseen, list[Unit](), list[Unit]()
-
-        def candidates() -> Iterator[Unit]:
-            yield from self._held
-            while len(claimed) < most and (unit := next(unseen, None)) is not None:
-                yield unit
-
+        claimed, held = list[Unit](), list[Unit]()
         with ledger.exclusively():
-            most = min(most, -(-self._unsettled // ledger.members()))
-            for unit in candidates():
+            left = unfinished(self.stage, self.ledger) if self._open is None else self._open
+            most, units = min(most, -(-len(left) // ledger.members())), iter(left)
+            while len(claimed) < most and (unit := next(units, None)) is not None:
+                if is_done(self.ledger, unit):
+                    continue
                 key = self._name_of(unit)
-                has_failed = ledger.has_failed(key)
-                if has_failed or is_done(self.ledger, unit):
-                    self._unsettled -= 1
-                    if has_failed:
-                        self.elsewhere = f"{key}: failed in another job of this run"
-                elif len(claimed) < most and self._is_ready(unit) and ledger.free(key):
+                claim = ledger.claim_on(key)
+                if claim is not None and claim["failed"]:
+                    self.elsewhere = f"{key}: failed in another job of this run"
+                elif claim is None and self._is_ready(unit):
                     claimed.append(unit)
                 else:
                     held.append(unit)
             ledger.claim(map(self._name_of, claimed))
-        self.claimed, self._held = claimed, held
+        self.claimed, self._open = claimed, [*held, *units]
 
     def settle(self, ledger: SharedLedger, *, is_lost: bool = False) -> None:
         """Record for other commands which of the claimed units have failed here.
 
         If what this command computes is lost, others may claim them.
         """
-        self._unsettled -= len(self.claimed or ())
         names = [self._name_of(unit) for unit in self.unfinished()]
         if is_lost or self._outcomes.is_interrupted:
             ledger.remove(CLAIMS, names)
@@ -232,7 +218,7 @@ class StageContext:
     def is_settled(self) -> bool:
         """Whether all units are stored or have failed, or what they need has, here or elsewhere."""
         failed, needs = self._outcomes.failed, self.stage.unit_needs
-        return self._unsettled == sum(bool(failed(needs.get(u.key, ()))) for u in self._held)
+        return all(failed(needs.get(unit.key, ())) for unit in self._open or ())
 
     def _name_of(self, unit: Unit) -> str:
         return variant_name(unit.key, self.stage.variant)

@@ -126,8 +126,8 @@ class _Turns(_Computation):
         self._failure: UnitError | None = None
         #: whether this command has lost its cluster; the others can still compute the units
         self._is_lost = False
-        #: the most units per second
-        self._fastest = 0.0
+        #: how many units to claim at a time, once that is known, and the most per second
+        self._pace, self._fastest = 0, 0.0
 
     def run(self) -> bool:
         """Compute what it can claim, until all is settled; return False if others hold units."""
@@ -162,7 +162,7 @@ class _Turns(_Computation):
                 each.stage.training is not None and each.began is None for each in others
             )
             has_room = not (waits or self._is_lost) and len(others) < most
-            context.claim(self._shared, (context.pace or most) if has_room else 0)
+            context.claim(self._shared, (self._pace or most) if has_room else 0)
             if context.claimed:
                 self._computing[stage.key] = context
         return bool(context.claimed)
@@ -184,7 +184,7 @@ class _Turns(_Computation):
         context.settle(self._shared, is_lost=self._is_lost)
         rate = len(part.units) / max(time.monotonic() - start, 1e-9)
         if rate > _FASTER * self._fastest:  # of more at a time, fewer wait for the last one
-            context.pace, self._fastest = 2 * len(part.units), rate
+            self._pace, self._fastest = 2 * len(part.units), rate
 
 
 def _show(context: StageContext) -> None:
@@ -274,7 +274,7 @@ class GraphRunner:
                 self._record(paused.context.stage, "interrupted", paused)
             raise
         finally:
-            if session.shared is not None and not session.is_alone:
+            if session.shared is not None:
                 session.shared.leave()
             self._write_tables(at_the_end=True)
             # not earlier: trainings write their files of the table while they run

@@ -212,13 +212,9 @@ class RunDirectory:
         if self.is_file:
             raise ConfigError(f"--run-dir {self.shown}: is a file, not a directory")
         names = self.list(self.path())
-        others = [
-            name
-            for name in names
-            if not name.startswith(".")
-            and not name.endswith((".yaml", ".yml"))
-            and not UNFINISHED.fullmatch(name)  # of another command that shares the run
-        ]
+        # what is unfinished is of another command that shares the run
+        own = (".yaml", ".yml", ".tmp")
+        others = [n for n in names if not n.startswith(".") and not n.endswith(own)]
         if others and not is_run(names):
             raise ConfigError(
                 f"--run-dir {self.shown}: is not a run directory and has other files "

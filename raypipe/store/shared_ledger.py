@@ -17,26 +17,18 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from raypipe.errors import ConfigError, EndedElsewhereError, LostLeaseError
 from raypipe.store.ledger import CLAIMS, REMOVED, RUNS, SHOWN, Entry, Ledger, Row
 from raypipe.store.lock import is_locked
-from raypipe.store.run_directory import UNFINISHED, RunDirectory, make_folder
+from raypipe.store.run_directory import UNFINISHED, RunDirectory, make_folder, sync
 
 _NOWAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
-def damaged_text(run: RunDirectory) -> str:
-    """Return why several commands cannot share a run whose ledger is damaged."""
-    return (
-        f"--run-dir {run.shown}: its ledger is damaged, which several jobs cannot repair at once; "
-        "continue the run with one command first"
-    )
-
-
-class ShareOfRun:
+class ShareOfRun(ExitStack):
     """The lock of a run directory as one of several commands.
 
     Raises:
@@ -45,7 +37,8 @@ class ShareOfRun:
     """
 
     def __init__(self, run: RunDirectory, say: Callable[[str], None]) -> None:
-        self.run, self._files = run, list[int]()
+        super().__init__()
+        self.run = run
         try:
             make_folder(run.path())
             self.whole = self.open(run.lock)
@@ -55,20 +48,14 @@ class ShareOfRun:
                 say(f"{run.shown}: another raypipe command writes it; waiting for its end")
                 fcntl.flock(self.whole, fcntl.LOCK_SH)
         except OSError as error:
-            self.__exit__()
+            self.close()
             raise ConfigError(f"--run-dir {run.shown}: cannot be locked: {error}") from error
 
     def open(self, path: str) -> int:
         """Open a file until the end, to lock it."""
-        self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
-        return self._files[-1]
-
-    def __enter__(self) -> ShareOfRun:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for descriptor in self._files:
-            os.close(descriptor)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.callback(os.close, descriptor)
+        return descriptor
 
 
 class SharedLedger(Ledger):
@@ -83,13 +70,18 @@ class SharedLedger(Ledger):
     """
 
     def __init__(self, share: ShareOfRun, stamp: Row | None = None) -> None:
-        self.is_alone, self._leaves = False, False
-        self._share, self._depth = share, 0
+        self.is_alone = self._leaves = self._has_appends = False
+        self._share = share
         self._appends = share.open(f"{share.run.lock}-ledger")
         #: whether the holders of claims live, since the ledger was locked
         self._alive: dict[int, bool] = {}
         fcntl.flock(self._appends, fcntl.LOCK_EX)
         try:
+            folder = Path(share.run.ledger)
+            make_folder(folder)
+            if not any(folder.glob("*.jsonl")):  # NFS may list what was there a minute ago
+                (folder / "00000000.jsonl").open("ab").close()
+                sync(folder)
             super().__init__(share.run, stamp=stamp)
             self._number = self._join()
         finally:
@@ -114,50 +106,41 @@ class SharedLedger(Ledger):
     def exclusively(self) -> Iterator[None]:
         """Keep the others from writing in the body, which sees all that they have written."""
         with self._lock:
-            if self._depth == 0:
-                fcntl.flock(self._appends, fcntl.LOCK_EX)
-            self._depth += 1
+            if self._has_appends:  # around this body
+                yield
+                return
             try:
-                if self._depth == 1:
-                    self._alive.clear()
-                    self._catch_up()
+                fcntl.flock(self._appends, fcntl.LOCK_EX)
+                self._has_appends = True
+                self._alive.clear()
+                with Path(self._run.ledger, self._segments[-1]).open("rb") as file:
+                    file.seek(self._end[0] - self._starts[-1])
+                    self._read_lines(self._segments[-1], file)
+                if self._damaged:
+                    self._rewrite()
                 yield
             finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    fcntl.flock(self._appends, fcntl.LOCK_UN)
+                self._has_appends = False
+                fcntl.flock(self._appends, fcntl.LOCK_UN)
 
     def _append(self, entries: Sequence[Entry]) -> None:
         with self.exclusively():
             super()._append(entries)
 
-    def _catch_up(self) -> None:
-        """Read what others have appended."""
-        if not self._files:  # there may be a first segment now
-            self._read_all()
-            return
-        with Path(self._run.ledger, self._segments[-1]).open("rb") as file:
-            file.seek(self._end[0] - self._starts[-1])
-            self._read_lines(self._segments[-1], file)
-        if self._damaged:
-            self._rewrite()
-
     def _rewrite(self, entries: Sequence[Entry] = ()) -> None:
         """Refuse a repair, since others have the ledger open."""
         del entries
-        raise ConfigError(damaged_text(self._run))
+        raise ConfigError(
+            f"--run-dir {self._run.shown}: its ledger is damaged, which several jobs cannot repair "
+            "at once; continue the run with one command first"
+        )
 
     # claims
 
-    def free(self, key: str) -> bool:
-        """Whether no living command has claimed a unit."""
+    def claim_on(self, key: str) -> Row | None:
+        """Return the claim of a living command on a unit, and whether it has ``failed`` there."""
         claim = self.get(CLAIMS, key)
-        return claim is None or not self._lives(claim["member"])
-
-    def has_failed(self, key: str) -> bool:
-        """Whether a unit has failed in a living command."""
-        claim = self.get(CLAIMS, key)
-        return claim is not None and claim["failed"] and self._lives(claim["member"])
+        return claim if claim is not None and self._lives(claim["member"]) else None
 
     def claim(self, keys: Iterable[str], *, failed: bool = False) -> None:
         """Claim units that are free, or record that they have failed here."""
@@ -170,22 +153,23 @@ class SharedLedger(Ledger):
         return sum(self._lives(int(number)) for number in numbers if number.isdigit())
 
     def _lives(self, number: int) -> bool:
-        if number == self._number:
-            return True
         if number not in self._alive:
-            self._alive[number] = is_locked(self._lock_of(number))
+            held = number == self._number or is_locked(self._lock_of(number))
+            self._alive[number] = held
         return self._alive[number]
 
     # the end
 
-    def become_alone(self) -> None:
+    def become_alone(self, how: int = fcntl.LOCK_EX) -> None:
         """Wait until no other command computes, and keep the others out from now on.
 
         Raises:
             EndedElsewhereError: another one was alone before, and has written everything.
 
         """
-        fcntl.flock(self._share.whole, fcntl.LOCK_EX)
+        # on NFS and Lustre, each of two that keep their share would wait for the other's
+        fcntl.flock(self._share.whole, fcntl.LOCK_UN)
+        fcntl.flock(self._share.whole, how)
         with self.exclusively():
             if self.get(RUNS, SHOWN) == {"all": True}:
                 raise EndedElsewhereError
@@ -197,8 +181,8 @@ class SharedLedger(Ledger):
     def leave(self) -> None:
         """Become alone if no other command lives; else write nothing of the whole run any more."""
         try:
-            fcntl.flock(self._share.whole, _NOWAIT)
-            self.become_alone()
+            if not self.is_alone:
+                self.become_alone(_NOWAIT)
         except (BlockingIOError, EndedElsewhereError):
             self._leaves = True
 
