@@ -135,12 +135,16 @@ def execute(
             return place, "succeeded", ""
 
         # place
-        check: Callable[[], None] = lambda: None  # noqa: E731
+        stamp = {"command_id": command.id}
         if share is None:
             check = stack.enter_context(writing(place, partial(print, flush=True)))
+            ledger = Ledger(place, before_writing=check, stamp=stamp)
+        else:
+            ledger = command.shared = share.ledger(stamp)
+            check = command.shared.check_status
         display = stack.enter_context(Display(live=not local))
         try:
-            ledger, run_id, status = _recorded(command, display, check, share)
+            run_id, status = _recorded(command, display, ledger, check)
             at_start(place)
             command.status = stack.enter_context(status)
             announce(display, work.configuration, nodes)
@@ -312,21 +316,13 @@ def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequenc
 
 
 def _recorded(
-    command: _Command, display: Display, check: Callable[[], None], share: ShareOfRun | None
-) -> tuple[Ledger, str, StatusWriter]:
-    """Record what the command runs; return the ledger to write, the run's name and its status.
+    command: _Command, display: Display, ledger: Ledger, check: Callable[[], None]
+) -> tuple[str, StatusWriter]:
+    """Record what the command runs; return the run's name and its status.
 
     The name, which every row has, is made once for a run directory.
     """
     work, place = command.work, command.place
-    stamp = {"command_id": command.id}
-    if share is None:
-        ledger = Ledger(place, before_writing=check, stamp=stamp)
-    else:
-        from raypipe.store.shared_ledger import SharedLedger
-
-        ledger = command.shared = SharedLedger(share, stamp)
-        check = command.shared.check_status
     if ledger.version != command.seen:  # another command wrote in between
         work.resumed(place, ledger)
     text = dump_yaml(without_secrets(work.configuration.resolved()))
@@ -344,7 +340,7 @@ def _recorded(
     run_id, profile = str(stored["run_id"]), work.configuration.profile
     about = command.text, profile, command.code.fingerprint
     begun = first_status(place, work.name, run_id, *about)
-    return ledger, run_id, StatusWriter(place, begun, display.snapshot, check)
+    return run_id, StatusWriter(place, begun, display.snapshot, check)
 
 
 def _placed(

@@ -63,16 +63,14 @@ def submit(run: RunDirectory, words: Sequence[str], sizes: Mapping[str, int | st
     own = Path(cluster_files.SCRIPT)
     text = own.read_text() if own.is_file() else cluster_files.text_of(own.name, "slurm", {})
     options = {_OPTIONS.get(name, name): value for name, value in sizes.items()}
-    numbers = ""
+    name, numbers = "%j", ""
     if jobs := options.pop("jobs", None):
-        options["array"], numbers = f"0-{int(jobs) - 1}", "_%a"
-    name = "%A" if numbers else "%j"
-    options |= {"comment": run.shown, "output": _LOG.format(f"{name}{numbers}")}
+        options["array"], name, numbers = f"0-{int(jobs) - 1}", "%A_%a", "_*"
+    options |= {"comment": run.shown, "output": _LOG.format(name)}
     listed = [f"--{name}={value}" for name, value in options.items()]
     printed = _slurm("sbatch", "--parsable", *listed, "/dev/stdin", *words, script=text)
     job = printed.partition(";")[0]  # the name of a cluster may follow
-    log = _LOG.format(job + numbers.replace("%a", "*"))
-    print(f"job {job} (log: {log}); {_commands(run)}", flush=True)
+    print(f"job {job} (log: {_LOG.format(job + numbers)}); {_commands(run)}", flush=True)
     with suppress(OSError):  # the job says so, too
         run.write(run.path(f".{own.name}"), text.encode())
     return job

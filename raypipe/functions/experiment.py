@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -218,8 +217,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
     context.begin(total, done)
     run_dir = context.run_dir
     place = run_dir.location, run_dir.variant, run_dir.variants
-    folders = of_stage(run_dir, CALLS) if context.session.is_alone else nullcontext()
-    with folders, context.pool(options) as pool:
+    is_alone = context.session.is_alone
+    with of_stage(run_dir, CALLS, is_alone=is_alone), context.pool(options) as pool:
         shared = pool.share(function)
 
         def tasks() -> Iterator[tuple[Any, ...]]:

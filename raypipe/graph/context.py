@@ -184,23 +184,23 @@ class StageContext:
         """Claim units of a run that other commands share, which are then all that are unfinished.
 
         There are at most so many, and no more than this command's share of those that are left.
+        The ledger is this command's alone meanwhile.
         """
         claimed, held = list[Unit](), list[Unit]()
-        with ledger.exclusively():
-            left = unfinished(self.stage, self.ledger) if self._open is None else self._open
-            most, units = min(most, -(-len(left) // ledger.members())), iter(left)
-            while len(claimed) < most and (unit := next(units, None)) is not None:
-                if is_done(self.ledger, unit):
-                    continue
-                key = self._name_of(unit)
-                claim = ledger.claim_on(key)
-                if claim is not None and claim["failed"]:
-                    self.elsewhere = f"{key}: failed in another job of this run"
-                elif claim is None and self._is_ready(unit):
-                    claimed.append(unit)
-                else:
-                    held.append(unit)
-            ledger.claim(map(self._name_of, claimed))
+        left = unfinished(self.stage, self.ledger) if self._open is None else self._open
+        most, units = min(most, -(-len(left) // ledger.members())), iter(left)
+        while len(claimed) < most and (unit := next(units, None)) is not None:
+            if is_done(self.ledger, unit):
+                continue
+            key = self._name_of(unit)
+            claim = ledger.claim_on(key)
+            if claim is not None and claim["failed"]:
+                self.elsewhere = f"{key}: failed in another job of this run"
+            elif claim is None and self._is_ready(unit):
+                claimed.append(unit)
+            else:
+                held.append(unit)
+        ledger.claim(map(self._name_of, claimed))
         self.claimed, self._open = claimed, [*held, *units]
 
     def settle(self, ledger: SharedLedger, *, is_lost: bool = False) -> None:

@@ -122,7 +122,6 @@ class _Turns(_Computation):
     ) -> None:
         self.context, self._shared, self._computing = context, shared, computing
         self.units, self.outdated = (), []
-        self._paused_at = None
         self._failure: UnitError | None = None
         #: whether this command has lost its cluster; the others can still compute the units
         self._is_lost = False
@@ -132,16 +131,12 @@ class _Turns(_Computation):
     def run(self) -> bool:
         """Compute what it can claim, until all is settled; return False if others hold units."""
         context = self.context
-        if self._paused_at is not None:
-            context.waited_s += time.monotonic() - self._paused_at
         while self._claim():
             if not self.is_shown:
-                self.is_shown = True
-                context.created, context.waited_s = (now(), time.monotonic()), 0.0
+                self.is_shown, context.created = True, (now(), time.monotonic())
                 _show(context)
             self._compute_claimed()
         if not (self._is_lost or context.is_settled):
-            self._paused_at = time.monotonic()
             time.sleep(_POLL_S)  # it looks again at once
             return False
         if not self.is_shown:

@@ -158,15 +158,18 @@ def of_call(run: tuple[Any, ...], key: str) -> Iterator[CallFiles]:
 
 
 @contextmanager
-def of_stage(run: RunDirectory, stage: str) -> Iterator[None]:
-    """Run the calls of a stage in the body, and remove the folders of those that were killed."""
+def of_stage(run: RunDirectory, stage: str, *, is_alone: bool) -> Iterator[None]:
+    """Run the calls of a stage in the body, and remove the folders of those that were killed.
+
+    Others may be of commands that compute the stage, too, unless this one ``is_alone``.
+    """
     from raypipe.store.run_directory import UNFINISHED
 
     try:
         yield
     finally:
         folder = Path(run.call_files(stage)).parent
-        if run.is_local and folder.is_dir():
+        if is_alone and run.is_local and folder.is_dir():
             for path in folder.iterdir():
                 if UNFINISHED.fullmatch(path.name):
                     shutil.rmtree(path, ignore_errors=True)

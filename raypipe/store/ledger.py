@@ -45,7 +45,7 @@ _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
 # parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
-_ROW, _LINE, _CRC, REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
+_ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
 #: which have the unit's key, by table
@@ -151,7 +151,7 @@ class Ledger:
         """Remove rows durably; missing ones are ignored."""
         with self._lock:
             known = [key for key in keys if key in self._places.get(table, {})]
-            self._append([(table, key, REMOVED) for key in known])
+            self._append([(table, key, _REMOVED) for key in known])
             self.changes += bool(known)
 
     def get(self, table: str, key: str) -> Row | None:
@@ -251,7 +251,7 @@ class Ledger:
         """Note the place of the next line; forget that of a removed row."""
         begin, number = self._end
         of_table = self._places.setdefault(table, {})
-        if row == REMOVED:
+        if row == _REMOVED:
             of_table.pop(key, None)
         else:
             of_table[key] = begin * _LONGEST + length
@@ -319,15 +319,13 @@ class Ledger:
         self._add(file)
         lines = BufferedReader(file, _BLOCK)
         self._segments.append(name)
-        self._read_lines(name, lines)
+        self._read_lines(lines)
         lines.detach()  # or the end of the reader would close the file
 
-    def _read_lines(self, name: str, lines: Iterable[bytes]) -> None:
+    def _read_lines(self, lines: Iterable[bytes]) -> None:
         """Read the rows of the next lines of the last segment."""
-        damaged = list[str]()
-        number = self._end[1]
-        for line in lines:
-            number += 1
+        damaged, name = list[str](), self._segments[-1]
+        for number, line in enumerate(lines, start=self._end[1] + 1):
             if not line.endswith(b"\n"):  # the next append overwrites it
                 if not self._writable:
                     path = f"{self._run.ledger}/{name}"
@@ -447,7 +445,7 @@ def decode(line: Any) -> tuple[str, str, bytes, int] | None:
     try:
         head, row, number = _parts(line) or (b"", b"", b"")
         table, key = _parsed(head + b"}").values()
-        if isinstance(key, str) and (row == REMOVED or row[:1] + row[-1:] == b"{}"):
+        if isinstance(key, str) and (row == _REMOVED or row[:1] + row[-1:] == b"{}"):
             return intern(table), key, row, int(number)
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass

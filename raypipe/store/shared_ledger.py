@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from raypipe.errors import ConfigError, EndedElsewhereError, LostLeaseError
-from raypipe.store.ledger import CLAIMS, REMOVED, RUNS, SHOWN, Entry, Ledger, Row
+from raypipe.store.ledger import CLAIMS, RUNS, SHOWN, Entry, Ledger, Row
 from raypipe.store.lock import is_locked
 from raypipe.store.run_directory import UNFINISHED, RunDirectory, make_folder, sync
 
@@ -51,6 +51,10 @@ class ShareOfRun(ExitStack):
             self.close()
             raise ConfigError(f"--run-dir {run.shown}: cannot be locked: {error}") from error
 
+    def ledger(self, stamp: Row) -> SharedLedger:
+        """Return the ledger to write, as one of its writers."""
+        return SharedLedger(self, stamp)
+
     def open(self, path: str) -> int:
         """Open a file until the end, to lock it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -69,9 +73,9 @@ class SharedLedger(Ledger):
 
     """
 
-    def __init__(self, share: ShareOfRun, stamp: Row | None = None) -> None:
-        self.is_alone = self._leaves = self._has_appends = False
-        self._share = share
+    def __init__(self, share: ShareOfRun, stamp: Row) -> None:
+        self.is_alone = self._leaves = False
+        self._share, self._has_appends = share, True
         self._appends = share.open(f"{share.run.lock}-ledger")
         #: whether the holders of claims live, since the ledger was locked
         self._alive: dict[int, bool] = {}
@@ -85,20 +89,17 @@ class SharedLedger(Ledger):
             super().__init__(share.run, stamp=stamp)
             self._number = self._join()
         finally:
+            self._has_appends = False
             fcntl.flock(self._appends, fcntl.LOCK_UN)
 
     def _join(self) -> int:
         """Take the first number that no living command has, and drop its claims."""
         for number in itertools.count():
             with suppress(BlockingIOError):
-                fcntl.flock(self._share.open(self._lock_of(number)), _NOWAIT)
+                fcntl.flock(self._share.open(f"{self._run.lock}-{number}"), _NOWAIT)
                 break
-        own = {key for key, row in self.items(CLAIMS) if row["member"] == number}
-        super()._append([(CLAIMS, key, REMOVED) for key in own])
+        self.remove(CLAIMS, [key for key, row in self.items(CLAIMS) if row["member"] == number])
         return number
-
-    def _lock_of(self, number: int) -> str:
-        return f"{self._run.lock}-{number}"
 
     # appends
 
@@ -115,7 +116,7 @@ class SharedLedger(Ledger):
                 self._alive.clear()
                 with Path(self._run.ledger, self._segments[-1]).open("rb") as file:
                     file.seek(self._end[0] - self._starts[-1])
-                    self._read_lines(self._segments[-1], file)
+                    self._read_lines(file)
                 if self._damaged:
                     self._rewrite()
                 yield
@@ -148,14 +149,12 @@ class SharedLedger(Ledger):
 
     def members(self) -> int:
         """Return the number of living commands, with this one."""
-        names = self._run.list(self._run.path())
-        numbers = [name.rpartition("-")[2] for name in names if name.startswith(".lock-")]
-        return sum(self._lives(int(number)) for number in numbers if number.isdigit())
+        paths = Path(self._run.path()).glob(".lock-[0-9]*")
+        return sum(self._lives(int(path.name.rpartition("-")[2])) for path in paths)
 
     def _lives(self, number: int) -> bool:
         if number not in self._alive:
-            held = number == self._number or is_locked(self._lock_of(number))
-            self._alive[number] = held
+            self._alive[number] = is_locked(f"{self._run.lock}-{number}")
         return self._alive[number]
 
     # the end
