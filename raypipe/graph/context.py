@@ -323,7 +323,10 @@ class StageContext:
 
     def begin(self, total: int, done: int = 0) -> None:
         """Show the stage's total, and how much of it is done."""
-        self.session.display.begin(self.stage.key, total, done)
+        if self.claimed is not None and self.began is not None:  # a later round
+            self.advance(done)
+        else:
+            self.session.display.begin(self.stage.key, total, done)
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""

@@ -14,7 +14,7 @@ from raypipe.graph import runner
 from raypipe.launch.inline import InlineLauncher
 from tests.command import in_process, raypipe
 from tests.raypipe.graph.test_resume import rows_of
-from tests.scenario import cases
+from tests.scenario import cases, write_files
 
 RUN = ("run", "c.yaml", "--local", "--no-report", "--run-dir")
 
@@ -35,8 +35,7 @@ def member() -> None:
 def test_each_unit_is_computed_once(folder, monkeypatch, case):
     monkeypatch.setattr(runner, "_POLL_S", 0.05)
     monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
-    for name, text in case["files"].items():
-        Path(name).write_text(text)
+    write_files(folder, case["files"])
     members = [multiprocessing.get_context("fork").Process(target=member) for _ in range(3)]
     for each in members:
         each.start()
