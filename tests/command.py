@@ -97,6 +97,8 @@ def in_process(
         if launcher is not None:
             patch.setattr(cluster, "start", lambda *_: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
+        # `submit` would change it for servers that are started later, but not for Ray's client here
+        patch.setenv("RAY_AUTH_MODE", "disabled")
         for name, value in environment.items():
             patch.setenv(name, value)
         with pytest.raises(SystemExit) as ended:
