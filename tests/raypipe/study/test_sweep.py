@@ -204,12 +204,11 @@ def test_a_larger_micro_batch_needs_more_unless_it_saves_the_gradients():
 
 
 def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
-    session = session_in(tmp_path)
-    configuration = config.resolve(config.parse(YAML, "c.yaml"), (), "auto", [HERE])
-    (maker,) = fitting(configuration, None, [HERE])
+    session, document = session_in(tmp_path), config.parse(YAML, "c.yaml")
 
-    def fit(faults: str) -> list[Row]:
+    def fit(faults: str, *keys: str, stage: str | None = None) -> list[Row]:
         monkeypatch.setenv("RAYPIPE_FAULTS", faults)
+        (maker,) = fitting(config.resolve(document, keys, "auto", [HERE]), stage, [HERE])
         return fit_stage(maker, session)
 
     rows = fit("oom:micro_batch>5")
@@ -224,8 +223,10 @@ def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
     assert "share of training.effective_batch" in row["note"]
     row = fit("oom:micro_batch>0")[0]
     assert (row["micro_batch"], row["note"]) == (None, "micro-batch 1 does not fit")
+    row = fit("", "fail=true")[0]
+    assert (row["failed"], row["note"]) == (True, "error: ConnectionError: the machine went away")
     with pytest.raises(ConfigError, match="--stage = 'x': must be a training stage"):
-        fitting(configuration, "x", [HERE])
+        fit("", stage="x")
 
 
 def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp_path, monkeypatch):
