@@ -163,10 +163,7 @@ class ExternalTask(JobTask, ABC):
 
     def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
         """Return how much of the training a logged step has done, in steps or epochs."""
-        if training.length_in == "steps":
-            return int(row["step"])
-        epoch = row.get("epoch", 0)
-        return int(epoch) + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
+        return int(row["step"] if training.length_in == "steps" else row.get("epoch", 0))
 
 
 def schedule_trace(job: TrainingJob, phases: Sequence[Phase]) -> ScheduleTrace:

@@ -18,7 +18,10 @@ from raypipe.scripts.metrics import MetricsFile, ScriptHistory, numbers
 from raypipe.store.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
+from raypipe.training.settings import TrainingSettings
 from tests.scenario import named_cases
+
+TASK = ScriptTask("", {}, {}, frozenset(), frozenset())
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +32,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def history(folder: Path, **columns: str) -> ScriptHistory:
     settings = ScriptStageSettings(command="python train.py")
-    task = ScriptTask(str(folder), {}, {}, frozenset(), frozenset())
     plan, run = BatchPlan(4, 2, 8, 1), RunDirectory.at(folder)
-    return ScriptHistory(TrainingJob("t", "run", task, settings, plan, run), columns, 8)
+    return ScriptHistory(TrainingJob("t", "run", TASK, settings, plan, run), columns, 8)
 
 
 def ended_by(problem: str | None) -> AbstractContextManager[object]:
@@ -89,3 +91,6 @@ def test_a_log_at_each_look(tmp_path, case):
         rows.check_losses()
     assert rows.last_values().items() >= case.get("last", {}).items()
     assert rows.speed(50.0).items() >= case.get("speed", {}).items()
+    for unit, done in case.get("done", {}).items():
+        length = TrainingSettings(**{unit: 3})
+        assert [TASK.done(row, length) for row in rows.rows.values()] == done
