@@ -66,7 +66,8 @@ def test_each_stage_has_one_line_that_fits_the_terminal(columns):
 
 
 @pytest.mark.parametrize(
-    ("working", "last"), [(3, "+57 waiting"), (40, "+20 running, +20 waiting")]
+    ("working", "last"),
+    [(3, "+57 waiting"), (40, "+20 running, +20 waiting"), (60, "+40 running")],
 )
 def test_stages_without_a_line_are_counted_in_one(working, last):
     """The terminal has 24 lines, of which two stay for messages."""
