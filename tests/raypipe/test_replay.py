@@ -12,6 +12,8 @@ import pytest
 
 import raypipe as rp
 from raypipe.commands import replay as command
+from raypipe.graph.experiment import Stage, Unit
+from raypipe.graph.source import SourceCode, with_scripts
 from raypipe.provenance import environment_row
 from raypipe.store.ledger import Ledger
 from tests.command import finish, in_process, raypipe, start, until
@@ -77,6 +79,14 @@ def test_the_code_is_kept_without_secrets(folder):
     assert "API_KEY" in kept["mine.py"]
     assert all(f"KEY{number}" not in kept["mine.py"] for number in (77, 78, 79, 80))
     assert "1 equal" in raypipe("replay", "r")
+
+
+def test_large_files_of_scripts_are_not_kept(folder):
+    for name, size in (("small.toml", 2**21), ("large.toml", 2**21 + 1)):
+        (folder / name).write_bytes(bytes(size))
+    unit = Unit("train", literals={"files": {"small.toml": "", "large.toml": ""}})
+    code = with_scripts(SourceCode({}), [Stage("train", lambda context: None, [unit])])
+    assert [*code.files] == ["small.toml"]
 
 
 def test_damaged_code_is_one_message():
