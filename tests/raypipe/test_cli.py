@@ -220,7 +220,7 @@ def test_the_tests_of_a_template_pass(folder, monkeypatch, template):
 
 def test_the_printed_commands_of_the_training_work(folder, monkeypatch):
     printed = raypipe("init", "mine", "--template", "training").splitlines()
-    first, *_ = printed[printed.index("cd mine") + 1 :]
+    _install, first, *_ = printed[printed.index("cd mine") + 1 :]
     monkeypatch.chdir("mine")
     raypipe(*first.split()[1:], "train.training.steps=60")
     assert table("runs/first", "steps")["eval_accuracy"].dropna().iloc[-1] > 0.7
