@@ -73,13 +73,18 @@ class Target:
     configuration: Parameters
 
 
-class TensorBoardTrial:
+class _LoggedTrial:
+    """A trial in a tracker."""
+
+    #: the last step that is stored
+    last = -1
+
+
+class TensorBoardTrial(_LoggedTrial):
     """Event files in ``tracking/tensorboard/<trial>``, which replace those of an earlier command.
 
     The settings become hyperparameters when the trial ends.
     """
-
-    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -105,10 +110,8 @@ class TensorBoardTrial:
         self._writer.close()
 
 
-class MlflowTrial:
+class MlflowTrial(_LoggedTrial):
     """The MLflow run of a trial, with its tags: in ``tracking/mlflow.db``, or on a server."""
-
-    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         from mlflow import MlflowClient
@@ -162,15 +165,13 @@ class MlflowTrial:
         return self._names[name]
 
 
-class WandbTrial:
+class WandbTrial(_LoggedTrial):
     """The W&B run of a trial, in the group of its raypipe run; the id derives from both.
 
     The server continues a run. Offline, the package writes another folder for ``wandb sync``, does
     not know the steps in earlier folders, and may have lost the last ones with a killed process. So
     the folder replaces earlier ones.
     """
-
-    last = -1
 
     def __init__(self, target: Target, trial_id: str) -> None:
         import wandb

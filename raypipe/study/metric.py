@@ -120,14 +120,15 @@ def metric_of(
         )
     columns = {each.name: each for each in declared.columns}
     numbers = [name for name, each in columns.items() if each.type in ("integer", "real")]
-    monitors = monitors if table == TRIALS.name else {}
+    is_trials = table == TRIALS.name
+    monitors = monitors if is_trials else {}
     is_open = declared.open or column in monitors
-    if table == TRIALS.name and column.startswith(PREFIX):  # held-out ones are all declared or none
+    if is_trials and column.startswith(PREFIX):  # held-out ones are all declared or none
         none_declared = not any(name.startswith(PREFIX) for name in columns)
         is_open = is_open or none_declared or column == f"{PREFIX}loss"
-    elif table == TRIALS.name and added is None:
+    elif is_trials and added is None:
         is_open = is_open or not get_close_matches(column, columns, cutoff=_MISSPELLED)
-    elif table == TRIALS.name:
+    elif is_trials:
         is_open = is_open or column in (added or ())
     if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"

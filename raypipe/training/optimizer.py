@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, AdamW
 
 from raypipe.training import parallel
 from raypipe.training.settings import TrainingSettings
@@ -37,8 +38,8 @@ def build(
     parameters = list(model.parameters())
     if training.optimizer == "adafactor":
         return Adafactor([_group(parameters, training)])
-    if training.optimizer != "muon":
-        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    plain: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
+    if kind := plain.get(training.optimizer):
         return kind([_group(parameters, training)], betas=training.betas, fused=True)
     hidden = _matrices(blocks)
     if not hidden:
@@ -115,7 +116,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     ) -> None:
         muon = Muon([matrices], adjust_lr_fn="match_rms_adamw")
         has_others = bool(others["params"])
-        rest = [torch.optim.AdamW([others], betas=betas, fused=True)] if has_others else []
+        rest = [AdamW([others], betas=betas, fused=True)] if has_others else []
         self._parts: Sequence[torch.optim.Optimizer] = [muon, *rest]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
