@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import struct
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -45,3 +46,15 @@ def test_each_unit_is_computed_once(folder, monkeypatch, case):
     raypipe(*RUN, "plain", expected=max(case["ended"]))
     for name in case["tables"]:
         assert rows_of("shared", name) == rows_of("plain", name)
+
+
+def test_more_units_are_claimed_at_a_time_while_that_is_faster(monkeypatch):
+    """Also where they take seconds each."""
+    part, clock = Mock(outdated=[]), Mock()
+    monkeypatch.setattr(runner, "_Computation", lambda context: part)
+    monkeypatch.setattr(runner, "time", clock)
+    turns = runner._Turns(Mock(), Mock(), MagicMock())
+    for part.units, took, pace in (("ab", 20, 4), ("abcd", 20, 8), ("abcdefgh", 36, 8)):
+        clock.monotonic.side_effect = [0, took]
+        turns._compute_claimed()
+        assert turns._pace == pace

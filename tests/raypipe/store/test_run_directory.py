@@ -70,11 +70,13 @@ def test_tables_have_folders_of_their_own():
     assert len({run.partition(name) for name in ("a", ".a", "a/b", "a-b", "a\0b")}) == 5
 
 
-def test_names_with_slashes_stay_one_file():
+def test_a_name_is_one_file_and_whole_up_to_200_bytes():
     run = RunDirectory("/runs/x")
     assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
     assert run.checkpoints("sweep/0") == "/runs/x/checkpoints/sweep-0"
     assert run.model("sweep/0") == "/runs/x/models/sweep-0.safetensors"
+    assert run.log("ß" * 100) == f"/runs/x/logs/{'ß' * 100}.log"
+    assert run.log("a" * 201).startswith(f"/runs/x/logs/{'a' * 25}-")
 
 
 def test_locations(tmp_path, monkeypatch):

@@ -345,6 +345,16 @@ def test_batches_of_any_shape_reach_the_device() -> None:
     assert str(shape) == str(batch)
 
 
+@pytest.mark.parametrize(
+    ("device", "wanted", "pin"),
+    [("cuda", None, True), ("cuda", False, False), ("cpu", True, False), ("mps", None, False)],
+)
+def test_batches_for_a_gpu_are_page_locked(device, wanted, pin, monkeypatch) -> None:
+    monkeypatch.setattr(loader, "to_device", lambda batch, device, *, pin: pin)
+    given = LoaderSettings(pin_memory=wanted)
+    assert [*loader._loaded(list, [range(1)], given, torch.device(device), 0)] == [pin]
+
+
 @given(samples=st.integers(20, 100), step=st.integers(2, 9), seed=st.integers(0, 99))
 def test_a_step_inside_an_epoch_takes_neighbours_by_length(
     samples: int, step: int, seed: int
