@@ -29,6 +29,7 @@ from raypipe.store import tables as results
 from raypipe.store.tables import Column
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.early_stopping import Monitor
+from raypipe.training.ending import Agreement, Ending
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.parallel import Worker
@@ -353,3 +354,10 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
             again = train(resumed, Worker(0, CPU))
             assert [again[name] for name in names] == [outcome[name] for name in names]
             assert_equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_workers_the_first_decides_whether_all_end(rank: int) -> None:
+    agreement, sums = Agreement(Ending(wanted=True), Worker(rank, CPU, 2)), dict[str, Tensor]()
+    agreement.ask(sums)
+    assert agreement.reached(sums) == (rank == 0)
