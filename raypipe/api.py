@@ -429,7 +429,7 @@ def submit(
         time_budget: As of run.
         note: As of run.
         tag: As of run.
-        jobs: Share the points of the run among an array of so many jobs, each of these sizes.
+        jobs: Share the points of the run among an array of this many jobs, each of these sizes.
         follow: Show the log, or how far the run is, and wait for the end.
         **sizes: As of ClusterSizes.
 

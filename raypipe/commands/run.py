@@ -374,9 +374,15 @@ def _session(
     trackers = Trackers(settings.tracking, place, run_id, work.name, values)
     tables = declared(work.configuration.experiment)
     durations = None if command.local else Durations(work.nodes)
-    shared = run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)
-    about = settings, tables, command.id, command.code.fingerprint, durations, command.shared
-    return Session(place, *shared, *about)
+    return Session(
+        *(place, run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)),
+        settings=settings,
+        tables=tables,
+        command_id=command.id,
+        code=command.code.fingerprint,
+        durations=durations,
+        shared=command.shared,
+    )
 
 
 def _record_environment(ledger: Ledger, launcher: Launcher, command: _Command) -> None:

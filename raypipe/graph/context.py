@@ -183,8 +183,8 @@ class StageContext:
     def claim(self, ledger: SharedLedger, most: int) -> None:
         """Claim units of a run that other commands share, which are then all that are unfinished.
 
-        There are at most so many, and no more than this command's share of those that are left.
-        The ledger is this command's alone meanwhile.
+        There are at most ``most``, and no more than this command's share of those that are left.
+        The caller keeps other commands from writing the ledger.
         """
         claimed, held = list[Unit](), list[Unit]()
         left = unfinished(self.stage, self.ledger) if self._open is None else self._open

@@ -137,7 +137,7 @@ class _Turns(_Computation):
                 _show(context)
             self._compute_claimed()
         if not (self._is_lost or context.is_settled):
-            time.sleep(_POLL_S)  # it looks again at once
+            time.sleep(_POLL_S)  # since the runner starts it again at once
             return False
         if not self.is_shown:
             context.session.display.say(f"{context.stage.key}: computed by other jobs")
@@ -278,10 +278,10 @@ class GraphRunner:
         return next((f"{stage}: {why}" for stage, why in outcomes.failures.items()), None)
 
     def _become_alone(self) -> None:
-        """Wait for the other commands of a shared run: what is left, is left to one of them.
+        """Wait until no other command computes units of a shared run, to do the rest alone.
 
         Raises:
-            EndedElsewhereError: another one has done it.
+            EndedElsewhereError: another one has done the rest.
 
         """
         if (shared := self._session.shared) is None or shared.is_alone:

@@ -111,7 +111,7 @@ def is_held(run: RunDirectory) -> bool:
         if info.type != arrow_fs.FileType.File or not info.size:
             return False
         return bool(time.time() - info.mtime_ns / 1e9 < Pace.expiry_s)
-    # of commands that share the run, each has a lock of its own
+    # commands that share the run have a lock each
     names = [name for name in run.list(run.path()) if name.startswith(".lock")]
     return any(is_locked(run.path(name)) for name in names)
 

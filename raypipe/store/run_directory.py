@@ -212,9 +212,13 @@ class RunDirectory:
         if self.is_file:
             raise ConfigError(f"--run-dir {self.shown}: is a file, not a directory")
         names = self.list(self.path())
-        # what is unfinished is of another command that shares the run
-        own = (".yaml", ".yml", ".tmp")
-        others = [n for n in names if not n.startswith(".") and not n.endswith(own)]
+        # unfinished files are those of another command that shares the run
+        others = [
+            name
+            for name in names
+            if not name.startswith(".") and not name.endswith((".yaml", ".yml"))
+            if not UNFINISHED.fullmatch(name)
+        ]
         if others and not is_run(names):
             raise ConfigError(
                 f"--run-dir {self.shown}: is not a run directory and has other files "

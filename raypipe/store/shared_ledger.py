@@ -69,7 +69,7 @@ class SharedLedger(Ledger):
         is_alone: whether no other command writes any more.
 
     Raises:
-        ConfigError: as :class:`Ledger`, or a line is damaged: repairs need a command of its own.
+        ConfigError: as :class:`Ledger`, or a line is damaged, which needs a single command.
 
     """
 

@@ -315,9 +315,10 @@ class Update:
         has been halved often enough. A power of two changes no digit of a gradient.
         """
         self.needs_scale = False
-        state = self._scaler.state_dict()
-        state["scale"] = math.ldexp(state["scale"], 1 - math.frexp(weight)[1])
-        self._scaler.load_state_dict(state)
+        if 0 < weight < math.inf:
+            state = self._scaler.state_dict()
+            state["scale"] = math.ldexp(state["scale"], 1 - math.frexp(weight)[1])
+            self._scaler.load_state_dict(state)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss."""

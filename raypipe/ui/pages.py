@@ -89,7 +89,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What was made of files in a state; ``due`` is when it may be made again."""
+    """A part of a page, and the state of its files; ``due`` is when it may be made again."""
 
     state: Any
     value: Any

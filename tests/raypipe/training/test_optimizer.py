@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raypipe.training import optimizer as module
-from raypipe.training.optimizer import Adafactor, Muon, build
+from raypipe.training.optimizer import Adafactor, Muon, Update, build
 from raypipe.training.settings import TrainingSettings
 
 
@@ -142,3 +142,11 @@ def test_in_half_precision_plain_matrices_are_torchs(monkeypatch: pytest.MonkeyP
             parameters[0].grad = torch.arange(12.0).view(size)
             kind(parameters, **given).step()
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("weight", "exponent"), [(0.0, 14), (3.0, 13), (0.1, 18), (math.inf, 14)])
+def test_the_first_scale_of_fp16_follows_from_a_weight_that_counts(weight, exponent) -> None:
+    model, training = nn.Linear(1, 1), TrainingSettings(precision="fp16", steps=1)
+    update = Update(model, torch.optim.SGD(model.parameters()), training, torch.device("cpu"))
+    update.choose_scale(weight)
+    assert update.scaler_state()["scale"] == 2.0**exponent
