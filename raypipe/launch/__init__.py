@@ -11,7 +11,7 @@ from raypipe.faults import VARIABLE
 import_path.adopt()  # the first of raypipe's modules that a worker imports
 
 # Imports and the parsing of corpora create millions of objects that stay. With Python's thresholds,
-# collecting among them takes a third of the start of the command, and a fifth of a worker's.
+# collecting among them takes a fifth of a worker's start. A command sets its own.
 gc.set_threshold(50_000, 20, 100)
 
 #: variable of Ray: whether a task without GPUs sees none ("1"), or those that its node sees ("0")
