@@ -81,16 +81,16 @@ class Cache:
         with self._giving_up():
             for key in keys:
                 for (line,) in self._database.execute(select, (key,)):
-                    if (entry := decode(line)) is not None and entry[1] == key:
-                        found[key] = json.loads(entry[2])
+                    if (entry := decode(line)) is not None and entry[1] == [key]:
+                        (found[key],) = json.loads(entry[2])
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
         """Store rows by their keys."""
         if self._database is None or not rows:
             return
-        texts = {key: json.dumps(row).encode() for key, row in rows.items()}
-        lines = [(key, *encode([("", key, text)], 0)) for key, text in texts.items()]
+        texts = {key: json.dumps([row]).encode() for key, row in rows.items()}
+        lines = [(key, *encode([("", [key], text)], 0)) for key, text in texts.items()]
         with self._giving_up():
             self._database.execute("BEGIN IMMEDIATE")
             with self._database:

@@ -4,8 +4,9 @@ The ledger is a log of rows ``(table, key, row)``; the newest row of a key count
 appends, and each append is on disk before it returns. The results tables derive from it. Only the
 place of each row is kept in memory, since there may be millions. On a local file system the ledger
 is one growing file. Object storage cannot append, so there it is a few segments, which are merged
-before they become many. Each line ends with its number in the file and the CRC-32 of the line,
-which reveals damaged, missing and misplaced lines. No two writers use the same segment name, and
+before they become many. A line has rows of one table that were put together. It ends with its
+number in the file and the CRC-32 of the line, which reveals damaged, missing and misplaced lines.
+No two writers use the same segment name, and
 each segment is complete: if a replaced writer's segment arrives late, it only adds rows.
 """
 
@@ -21,6 +22,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import BufferedReader
+from itertools import groupby
 from pathlib import Path
 from sys import intern
 from threading import RLock
@@ -33,19 +35,21 @@ from raypipe.errors import ConfigError, named
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
 
 Row = dict[str, Any]
-#: table, key, and the row as JSON; ``null`` if it was removed
-Entry = tuple[str, str, bytes]
-#: place of each row by table and key: its first byte in the segments, times ``_LONGEST``, plus its
-#: length: one number, which takes less memory than a tuple
+#: table, keys, and a list of their rows as JSON; ``null`` if they were removed
+Entry = tuple[str, list[str], bytes]
+#: place of each row's line by table and key: its first byte in the segments, times ``_LONGEST``,
+#: plus its length: one number, which takes less memory than a tuple
 _Places = dict[str, dict[str, int]]
 _LONGEST = 2**30
+#: rows of a line at most: reading one row parses all of its line
+_TOGETHER = 64
 #: bytes that are read at once
 _BLOCK = 2**22
 _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
-# parts of a line: {"table": "...", "key": "...", "row": {...}, "line": 1, "crc": 2}
-_ROW, _LINE, _CRC, _REMOVED = b', "row": ', b', "line": ', b', "crc": ', b"null"
+# parts of a line: {"table": "...", "keys": ["..."], "rows": [{...}], "line": 1, "crc": 2}
+_ROWS, _LINE, _CRC, _REMOVED = b', "rows": ', b', "line": ', b', "crc": ', b"null"
 
 #: the table of finished units; such a row may have the checksums of the rows that are its result,
 #: which have the unit's key, by table
@@ -109,6 +113,8 @@ class Ledger:
         self._lock = RLock()
         self.changes = 0
         self._writable = writable
+        #: by table the line that was read last, and those of its rows that nobody has asked for
+        self._read_last: dict[str, tuple[int, dict[str, Row]]] = {}
         self._token = secrets.token_hex(4)
         self._read_all()
         self.damage = self._keep_intact_units() if self._damaged else ""
@@ -138,11 +144,13 @@ class Ledger:
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
-        entries = [
-            (table, key, json.dumps(row if table in INTERNAL else {**self._stamp, **row}).encode())
-            for table, rows in tables.items()
-            for key, row in rows.items()
-        ]
+        entries = list[Entry]()
+        for table, rows in tables.items():
+            keys, stamp = list(rows), {} if table in INTERNAL else self._stamp
+            for first in range(0, len(keys), _TOGETHER):
+                part = keys[first : first + _TOGETHER]
+                text = json.dumps([{**stamp, **rows[key]} for key in part])
+                entries.append((table, part, text.encode()))
         with self._lock:
             self._append(entries)
             self.changes += bool(entries)
@@ -151,14 +159,21 @@ class Ledger:
         """Remove rows durably; missing ones are ignored."""
         with self._lock:
             known = [key for key in keys if key in self._places.get(table, {})]
-            self._append([(table, key, _REMOVED) for key in known])
+            self._append([(table, known, _REMOVED)] if known else [])
             self.changes += bool(known)
 
     def get(self, table: str, key: str) -> Row | None:
         """Return the newest row of a key, or None."""
         with self._lock:
             place = self._places.get(table, {}).get(key)
-            return None if place is None else _parsed(self._text(place))
+            if place is None:
+                return None
+            last, rows = self._read_last.get(table, (None, {}))
+            if last != place or key not in rows:
+                keys, text = self._line(place)
+                rows = dict(zip(keys, _parsed(text), strict=True))
+                self._read_last[table] = place, rows
+            return rows.pop(key)  # the caller may change it
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
@@ -221,9 +236,9 @@ class Ledger:
     def _rewrite(self, entries: Sequence[Entry] = ()) -> None:
         """Write all rows and the new ones to one segment, then remove the segments it replaces."""
         earlier = [
-            (table, key, self._text(place))
+            self._entry(table, place, list(keys))
             for table, places in self._places.items()
-            for key, place in places.items()
+            for place, keys in groupby(places, places.__getitem__)
         ]
         self._write_segment([*earlier, *entries])
         self._starts, self._files = self._starts[-1:], self._files[-1:]
@@ -236,6 +251,14 @@ class Ledger:
                 self._run.delete(path)
         self._segments, self._damaged = [new], {}
 
+    def _entry(self, table: str, place: int, keys: list[str]) -> Entry:
+        """Return the rows of a line that still count."""
+        stored, text = self._line(place)
+        if stored != keys:
+            rows = dict(zip(stored, _parsed(text), strict=True))
+            text = json.dumps([rows[key] for key in keys]).encode()
+        return table, keys, text
+
     def _add(self, file: pa.NativeFile) -> None:
         """Add an open segment, whose lines are noted next, behind the others."""
         begin, _ = self._end
@@ -247,14 +270,15 @@ class Ledger:
         for entry, line in zip(entries, lines, strict=True):
             self._note(*entry, len(line))
 
-    def _note(self, table: str, key: str, row: bytes, length: int) -> None:
-        """Note the place of the next line; forget that of a removed row."""
+    def _note(self, table: str, keys: list[str], rows: bytes, length: int) -> None:
+        """Note the place of the next line; forget those of removed rows."""
         begin, number = self._end
         of_table = self._places.setdefault(table, {})
-        if row == _REMOVED:
-            of_table.pop(key, None)
+        if rows == _REMOVED:
+            for key in keys:
+                of_table.pop(key, None)
         else:
-            of_table[key] = begin * _LONGEST + length
+            of_table.update(dict.fromkeys(keys, begin * _LONGEST + length))
         self._end = begin + length, number + 1
 
     def _opened(self, name: str, content: bytes | None = None) -> pa.NativeFile:
@@ -264,14 +288,14 @@ class Ledger:
             return self._run.fs.open_input_file(path)
         return pa.BufferReader(self._run.read(path) if content is None else content)
 
-    def _text(self, place: int) -> bytes:
-        """Return a row as JSON. Raises OSError if its line is damaged since it was read."""
+    def _line(self, place: int) -> tuple[list[str], bytes]:
+        """Return keys and rows of a line. Raises OSError if it was damaged since it was read."""
         begin, length = divmod(place, _LONGEST)
         number = bisect(self._starts, begin) - 1
-        parts = _parts(self._files[number].read_at(length, begin - self._starts[number]))
-        if parts is None:
+        entry = decode(self._files[number].read_at(length, begin - self._starts[number]))
+        if entry is None:
             raise OSError(f"{self._run.ledger}: a line was damaged while this command runs")
-        return parts[1]
+        return entry[1:3]
 
     def _keep_intact_units(self) -> str:
         """Keep the units whose results match their checksums; return a message about the damage."""
@@ -337,11 +361,11 @@ class Ledger:
                 damaged.append(f"line {number}")
                 self._end = begin + len(line), last + 1
                 continue
-            table, key, row, place = entry
+            table, keys, rows, place = entry
             if place != last + 1:
                 damaged.append(f"before line {number}")
                 self._end = begin, place - 1
-            self._note(table, key, row, len(line))
+            self._note(table, keys, rows, len(line))
         if damaged:
             self._damaged[name] = damaged
 
@@ -432,40 +456,33 @@ def checksum(row: Row) -> int:
 def encode(entries: Iterable[Entry], before: int) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
-    for number, (table, key, row) in enumerate(entries, start=before + 1):
-        # of texts alone: an encoder for the mapping would take as long as the row
-        head = f'{{"table": {json.dumps(table)}, "key": {json.dumps(key)}'.encode()
-        line = b"%s%s%s%s%d" % (head, _ROW, row, _LINE, number)
+    for number, (table, keys, rows) in enumerate(entries, start=before + 1):
+        head = f'{{"table": {json.dumps(table)}, "keys": {json.dumps(keys)}'.encode()
+        line = b"%s%s%s%s%d" % (head, _ROWS, rows, _LINE, number)
         lines.append(b"%s%s%d}\n" % (line, _CRC, zlib.crc32(line)))
     return lines
 
 
-def decode(line: Any) -> tuple[str, str, bytes, int] | None:
-    """Return table, key, row as JSON, and number of a line; None if damaged, or not bytes."""
+def decode(line: Any) -> tuple[str, list[str], bytes, int] | None:
+    """Return table, keys, rows as JSON, and number of a line; None if damaged, or not bytes."""
     try:
-        head, row, number = _parts(line) or (b"", b"", b"")
-        table, key = _parsed(head + b"}").values()
-        if isinstance(key, str) and (row == _REMOVED or row[:1] + row[-1:] == b"{}"):
-            return intern(table), key, row, int(number)
+        content, _, end = line.rpartition(_CRC)
+        if end != b"%d}\n" % zlib.crc32(content):
+            return None
+        head, _, rest = content.partition(_ROWS)
+        rows, _, number = rest.rpartition(_LINE)
+        table, keys = _parsed(head + b"}").values()
+        is_list = rows == _REMOVED or rows[:1] + rows[-1:] == b"[]"
+        if is_list and isinstance(keys, list) and {*map(type, keys)} == {str}:
+            return intern(table), keys, rows, int(number)
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return None
 
 
-def _parts(line: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """Return what is before the row of a line, the row, and the number; None if damaged."""
-    content, _, end = line.rpartition(_CRC)
-    if end != b"%d}\n" % zlib.crc32(content):
-        return None
-    head, _, rest = content.partition(_ROW)
-    row, _, number = rest.rpartition(_LINE)
-    return head, row, number
-
-
-def _parsed(row: bytes) -> Row:
-    """Return a row of JSON."""
+def _parsed(text: bytes) -> Any:
+    """Return what a text of JSON says."""
     try:
-        parsed: Row = from_json(row)  # in half the time of Python's
+        return from_json(text)  # in half the time of Python's
     except ValueError:  # half a surrogate pair, which names of files may have
-        parsed = json.loads(row)
-    return parsed
+        return json.loads(text)

@@ -279,8 +279,8 @@ def _within(found: list[tuple[str, object]]) -> bool:
 LEDGER = b"".join(
     encode(
         [
-            *(("evaluations", key, json.dumps(row).encode()) for key, row in ROWS.items()),
-            *(("units", key, b"{}") for key in ROWS),
+            *(("evaluations", [key], json.dumps([row]).encode()) for key, row in ROWS.items()),
+            *(("units", [key], b"[{}]") for key in ROWS),
         ],
         0,
     )

@@ -107,7 +107,7 @@ def test_parquet_that_declares_other_rows_than_it_has(name, before, after, decla
         ("ledger", b"\n"),
         ("ledger", LEDGER.splitlines(keepends=True)[0] * 2 + LEDGER),
         ("ledger", b"[" * 10**5 + b"\n" + LEDGER),
-        ("ledger", b'{"table": 5, "key": "a", "row": {}}\n' + LEDGER),
+        ("ledger", b'{"table": 5, "keys": ["a"], "rows": [{}]}\n' + LEDGER),
         # a checkpoint that its manifest vouches for, and a manifest of another form
         *(("forged/state.pt", each) for each in (b"", b"\x80\x02.", b"PK\x03\x04", b"{" * 10**5)),
         ("checkpoint/manifest.json", b"[" * 10**5),

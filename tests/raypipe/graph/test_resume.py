@@ -81,7 +81,7 @@ class Resumed:
         (file,) = Path("run/ledger").glob("*.jsonl")
         *earlier, last = file.read_bytes().splitlines(keepends=True)
         if last.endswith(b"\n"):
-            self.lost += json.loads(last)["table"] == "units"
+            self.lost += len(json.loads(last)["keys"]) * (b'"table": "units"' in last)
             file.write_bytes(b"".join([*earlier, last[: int(len(last) * part)]]))
 
     def delete_a_table(self, name: str) -> None:

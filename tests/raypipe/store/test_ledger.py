@@ -139,7 +139,7 @@ def test_a_damaged_line_costs_its_unit_and_keeps_no_older_result(anywhere, varia
         lines = content.splitlines(keepends=True)
         for place, line in enumerate(lines):
             hit = lines[place : place + 1 + (damage == b"half")]
-            concerned = {json.loads(each)["key"].partition("@")[0] for each in hit}
+            concerned = {k.partition("@")[0] for each in hit for k in json.loads(each)["keys"]}
             broken = line[:20] if damage == b"half" else damage
             anywhere.delete(anywhere.ledger)
             damaged = {name: b"".join([*lines[:place], broken, *lines[place + 1 :]])}
@@ -287,7 +287,8 @@ def test_a_run_directory_can_move_to_object_storage_and_back(remote, tmp_path):
 
 def test_a_line_that_is_damaged_while_the_ledger_is_open_is_an_error(run):
     ledger = Ledger(run)
-    ledger.put("units", {"a": {"x": 1}, "b": {"x": 2}})
+    for key, value in (("a", 1), ("b", 2)):
+        ledger.put("units", {key: {"x": value}})
     file = only_file(run)
     file.write_bytes(file.read_bytes().replace(b'"x": 1', b'"x": 7'))
     assert ledger.get("units", "b") == {"x": 2}
