@@ -152,8 +152,7 @@ def end_with_parent() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _children(pid: int) -> list[int]:

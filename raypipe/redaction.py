@@ -11,8 +11,9 @@ import re
 import select
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 HIDDEN = "***"
@@ -64,36 +65,21 @@ def shown_traceback() -> str:
     return without_credentials(traceback.format_exc())
 
 
-class Redactor:
-    """Stream of bytes without credentials; a word is passed on once it is complete.
+def redacted(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a stream of bytes without credentials; a word is passed on once it is complete.
 
-    Args:
-        write: receives the bytes.
-
+    Everything is passed on at an empty chunk and at the end. A word of more than 64 KiB is cut.
     """
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write, self._rest = write, b""
-
-    def write(self, chunk: bytes) -> None:
-        """Pass on all complete words; one of more than 64 KiB is cut."""
-        text = self._rest + chunk
+    rest = b""
+    for chunk in chain(chunks, [b""]):
+        text = rest + chunk
         found = _LAST_END.match(text)
         end = found.end() if found is not None else 0
-        if len(text) - end > _LONGEST_WORD:
+        if not chunk or len(text) - end > _LONGEST_WORD:
             end = len(text)
-        self._rest = text[end:]
-        self._pass_on(text[:end])
-
-    def flush(self) -> None:
-        """Pass on the rest."""
-        rest, self._rest = self._rest, b""
-        self._pass_on(rest)
-
-    def _pass_on(self, text: bytes) -> None:
-        if text:
-            shown = without_credentials(text.decode(errors="surrogateescape"))
-            self._write(shown.encode(errors="surrogateescape"))
+        rest = text[end:]
+        shown = without_credentials(text[:end].decode(errors="surrogateescape"))
+        yield shown.encode(errors="surrogateescape")
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -177,26 +163,26 @@ def main(control: int) -> None:
     When the other side of the socket ``control`` is closed for writing, everything that was written
     before is passed on, and the socket is closed: a writer may outlive the job that started it.
     """
-    redactor = Redactor(_store)
+    for text in redacted(_chunks(control)):
+        with suppress(OSError):  # the disk is full, which the ledger reports
+            os.write(1, text)
+
+
+def _chunks(control: int) -> Iterator[bytes]:
+    """Yield the standard input; an empty chunk before the socket is closed."""
     poll = select.poll()
     for descriptor in (0, control):
         poll.register(descriptor, select.POLLIN)
     while True:
         ready = {descriptor for descriptor, _ in poll.poll()}
         if 0 not in ready:
-            redactor.flush()
+            yield b""
             poll.unregister(control)
             os.close(control)
         elif chunk := os.read(0, _LONGEST_WORD):
-            redactor.write(chunk)
+            yield chunk
         else:
-            break
-    redactor.flush()
-
-
-def _store(text: bytes) -> None:
-    with suppress(OSError):  # the disk is full, which the ledger reports
-        os.write(1, text)
+            return
 
 
 if __name__ == "__main__":
