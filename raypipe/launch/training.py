@@ -48,8 +48,8 @@ _POLL_S = 0.5
 _END_S = 20.0
 #: seconds that each start of a worker group waits for its resources, and the number of starts
 _WAIT_S, _STARTS = 10**9, 2
-#: key of the first row of every attempt, once its resources are there: the placement group of the
-#: workers, None for a worker without one
+#: key of the first row of every attempt of ``fit``, once its resources are there: the placement
+#: group of the workers, None for a worker without one
 STARTED = "started"
 
 
@@ -258,9 +258,8 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(job.settings.scaling.threads)
     _leave_out_imports_once()
     over, ending = threading.Event(), Ending()
-    if worker.rank == 0:
-        report({STARTED: get_current_placement_group()})
     if worker.rank == 0 and must_end is not None:
+        report({STARTED: get_current_placement_group()})
         watch = partial(_watch, must_end, ending, over)
         threading.Thread(target=watch, name="ending", daemon=True).start()
     # Tune ends a trial by a SystemExit in `report`
@@ -297,9 +296,8 @@ def logged(job: TrainingJob, rank: int) -> Iterator[None]:
     if local:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("ab") if local else tempfile.TemporaryFile() as log:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(format=form, level=logging.INFO, force=True)
         try:
             with _redacted(log.fileno()) as file, redirected(file):
                 yield

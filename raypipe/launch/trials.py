@@ -38,7 +38,6 @@ from raypipe.graph.launcher import Control
 from raypipe.launch.failures import group_failure
 from raypipe.launch.nodes import Wait, living_nodes, room
 from raypipe.launch.training import (
-    STARTED,
     fit,
     of_a_worker,
     refuse_vain,
@@ -174,7 +173,6 @@ class _Order(Searcher):
             if self._held is None:
                 if (job := self._trials.next(propose)) is None:
                     return None
-                job = _sized(job)
                 workers = job.settings.scaling.worker_count
                 wait = Wait(of_a_worker(job), workers, self._control.nodes, lambda _: None)
                 self._held = job, wait
@@ -254,7 +252,7 @@ def _train(config: dict[str, Any]) -> None:
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any] | str) -> None:
-        if isinstance(row, str) or STARTED in row:
+        if isinstance(row, str):
             return
         # reporting to Tune would count as measured time, and a trial that is at its end
         # must not be ended early
@@ -299,7 +297,7 @@ def _train_in_parts(config: dict[str, Any], rows: list[dict[str, Any]]) -> dict[
     lineage = take_over(job, values, given and (given.path, given.filesystem))
 
     def report(row: dict[str, Any] | str) -> None:
-        if not isinstance(row, str) and STARTED not in row:
+        if not isinstance(row, str):
             rows.append(row)
 
     begun = max(CheckpointStore(job.run_dir, own).steps, default=0)
@@ -327,26 +325,9 @@ def _needs(job: TrainingJob) -> dict[str, float]:
         return {"CPU": 0, "memory": 1}
     asked = {"CPU": 0.0, **of_a_worker(job)}
     if job.measured and "GPU" not in asked:
-        asked["CPU"] = max(asked["CPU"], _most_cpus())
+        cpus = [node.get("CPU", 1.0) for node in living_nodes().values()]
+        asked["CPU"] = max([asked["CPU"], *cpus])
     return asked
-
-
-def _most_cpus() -> float:
-    """Return the CPUs of the largest node."""
-    return max((node.get("CPU", 1.0) for node in living_nodes().values()), default=1.0)
-
-
-def _sized(job: TrainingJob) -> TrainingJob:
-    """Return a trial with the CPUs of its workers: where speed is measured on CPUs, all of a node.
-
-    The number does not depend on how many trials are left, so that their speeds can be compared.
-    """
-    scaling = job.settings.scaling
-    if not job.measured or scaling.gpus_per_worker or scaling.cpus_per_worker != "auto":
-        return job
-    loaders = of_a_worker(job)["CPU"] - scaling.reserved_cpus
-    cpus = max(1.0, _most_cpus() // scaling.worker_count - loaders)
-    return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 
 
 def _slots(job: TrainingJob) -> int:

@@ -16,7 +16,7 @@ from raypipe.graph.context import StageContext
 from raypipe.graph.experiment import Stage, Training, Unit
 from raypipe.graph.identity import Identity, canonical_json
 from raypipe.graph.stored_results import is_done
-from raypipe.graph.training_stage import job_of, train
+from raypipe.graph.training_stage import job_of, train, with_cpus
 from raypipe.graph.unit_logs import Failure, first_line
 from raypipe.hardware import Hardware
 from raypipe.scripts.command import ScriptStageSettings
@@ -162,8 +162,7 @@ class Sweep:
         self._waiting: list[Trial] = []
         self._running: dict[str, TrainingJob] = {}
         self._logged: dict[str, dict[int, Row]] = {}
-        self._attempts: dict[str, int] = {}
-        #: of a search: the number of each proposal, and of all so far
+        #: of a search: the number of each proposal in their order, and of all so far
         self._numbers: dict[str, int] = {}
         stored = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
         for row in sorted(stored, key=lambda row: row["number"]):
@@ -198,11 +197,11 @@ class Sweep:
         while self._mistake is None and (trial := self._next(propose)) is not None:
             reason = self._obstacle(trial)
             if not reason:
-                attempt = self._attempts.get(trial.unit.key, 1)
-                job = self._running[trial.unit.key] = self._job(trial, attempt)
+                job = self._running[trial.unit.key] = self._job(trial)
                 return job
             if trial.repeats is None:
-                self._record(trial, self._job(trial, 0), "skipped", {"reason": reason})
+                job = self._job(replace(trial, attempt=0))
+                self._record(trial, job, "skipped", {"reason": reason})
                 self._say(trial, f"skipped: {reason}")
         return None
 
@@ -226,8 +225,7 @@ class Sweep:
         failure = Failure(trial_id, job.attempt, outcome.kind, *about, shown=not finished)
         self._context.fail(failure)
         if again:
-            self._attempts[trial_id] = job.attempt + 1
-            self._waiting.insert(0, trial)
+            self._waiting.insert(0, replace(trial, attempt=job.attempt + 1))
             return
         if not finished:
             self._failed.append(outcome)
@@ -350,10 +348,8 @@ class Sweep:
         """Add the next proposal, unless the constraints rule it out or it is not a new point."""
         maker, number = self._maker, self._asked
         self._asked += 1
-        known: list[tuple[Point, list[float] | None]] = []
-        for key in sorted(self._numbers, key=self._numbers.__getitem__):
-            row = {} if key in self._running else self._row(key)
-            known.append((self._all[key].point, costs_of(self.settings, row)))
+        rows = {key: {} if key in self._running else self._row(key) for key in self._numbers}
+        known = [(self._all[key].point, costs_of(self.settings, rows[key])) for key in rows]
         trial = maker.trial(propose(self.settings, maker.axes, known, number))
         if trial is not None and trial.unit.key not in self._all:
             self._numbers[trial.unit.key] = number
@@ -372,9 +368,11 @@ class Sweep:
                 return f"micro-batch {other.micro_batch} with the same settings ran out of memory"
         return ""
 
-    def _job(self, trial: Trial, attempt: int) -> TrainingJob:
+    def _job(self, trial: Trial) -> TrainingJob:
         job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
-        return replace(job, attempt=attempt, measured=self.settings.kind == "systems")
+        if measured := self.settings.kind == "systems":
+            job = with_cpus(self._context, job)
+        return replace(job, attempt=trial.attempt, measured=measured)
 
     def _record(
         self, trial: Trial, job: TrainingJob, status: str, outcome: Row, *, finished: bool = True
@@ -424,6 +422,7 @@ class Trial:
     lacks: str
     repeats: str | None = None
     measurement: int = 1
+    attempt: int = 1
 
     def needs_more_than(self, other: Trial) -> bool:
         """Whether the trial is another one with a larger micro-batch, and certainly needs more."""

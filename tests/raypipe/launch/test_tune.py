@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import cast
 
 import pandas as pd
 import pytest
@@ -15,8 +17,10 @@ from torch import nn
 
 import raypipe as rp
 from raypipe.faults import VARIABLE
+from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.runner import GraphRunner
+from raypipe.graph.training_stage import with_cpus
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
@@ -233,7 +237,9 @@ def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
     settings = rp.TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
     plan, run = BatchPlan(1, 1, workers, workers), rp.RunDirectory.at(tmp_path)
     job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
-    sized = launched._sized(job)
+    session = Namespace(nodes=[Namespace(cpus=16)], launcher=Namespace(concurrent=True))
+    context = Namespace(session=session, beside=list)
+    sized = with_cpus(cast("StageContext", context), job) if measured else job
     assert launched._slots(sized) == slots
     alone = measured and not gpus
     assert sized.settings.scaling.threads == (16 // workers if alone else 1)
