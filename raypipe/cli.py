@@ -161,8 +161,11 @@ def _kind(annotation: str) -> Any:
 def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     """Run a verb and print what it returns; return the exit status."""
     given.pop("_listed", None)
-    if verb in _SLOW and sys.stdout.isatty():  # before imports of seconds; the next line covers it
-        print("starting ...", end="\r", flush=True)
+    if verb in _SLOW:
+        # it imports some 300,000 objects that stay: collecting among them took 7 % of the start
+        gc.set_threshold(500_000, 20, 100)
+        if sys.stdout.isatty():  # before imports of seconds; the next line covers it
+            print("starting ...", end="\r", flush=True)
     token = stops_with_command.set(True)
     try:
         result = verb(**{name: v for name, v in given.items() if v is not None and v != []})
@@ -235,10 +238,8 @@ def main() -> None:
 
     SIGTERM ends a command cleanly, as Ctrl-C does.
     """
-    import raypipe.launch  # noqa: F401 - first: it sets the thresholds of workers
+    import raypipe.launch  # noqa: F401 - first: it lets Python collect garbage less often
 
-    # a command imports some 300,000 objects that stay: collecting among them took 7 % of its start
-    gc.set_threshold(500_000, 20, 100)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _interrupt)
