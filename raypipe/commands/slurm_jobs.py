@@ -158,10 +158,13 @@ def _commands(run: RunDirectory) -> str:
 def _jobs() -> list[list[str]]:
     """Return the id, state and comment of each job of this user. Raises ConfigError.
 
-    The jobs of an array have one id.
+    The jobs of an array have one id. The state of one that waits has the reason.
     """
-    lines = _slurm("squeue", "--me", "--noheader", "--format=%F|%T|%k").splitlines()
-    return [line.split("|", 2) for line in lines]
+    jobs = []
+    for line in _slurm("squeue", "--me", "--noheader", "--format=%F|%T|%r|%k").splitlines():
+        job, state, reason, comment = line.split("|", 3)
+        jobs.append([job, f"{state} ({reason})" if state == "PENDING" else state, comment])
+    return jobs
 
 
 def _slurm(*words: str, script: str | None = None) -> str:

@@ -27,7 +27,7 @@ def slurm(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for SLURM: ``queue`` is what squeue prints, and ``calls`` has all commands."""
     programs = {
         "sbatch": '[[ "$*" != *=none* ]] || { echo "error: no such partition" >&2; exit 1; }\n'
-        'for word; do [[ $word != --comment=* ]] || echo "7|PENDING|${word#*=}" > queue; done\n'
+        'for w; do [[ $w != --comment=* ]] || echo "7|PENDING|Priority|${w#*=}" > queue; done\n'
         "cat > script && bash -n script && echo 7",
         "squeue": "cat queue 2> /dev/null || true",
         "scancel": "rm queue",
@@ -68,12 +68,12 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     # not the time of other threads
     monkeypatch.setattr(slurm_jobs, "time", SimpleNamespace(sleep=later))
     printed = raypipe("submit", "toy.yaml", "--slurm", "--run-dir", "out")
-    assert "\njob 7: PENDING\ninterrupted" in printed
+    assert "\njob 7: PENDING (Priority)\ninterrupted" in printed
     assert "\nsucceeded" in printed
-    Path("raypipe-7.log").write_text("no module named cuda\n")
+    Path("raypipe-7.log").write_text("no cuda\n")
     monkeypatch.setattr(slurm_jobs.time, "sleep", lambda _: Path("queue").unlink())
     printed = raypipe("watch", "out", expected=1)
-    assert printed == "job 7: PENDING\njob 7 has ended before its run began\nno module named cuda\n"
+    assert printed == "job 7: PENDING (Priority)\njob 7 has ended before its run began\nno cuda\n"
 
 
 # the end of a run

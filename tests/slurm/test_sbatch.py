@@ -122,6 +122,19 @@ def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, m
     assert message in job.log
 
 
+def test_ray_gets_no_port_for_its_client_without_the_package_of_that(slurm, folder):
+    """Which the extra ``ray[default]`` has."""
+    for name, command in (("python", f'exec {BIN}/python -S "$@"'), ("ray", 'echo "$@"')):
+        program = folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{command}\n")
+        program.chmod(0o755)
+    path = f"{program.parent}:{PATH}"
+    job = slurm.ended(submit(slurm, folder, SCRIPT, "nodes.yaml", path=path))
+    assert "--head" in job.log
+    assert "client" not in job.log
+
+
 def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@60", SCRIPT,
                  "nodes.yaml", "tasks.units=10", "tasks.held=6")  # fmt: skip
