@@ -21,7 +21,7 @@ from raypipe.graph.progress import Display, Durations
 from raypipe.graph.stored_results import IDENTITIES, is_done, unfinished
 from raypipe.graph.tables import CORE
 from raypipe.graph.unit_logs import Failure, UnitLogs
-from raypipe.provenance import ago, now
+from raypipe.provenance import now
 from raypipe.store.ledger import CLAIMS, RESULTS, Ledger, Row, checksum
 from raypipe.store.run_directory import RunDirectory, variant_name
 from raypipe.store.tables import Table, by_name
@@ -105,8 +105,8 @@ class StageContext:
         outcomes: Outcomes | None = None,
     ) -> None:
         self.stage = stage
-        #: date and clock of its creation, when its stage starts
-        self.created = now(), time.monotonic()
+        #: clock of its creation, when its stage starts
+        self.created = time.monotonic()
         #: the unfinished stages that can run at the same time as this one
         self.beside = beside
         self.session = session
@@ -118,8 +118,8 @@ class StageContext:
         self.resumed = False
         #: the main number of its result in words, if it has one
         self.result = ""
-        #: date and clock of the start of its first training or task, which may wait for resources
-        self.began: tuple[str, float] | None = None
+        #: clock of the start of its first training or task, which may wait for resources
+        self.began: float | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
         self._outcomes = outcomes or Outcomes({*stage.needed_keys})
@@ -310,8 +310,7 @@ class StageContext:
     @cached_property
     def logs(self) -> UnitLogs:
         """The logs of the stage's units, which show failures to the user."""
-        fail = self.session.display.fail
-        return UnitLogs(self.run_dir, self.stage.name, self.stage.key, fail)
+        return UnitLogs(self.run_dir, self.stage.name, self.session.display.fail)
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
@@ -348,8 +347,7 @@ class StageContext:
                 busy[result.worker] += result.duration_s
             self.waited_s += max(0.0, end - start - max(busy.values()))
             if self.began is None:
-                began = self.created[1] + self.waited_s
-                self.began = ago(end - began), began
+                self.began = self.created + self.waited_s
             start = end
             for result in results:
                 self.cpu_s += result.cpu_s

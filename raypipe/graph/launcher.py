@@ -165,9 +165,9 @@ class Control:
         # trainings that wait for resources, and those of them that tasks do not hold up
         self._waiting: dict[object, float] = {}
         self._passed: set[object] = set()
-        # running tasks of each pool, and since when there are none
+        # running tasks of each pool, and when there was one last, or nothing to make room for
         self._running: dict[object, int] = {}
-        self._idle_since: float | None = None
+        self._busy_at = 0.0
         self._lock = threading.Lock()
 
     @contextmanager
@@ -184,7 +184,7 @@ class Control:
         """Let tasks make room for a training, until it is ``placed``."""
         with self._lock:
             self._waiting[training] = _ONE_S if workers == 1 else _GROUP_S
-            self._idle_since = None
+            self._busy_at = time.monotonic()
 
     def placed(self, training: object) -> None:
         """Record that a training has its resources, or needs none any more."""
@@ -202,15 +202,12 @@ class Control:
         Once all pools are idle, and a training still has no room, something else holds it up.
         """
         with self._lock:
-            self._running[pool] = running
-            waiting, now = self._waiting.keys() - self._passed, time.monotonic()
+            self._running[pool], now = running, time.monotonic()
+            waiting = self._waiting.keys() - self._passed
             if any(self._running.values()) or not waiting:
-                self._idle_since = None
-            elif self._idle_since is None:
-                self._idle_since = now
-            else:
-                idle_s = now - self._idle_since
-                self._passed |= {each for each in waiting if idle_s > self._waiting[each]}
+                self._busy_at = now
+            idle_s = now - self._busy_at
+            self._passed |= {each for each in waiting if idle_s > self._waiting[each]}
             return self.is_winding_down or bool(waiting - self._passed)
 
     def forget(self, pool: object) -> None:

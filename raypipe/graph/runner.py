@@ -23,7 +23,7 @@ from raypipe.graph.experiment import Stage, Unit, in_order
 from raypipe.graph.progress import Estimate
 from raypipe.graph.stored_results import BEGUN, all_stored, is_outdated, unfinished
 from raypipe.graph.unit_logs import Failure, brief
-from raypipe.provenance import now
+from raypipe.provenance import ago, now
 from raypipe.store import tables
 from raypipe.store.ledger import Ledger, Row
 
@@ -133,7 +133,7 @@ class _Turns(_Computation):
         context = self.context
         while self._claim():
             if not self.is_shown:
-                self.is_shown, context.created = True, (now(), time.monotonic())
+                self.is_shown, context.created = True, time.monotonic()
                 _show(context)
             self._compute_claimed()
         if not (self._is_lost or context.is_settled):
@@ -414,7 +414,7 @@ class GraphRunner:
             if context.elsewhere is not None:
                 return "failed", context.elsewhere
             if durations is not None and session.is_alone and not context.resumed:
-                seconds = time.monotonic() - context.created[1] - context.waited_s
+                seconds = time.monotonic() - context.created - context.waited_s
                 took = Estimate(*(context.leased or (seconds, context.cpu_s, 0.0)))
                 durations.remember(context.stage, computation.units, took)
         except UnitError as error:
@@ -449,8 +449,8 @@ class GraphRunner:
         extends = False
         if computation is not None:
             context = computation.context
-            row["started_at"], clock = context.began or context.created
-            row["duration_s"] = time.monotonic() - clock
+            row["duration_s"] = time.monotonic() - (context.began or context.created)
+            row["started_at"] = ago(row["duration_s"])
             row |= {"device": context.device, "gpu_peak_bytes": context.gpu_peak_bytes}
             extends = not (computation.outdated or stage.always_rerun) and bool(computation.units)
             context.logs.close()

@@ -52,12 +52,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "WANDB_ERROR_REPORTING": "false",
 }
-#: columns of the table ``trials`` that are settings, not measurements
-_SETTINGS = (
-    *("stage", "trained_stage", "kind", "reference", "device", "workers", "strategy"),
-    *("micro_batch", "accumulation", "effective_batch"),
-    *("precision", "gradient_checkpointing", "compile"),
-)
 _MOST_PARAMETERS = 100  # of MLflow, per request
 _LONGEST_VALUE = 6000
 _MLFLOW_STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED"}
@@ -256,9 +250,12 @@ class Trackers(AbstractContextManager["Trackers"]):
 
     def end(self, trial_id: str, row: Mapping[str, Any]) -> None:
         """Log a row of the table ``trials``: settings, status, and measurements as ``final/``."""
-        chosen = {name: row[name] for name in _SETTINGS if name in row}
+        from raypipe.training.tables import SETTINGS
+
+        names = ["stage", "trained_stage", "kind", "device", *(each.name for each in SETTINGS)]
+        chosen = {name: row[name] for name in names if name in row}
         settings = flat({**chosen, **(row.get("point") or {})})
-        measured = {name: value for name, value in row.items() if name not in _SETTINGS}
+        measured = {name: value for name, value in row.items() if name not in names}
         metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
         self._end(trial_id, str(row["status"]), settings, metrics)
 

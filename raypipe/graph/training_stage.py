@@ -19,7 +19,6 @@ from raypipe.graph.identity import fingerprint
 from raypipe.graph.stored_results import CONTINUED, all_stored, is_continued
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.hardware import bytes_text
-from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.report.results import monitors_of, training_measures
 from raypipe.store.ledger import Ledger, Row
@@ -134,7 +133,7 @@ def train(context: StageContext, unit: Unit, training: Training) -> None:
 
     def started() -> None:
         if context.began is None:
-            context.began = now(), time.monotonic()
+            context.began = time.monotonic()
             context.begin(job.steps, done=_last_step(resumed))
             if job.settings.scaling.gpus_per_worker:
                 context.say(_workers_text(job, context.device))

@@ -72,15 +72,12 @@ class UnitLogs:
     Args:
         run_dir: the run directory of the stage's variant.
         stage: the stage's name, which the names of all its units' logs begin with.
-        key: the stage's name in the graph of all variants.
         say: shows text to the user.
 
     """
 
-    def __init__(
-        self, run_dir: RunDirectory, stage: str, key: str, say: Callable[[str], None]
-    ) -> None:
-        self._run_dir, self._stage, self._key, self._say = run_dir, stage, key, say
+    def __init__(self, run_dir: RunDirectory, stage: str, say: Callable[[str], None]) -> None:
+        self._run_dir, self._stage, self._say = run_dir, stage, say
         self._lock = Lock()
         self._written: set[str] = set()
         #: the units of equal failures, one per attempt; only failures that are not expected results
@@ -127,13 +124,13 @@ class UnitLogs:
                 times = f"{len(others)} more time(s)"
                 self._say(f"{units[0]}: the same {like[0]} {times}: {names}")
         if (rest := len(self._alike) - _MOST_NAMED) > 0:
-            self._say(f"{self._key}: {rest} more failures are in the table `failures`")
+            stage = self._run_dir.trial_id(self._stage)
+            self._say(f"{stage}: {rest} more failures are in the table `failures`")
 
     def _full(self, unit: str) -> str:
         """Return the name of a unit in the whole run, which begins with its stage."""
-        if unit.partition("/")[0] == self._stage:
-            return self._run_dir.trial_id(unit)
-        return f"{self._key}/{unit}"
+        is_named = unit.partition("/")[0] == self._stage
+        return self._run_dir.trial_id(unit if is_named else f"{self._stage}/{unit}")
 
     def _write(self, unit: str, title: str, *texts: str) -> str:
         """Append texts to the log of a unit; return its name for the user, empty without one."""

@@ -114,18 +114,17 @@ class CallFiles:
 
     def _names(self, folder: Path) -> list[str]:
         names, size = list[str](), 0
-        for parent, folders, files in os.walk(folder):
-            for path in (Path(parent, each) for each in (*folders, *files)):
-                status, name = path.lstat(), str(path.relative_to(folder))
-                if not name.isprintable():
-                    raise self._refusal(f"{name!r} is not printable text; rename it")
-                if stat.S_ISREG(status.st_mode):
-                    names.append(name)
-                    size += status.st_size
-                elif not stat.S_ISDIR(status.st_mode):
-                    raise self._refusal(f"{name!r} is a link or a special file; write a copy")
-                if len(names) > _MOST_FILES:
-                    raise self._refusal(f"more than {_MOST_FILES} files; write an archive of them")
+        for path in folder.rglob("*"):  # it does not follow links
+            status, name = path.lstat(), str(path.relative_to(folder))
+            if not name.isprintable():
+                raise self._refusal(f"{name!r} is not printable text; rename it")
+            if stat.S_ISREG(status.st_mode):
+                names.append(name)
+                size += status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise self._refusal(f"{name!r} is a link or a special file; write a copy")
+            if len(names) > _MOST_FILES:
+                raise self._refusal(f"more than {_MOST_FILES} files; write an archive of them")
         if size > _MOST_GIB * 2**30:
             raise self._refusal(f"more than {_MOST_GIB} GiB; write large files to another place")
         return sorted(names)

@@ -33,8 +33,6 @@ _YEARS = range(1970, 9000)
 log = logging.getLogger(__name__)
 #: seconds between writings: to a disk, and to an object store, where each one costs money
 _PERIOD_S, _REMOTE_PERIOD_S = 2.0, 10.0
-#: seconds for which the end of a command waits for a writing in progress
-_PATIENCE_S = 10.0
 _LONGEST_MESSAGE = 2000
 
 
@@ -151,7 +149,7 @@ class StatusWriter:
         self._status = replace(status, period_s=period)
         #: the result that stands for the run, once it is known
         self.result = status.result
-        self._over, self._lock = threading.Event(), threading.Lock()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="status", daemon=True)
 
     def __enter__(self) -> StatusWriter:
@@ -166,7 +164,7 @@ class StatusWriter:
     def end(self, status: str, message: str = "") -> None:
         """Write the outcome of the command."""
         self._over.set()
-        self._thread.join(_PATIENCE_S)
+        self._thread.join()  # a writing in progress would come after this one
         message = without_credentials(message)[:_LONGEST_MESSAGE]
         self._status = replace(self._status, status=status, message=message)
         self._write(durable=True)
@@ -178,19 +176,18 @@ class StatusWriter:
 
     def _write(self, *, durable: bool = False) -> bool:
         """Write the status; return whether to go on."""
-        with self._lock:
-            try:
-                self._before()
-                found = {**self._snapshot(), "result": self.result, "updated_at": now()}
-                if self._status.status != "running":
-                    found |= {"left": "", "use": "", "running": ()}
-                self._status = replace(self._status, **found)
-                content = self._status.to_bytes()
-                self._run_dir.write(self._run_dir.status, content, durable=durable)
-            except LostLeaseError:
-                return False
-            except Exception as error:
-                log.warning("%s: the status was not written: %s", self._run_dir.shown, error)
+        try:
+            self._before()
+            found = {**self._snapshot(), "result": self.result, "updated_at": now()}
+            if self._status.status != "running":
+                found |= {"left": "", "use": "", "running": ()}
+            self._status = replace(self._status, **found)
+            content = self._status.to_bytes()
+            self._run_dir.write(self._run_dir.status, content, durable=durable)
+        except LostLeaseError:
+            return False
+        except Exception as error:
+            log.warning("%s: the status was not written: %s", self._run_dir.shown, error)
         return True
 
 

@@ -290,11 +290,7 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
         schema = _schema(paths[0], run_dir) if paths else pa.schema([])
         with _reading(paths[0] if paths else ""):
             about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
-            measured: list[dict[str, Any]] = [
-                {"name": column, "type": "real", "meaning": "", "better": direction}
-                for column, direction in better(schema).items()
-            ]
-            columns = tuple(Column(**each) for each in about.pop("columns", measured))
+            columns = tuple(Column(**each) for each in about.pop("columns", ()))
             place = int(about.pop("place", 0))
             plain: dict[str, Any] = {"row": "", **about, "name": name, "columns": columns}
             plain = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
@@ -429,10 +425,9 @@ def sql(run_dir: RunDirectory, query: str) -> pa.Table:
             for name in named or known:
                 connection.register(name, read_arrow(run_dir, name))
             rows = connection.sql(query)
-            found = None if rows is None else rows.to_arrow_table()
+            if rows is not None:
+                return rows.to_arrow_table()
         except duckdb.Error as error:
             there = f"tables of this run: {', '.join(known) or 'none'}"
             raise ConfigError(f"SQL: {error}\n{there}") from error
-    if found is None:
-        raise ConfigError("SQL: the query returns no rows; begin it with select")
-    return found
+    raise ConfigError("SQL: the query returns no rows; begin it with select")

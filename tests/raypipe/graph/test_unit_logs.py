@@ -14,7 +14,7 @@ TRACE = Trace("Traceback ...\nValueError: boom", "code.py:7 in score")
 
 def opened(folder: RunDirectory, **options) -> tuple[UnitLogs, list[str]]:
     said: list[str] = []
-    return UnitLogs(folder, "lda", "lda", said.append), said
+    return UnitLogs(folder, "lda", said.append), said
 
 
 def read(folder: RunDirectory, unit: str) -> str:
