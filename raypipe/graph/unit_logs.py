@@ -15,8 +15,7 @@ from raypipe.redaction import without_credentials
 from raypipe.store.ledger import Row
 from raypipe.store.run_directory import RunDirectory
 
-#: logs per stage and command, different failures that are shown with their places, and those that
-#: are named
+#: logs per stage and command, different failures that are shown, and units that a message names
 _MOST_LOGS, _MOST_SHOWN, _MOST_NAMED = 1000, 10, 100
 #: characters of a line, of the message at the end of a command, and the lines of that one
 _LONGEST_LINE, _LONGEST_END, _MOST_LINES = 300, 1000, 10
@@ -106,24 +105,22 @@ class UnitLogs:
         with self._lock:
             units = self._alike.setdefault(like, [])
             units.append(self._full(failure.unit))
-            number, place = len(units), len(self._alike)
-        if number > 1 or place > _MOST_NAMED:
-            return
-        whole = place <= _MOST_SHOWN
+            if len(units) > 1 or len(self._alike) > _MOST_SHOWN:
+                return
         lines = [f"{self._full(failure.unit)}: {title}: {message}{then}"]
-        lines += [f"  at {_near(trace.frame)}"] if trace.frame and whole else []
-        lines += [f"  log: {log}"] if log and whole else []
+        lines += [f"  at {_near(trace.frame)}"] if trace.frame else []
+        lines += [f"  log: {log}"] if log else []
         self._say("\n".join(lines))
 
     def close(self) -> None:
         """Name the units of failures like those shown, and count those that were not shown."""
-        for like, units in [*self._alike.items()][:_MOST_NAMED]:
+        for like, units in [*self._alike.items()][:_MOST_SHOWN]:
             others = [unit for unit in units if unit != units[0]]  # without its own attempts
             if others:
                 names = named(list(dict.fromkeys(others)), _MOST_NAMED)
                 times = f"{len(others)} more time(s)"
                 self._say(f"{units[0]}: the same {like[0]} {times}: {names}")
-        if (rest := len(self._alike) - _MOST_NAMED) > 0:
+        if (rest := len(self._alike) - _MOST_SHOWN) > 0:
             stage = self._run_dir.trial_id(self._stage)
             self._say(f"{stage}: {rest} more failures are in the table `failures`")
 
