@@ -10,7 +10,7 @@ from typing import Any
 
 from pyarrow import fs as arrow_fs
 
-from raypipe.commands.summary import Summary, read_summary, seconds_since
+from raypipe.commands.summary import Summary, seconds_since, summary
 from raypipe.commands.table_view import view
 from raypipe.errors import ConfigError
 from raypipe.graph.progress import rough
@@ -67,10 +67,10 @@ def _look(seen: Seen, folder: RunDirectory) -> tuple[Summary | None, list[RunDir
             state = frozenset((i.base_name, i.mtime_ns, i.size) for i in of_files)
             before, known = seen.get(folder.location, (None, None))
             if known is None or before != state or known.status in ("running", "unknown"):
-                known = replace(read_summary(folder), notes=run_notes.read(folder))
+                known = replace(summary(folder), notes=run_notes.read(folder))
                 seen[folder.location] = state, known
             return known, []
-    except OSError:  # removed meanwhile, or another user's
+    except (OSError, ConfigError):  # removed meanwhile, or another user's
         return None, []
     names = sorted(i.base_name for i in infos if i.type == arrow_fs.FileType.Directory)
     usable = (name for name in names if not name.startswith(".") and name.isprintable())

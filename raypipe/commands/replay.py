@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -299,33 +299,61 @@ def _computed(
 
     Rows that are of no unit, such as a summary of several, are compared apart.
     """
-    visible = {stage.variant, *stage.variants.values()}
     stages = {name: row["stage"] for name, row in ledger.items(_UNITS)}  # by unit
-
-    def owner(key: str, row: Row) -> str:
-        """Return the unit whose result a row is, by its key or a column; empty if none is named."""
-        variant = str(row.get("variant", BASE))
-        while key.endswith(f"@{variant}"):
-            key = key.removesuffix(f"@{variant}")
-        parts = key.split("/")
-        named = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        candidates = filter(None, (*named, row.get("unit"), row.get("stage")))
-        names = (variant_name(str(each), variant) for each in candidates)
-        return next((name for name in names if name in stages), "")
-
+    visible = {stage.variant, *stage.variants.values()}
     before: dict[str, dict[str, Row]] = {}  # what the stage may see, without what it wrote
-    stored: dict[tuple[str, str], Row] = {}
+    owners: dict[tuple[str, str], str] = {}  # of what it wrote, by table and key
     for table in {*ledger.tables()} - _NOT_RESULTS | {"environment"}:
         is_written = writes(ledger, stage.key, table)
         for key, row in ledger.items(table):
-            variant = row.get("variant", BASE)
-            own = is_written and variant == stage.variant
-            if own and stages.get(owner(key, row), stage.name) == stage.name:
-                stored[table, key] = row
+            variant, unit = row.get("variant", BASE), _owner(key, row, stages)
+            if (
+                is_written
+                and variant == stage.variant
+                and stages.get(unit, stage.name) == stage.name
+            ):
+                owners[table, key] = unit
             elif variant in visible:
                 before.setdefault(table, {})[key] = row
     fresh = Ledger(scratch, stamp={"command_id": _REPLAY})
     fresh.put_tables(before)
+    failure = _run_alone(work, stage, scratch, fresh)
+    now = {
+        (table, key): row
+        for table in {*fresh.tables()} - _NOT_RESULTS
+        for key, row in fresh.items(table)
+        if row.get("command_id") == _REPLAY
+    }
+    owners |= {place: _owner(place[1], row, stages) for place, row in now.items()}
+    units = {variant_name(unit.key, stage.variant): unit.key for unit in stage.units}
+    pairs: dict[str, list[Pair]] = {name: [] for name in units}
+    only = next(iter(units)) if len(units) == 1 else ""
+    for place, owner in owners.items():
+        if owner in units or place in now:
+            name = owner if owner in units else only or f"{place[0]} of {stage.key}"
+            pairs.setdefault(name, []).append((*place, ledger.get(*place), now.get(place)))
+    done = {unit for unit, row in fresh.items(_UNITS) if row["status"] == "succeeded"}
+    tables = declared(work.configuration.experiment)
+    for name, of_unit in pairs.items():
+        if name in units and name not in done:
+            yield Replayed(name, "failed", failure)
+            continue
+        if name in units and stage.training is not None:
+            of_unit += _steps(run, scratch, stage, units[name])
+        yield _compared(name, of_unit, tables, tolerance)
+
+
+def _owner(key: str, row: Row, units: Container[str]) -> str:
+    """Return the unit whose result a row is, by its key or its stage; empty if none is named."""
+    variant = str(row.get("variant", BASE))
+    parts = key.partition(f"@{variant}")[0].split("/")
+    named = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    names = (variant_name(str(each), variant) for each in (*named, row.get("stage")))
+    return next((name for name in names if name in units), "")
+
+
+def _run_alone(work: Work, stage: Stage, scratch: RunDirectory, ledger: Ledger) -> str:
+    """Run a stage in this process; return why it failed, if a unit did."""
     experiment, settings = work.configuration.experiment, work.configuration.settings
     tables, trackers = declared(experiment), Trackers((), scratch, _REPLAY, experiment.name, {})
     with ExitStack() as stack:
@@ -333,36 +361,19 @@ def _computed(
         stack.enter_context(redirect_stdout(sys.stderr))
         display = stack.enter_context(Display(live=False))
         session = Session(
-            scratch, _REPLAY, fresh, launcher, display, work.nodes, trackers, settings, tables
+            scratch, _REPLAY, ledger, launcher, display, work.nodes, trackers, settings, tables
         )
-        failure = GraphRunner(session).run([stage]) or "did not finish"
-    now = {
-        (table, key): row
-        for table in {*fresh.tables()} - _NOT_RESULTS
-        for key, row in fresh.items(table)
-        if row.get("command_id") == _REPLAY
-    }
-    units = {unit.key: variant_name(unit.key, stage.variant) for unit in stage.units}
-    pairs: dict[str, list[Pair]] = {name: [] for name in units.values()}
-    only = next(iter(pairs)) if len(pairs) == 1 else ""
-    for place, row in {**stored, **now}.items():
-        unit = owner(place[1], row)
-        if unit in pairs or place in now:
-            name = unit if unit in pairs else only or f"{place[0]} of {stage.key}"
-            pairs.setdefault(name, []).append((*place, ledger.get(*place), now.get(place)))
-    for unit, name in units.items() if stage.training is not None else ():
-        trial = stage.files(run).trial_id(unit)
-        old, recent = (
-            {str(row["step"]): row for row in read_rows(files, _STEPS, trial)}
-            for files in map(stage.files, (run, scratch))
-        )
-        pairs[name] += [(_STEPS, s, old.get(s), recent.get(s)) for s in {**old, **recent}]
-    done = {unit for unit, row in fresh.items(_UNITS) if row["status"] == "succeeded"}
-    for name, of_unit in pairs.items():
-        if name in units.values() and name not in done:
-            yield Replayed(name, "failed", failure)
-        else:
-            yield _compared(name, of_unit, tables, tolerance)
+        return GraphRunner(session).run([stage]) or "did not finish"
+
+
+def _steps(run: RunDirectory, scratch: RunDirectory, stage: Stage, unit: str) -> list[Pair]:
+    """Return the logged steps of a training; none of another unit."""
+    trial = stage.files(run).trial_id(unit)
+    old, recent = (
+        {str(row["step"]): row for row in read_rows(files, _STEPS, trial)}
+        for files in map(stage.files, (run, scratch))
+    )
+    return [(_STEPS, step, old.get(step), recent.get(step)) for step in {**old, **recent}]
 
 
 def _copy_files(

@@ -328,19 +328,16 @@ def _recorded(
     text = dump_yaml(without_secrets(work.configuration.resolved()))
     with ledger.exclusively():
         place.write(place.config, text.encode())
-        ledger.put("runs", {SHOWN: {"all": False}})
+        new = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
+        run = ledger.get("runs", "run") or new
+        ledger.put("runs", {SHOWN: {"all": False}, "run": run})
         keep_code(command.code, ledger, place)
         work.graph.record(ledger)
         if not command.report:  # that of an earlier command does not show what this one stores
             place.delete(place.report)
-        stored = ledger.get("runs", "run")
-        if stored is None:
-            stored = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
-            ledger.put("runs", {"run": stored})
-    run_id, profile = str(stored["run_id"]), work.configuration.profile
-    about = command.text, profile, command.code.fingerprint
-    begun = first_status(place, work.name, run_id, *about)
-    return run_id, StatusWriter(place, begun, display.snapshot, check)
+    about = command.text, work.configuration.profile, command.code.fingerprint
+    begun = first_status(place, work.name, run["run_id"], *about)
+    return run["run_id"], StatusWriter(place, begun, display.snapshot, check)
 
 
 def _placed(
@@ -368,34 +365,24 @@ def _session(
     stack: ExitStack,
 ) -> Session:
     """Return the state that all stages share, with the hardware of the command recorded."""
-    _record_environment(ledger, launcher, command)
+    commit = git_commit()
+    about: Row = {"command": command.text, "started_at": now()}
+    if commit:
+        about |= {"git_commit": commit.rstrip("+"), "git_dirty": commit.endswith("+")}
+    rows = launcher.on_every_node(environment_row)
+    ledger.put("environment", {f"{command.id}/{r['hostname']}": {**about, **r} for r in rows})
     work, place, settings = command.work, command.place, command.work.configuration.settings
     values = work.configuration.resolved()
     trackers = Trackers(settings.tracking, place, run_id, work.name, values)
-    tables = declared(work.configuration.experiment)
-    durations = None if command.local else Durations(work.nodes)
     return Session(
         *(place, run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)),
         settings=settings,
-        tables=tables,
+        tables=declared(work.configuration.experiment),
         command_id=command.id,
         code=command.code.fingerprint,
-        durations=durations,
+        durations=None if command.local else Durations(work.nodes),
         shared=command.shared,
     )
-
-
-def _record_environment(ledger: Ledger, launcher: Launcher, command: _Command) -> None:
-    """Record hardware, packages and commit of this command: a row per node."""
-    commit = git_commit()
-    about = {
-        "command": command.text,
-        "started_at": now(),
-        "git_commit": commit and commit.rstrip("+"),
-        "git_dirty": commit and commit.endswith("+"),
-    }
-    rows = launcher.on_every_node(environment_row)
-    ledger.put("environment", {f"{command.id}/{r['hostname']}": {**about, **r} for r in rows})
 
 
 def _run_graph(graph: StudyGraph, session: Session) -> str:
@@ -499,22 +486,22 @@ def _leading(best: Headline) -> str:
     return view(rows, terminal_width(), whole=True)
 
 
-def points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
+def _points_table(rows: Sequence[Row], metric: str, mode: str) -> str:
     """Return the best points of a sweep as a table, and how many more there are."""
     from raypipe.commands.table_view import terminal_width, view
     from raypipe.report.results import medians
     from raypipe.study.space import shown
 
     sign = -1 if mode == "max" else 1
-    numbers = [(finite_or_none(row.get(metric)), row) for row in medians(rows)]
-    numbers.sort(key=lambda pair: math.inf if pair[0] is None else sign * pair[0])
     lines = [
         {"point": shown(row.get("point") or {}), metric: number, "status": row["status"]}
-        for number, row in numbers[:_MOST_POINTS]
+        for row in medians(rows)
+        for number in [finite_or_none(row.get(metric))]
     ]
-    text = view(lines, terminal_width(), whole=True)
-    more = len(numbers) - len(lines)
-    return f"{text}\n... and {more} more in the table trials" if more else text
+    lines.sort(key=lambda line: math.inf if line[metric] is None else sign * line[metric])
+    text = view(lines[:_MOST_POINTS], terminal_width(), whole=True)
+    more = len(lines) - _MOST_POINTS
+    return f"{text}\n... and {more} more in the table trials" if more > 0 else text
 
 
 def print_recommendation(
@@ -529,7 +516,7 @@ def print_recommendation(
         print("nothing is recommended; the table trials has the outcome of each point", flush=True)
         return
     rows = [each for each in ledger.rows("trials") if each.get("trained_stage") == settings.stage]
-    print(points_table(rows, row["metric"], row["mode"]), flush=True)
+    print(_points_table(rows, row["metric"], row["mode"]), flush=True)
     print(snippet(row["settings"], row["reason"]), flush=True)
     if file is not None:
         chosen = {**row["settings"], f"{settings.stage}.from_sweep": False, SWEEP: None}
@@ -571,9 +558,9 @@ class TimeBudget:
                 f"time_budget = {text!r}: works in the main thread only; call the command there, "
                 "or leave time_budget out"
             )
-        seconds = None if text is None else seconds_of(text)
-        self._end = None if seconds is None else time.monotonic() + seconds
-        self._reserve_s = max(_LEAST_RESERVE_S, _RESERVE * (seconds or 0.0))
+        seconds = math.inf if text is None else seconds_of(text)
+        self._end = time.monotonic() + seconds
+        self._reserve_s = max(_LEAST_RESERVE_S, _RESERVE * seconds)
         #: whether the command was ended since its time was over
         self.is_over = False
 
@@ -583,26 +570,24 @@ class TimeBudget:
 
         Before that, running trainings save checkpoints and end, and pools start no more tasks.
         """
-        if self._end is None:
+        if self._end == math.inf:
             yield
             return
-        end, done, lock = self._end, threading.Event(), threading.Lock()
+        done, lock = threading.Event(), threading.Lock()
 
         def watch() -> None:
+            if done.wait(self._end - self._reserve_s - time.monotonic()):
+                return
+            self.is_over = True
+            say("the time budget is nearly over: trainings save checkpoints, no task starts")
+            launcher.wind_down()
             while not done.wait(_POLL_S):
-                left = end - time.monotonic()
-                if not self.is_over and left <= self._reserve_s:
-                    self.is_over = True
-                    say(
-                        "the time budget is nearly over: trainings save checkpoints, no task starts"
-                    )
-                    launcher.wind_down()
-                elif self.is_over and (launcher.is_at_rest or left <= _CUT_S):
+                if launcher.is_at_rest or time.monotonic() >= self._end - _CUT_S:
                     break
             with lock:
-                if not done.is_set() and (main := threading.main_thread().ident) is not None:
+                if not done.is_set():
                     # as the signal of a batch system; a flag would not end waits of the main thread
-                    signal.pthread_kill(main, signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=watch, name="time budget", daemon=True).start()
         try:

@@ -110,20 +110,15 @@ class Summary:
 def summary(run: RunDirectory) -> Summary:
     """Return the summary of a run directory. Raises ConfigError if it cannot be read."""
     try:
-        return read_summary(run)
+        known = run_status.read(run)
+        if known is None:  # damaged, or the first command has not written it yet
+            return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)
+        if known.status == "running":
+            if is_held(run):
+                return Summary(run, known, seconds_since(known.updated_at))
+            known = run_status.read(run) or known  # it may have ended since the status was read
     except OSError as error:
         raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
-
-
-def read_summary(run: RunDirectory) -> Summary:
-    """Return the summary of a run directory. Raises OSError if it cannot be read."""
-    known = run_status.read(run)
-    if known is None:  # damaged, or the first command has not written it yet
-        return Summary(run, replace(_UNKNOWN, status="running") if is_held(run) else _UNKNOWN)
-    if known.status == "running" and is_held(run):
-        return Summary(run, known, seconds_since(known.updated_at))
-    if known.status == "running":
-        known = run_status.read(run) or known  # it may have ended since the status was read
     if known.status == "running":
         with suppress(ConfigError):  # what it had computed is in the tables
             known = replace(known, result=results_of(run).result)
@@ -158,14 +153,12 @@ def show_text(run: RunDirectory) -> str:
         ConfigError: the run directory cannot be read.
 
     """
-    lines = [(name, printable(text)) for name, text in _lines(summary(run))]
-    widest, width = max(len(name) for name, _ in lines), terminal_width()
+    lines, width = list(_lines(summary(run))), terminal_width()
+    widest = max(len(name) for name, _ in lines)
     shown = []
     for name, text in lines:
-        if width is not None and name not in _COPIED:
-            hanging = f"\n{' ' * (widest + 2)}"
-            text = wrapped(text, max(20, width - widest - 2)).replace("\n", hanging)
-        shown.append(f"{name:{widest}}  {text}")
+        line = f"{name:{widest}}  {printable(text)}"
+        shown.append(line if name in _COPIED else wrapped(line, width, indent=widest + 4))
     return "\n".join(shown)
 
 
@@ -392,15 +385,12 @@ def log_text(run_dir: str, unit: str) -> str:
 
     """
     run = opened(run_dir)
-    failures = Ledger.to_read(run).rows("failures")
-    logs = run.list(run.logs)
-    name = _chosen(run, unit, logs, failures)
+    failures, logs = Ledger.to_read(run).rows("failures"), run.list(run.logs)
+    name = _chosen(run, unit, list(dict.fromkeys([*logs, *(row["log"] for row in failures)])))
     if name in logs:
-        content = run.read(run.path("logs", name)).decode(errors="replace")
-    else:
-        rows = (row for row in failures if row["log"] == name)
-        content = "\n".join(f"{r['kind']}: {r.get('traceback') or r['message']}" for r in rows)
-    return shown_log(content)
+        return shown_log(run.read(run.path("logs", name)).decode(errors="replace"))
+    rows = (row for row in failures if row["log"] == name)
+    return shown_log("\n".join(f"{r['kind']}: {r.get('traceback') or r['message']}" for r in rows))
 
 
 def shown_log(content: str) -> str:
@@ -409,20 +399,21 @@ def shown_log(content: str) -> str:
     return printable("\n".join(lines), keep="\n\t").rstrip()
 
 
-def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
+def _chosen(run: RunDirectory, unit: str, known: Sequence[str]) -> str:
     """Return the name of the log that a user means. Raises ConfigError."""
-    known = list(dict.fromkeys([*logs, *(row["log"] for row in failures)]))
     asked = unit.removeprefix("logs/").removesuffix(_LOG)
     exact = run.log(asked).rpartition("/")[2]
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
-    failed = {row["log"] for row in failures if row["unit"] == unit}
-    found = [exact] if exact in known else [name for name in known if name in failed]
-    found = found or [
-        name
-        for name in known
-        if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
-    ]
+    found = (
+        [exact]
+        if exact in known
+        else [
+            name
+            for name in known
+            if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
+        ]
+    )
     if len(found) == 1:
         return found[0]
     if found:

@@ -113,11 +113,14 @@ def view(
     return "\n".join([*lines, *[""] * bool(texts), *(wrapped(text, width) for text in texts)])
 
 
-def wrapped(text: str, width: int | None) -> str:
+def wrapped(text: str, width: int | None, indent: int = 2) -> str:
     """Return a text in lines of a width, which are never cut inside a word."""
     if width is None:
         return text
-    return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    below = " " * indent
+    return fill(
+        text, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def cell(value: Any) -> str:
