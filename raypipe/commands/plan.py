@@ -55,22 +55,17 @@ class Work:
         source = self.configuration.source() if code else None
         return resume(run_dir, ledger, entries, self.graph.known, source)
 
-    def check_training(self) -> None:
-        """Reject a training that the hardware cannot run. Raises ConfigError."""
+    def check(self, *, may_grow: bool) -> None:
+        """Reject a training that the hardware cannot run. Raises ConfigError.
+
+        Unless nodes ``may_grow``, also workers and tasks that are larger than the only one.
+        """
         check_gpus(self.configuration, self.nodes, self.graph.probed.stages.values())
         for where, name, section in self._sections():
             if isinstance(section, TrainStageSettings):
                 _refuse(where, obstacle(name, section, self.nodes))
-
-    def check_size(self) -> None:
-        """Reject workers and tasks that are larger than the only node of this cluster.
-
-        Raises:
-            ConfigError: the key, its value, and what the node has.
-
-        """
         node = self.nodes[0]
-        for where, name, section in self._sections():
+        for where, name, section in () if may_grow else self._sections():
             if isinstance(section, TrainStageSettings):
                 _refuse(where, beyond(name, section, node))
             for key, unit, has in (("cpus", "CPUs", node.cpus), ("gpus", "GPUs", len(node.gpus))):
@@ -232,8 +227,7 @@ def plan(
     work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
     graph, ledger, stored = work.graph, None, set[str]()
     try:
-        work.check_training()
-        work.check_size()
+        work.check(may_grow=False)
     except ConfigError as misfit:
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     if run_dir is not None:

@@ -194,7 +194,7 @@ def _work(run: RunDirectory) -> Work:
         )
     refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
     work = work_of(resolve(document, (), "auto", nodes), (), nodes)
-    work.check_training()
+    work.check(may_grow=True)
     return work
 
 

@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
@@ -32,7 +31,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import GraphRunner
-from raypipe.graph.source import SourceCode, keep_code, with_scripts
+from raypipe.graph.source import keep_code, with_scripts
 from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
@@ -59,32 +58,6 @@ _CUT_S = 8.0
 _POLL_S = 0.25
 #: results that a baseline beats, and points, of which the end of a run tells
 _MOST_WARNINGS, _MOST_POINTS = 5, 5
-
-
-@dataclass
-class _Command:
-    """A command that nothing refuses; ``text`` continues it.
-
-    ``seen`` is the version of the ledger that it was compared with, ``is_shown`` says that all is
-    stored and shown, and ``recipient`` gets a message at the end. It has a ``status`` once its run
-    is recorded, and in the end an ``outcome``: how it ended, and why it did not succeed. ``shared``
-    is the ledger of a run that other commands share.
-    """
-
-    work: Work
-    place: RunDirectory
-    text: str
-    local: bool
-    report: bool
-    code: SourceCode
-    recipient: Sequence[str]
-    seen: tuple[Any, ...]
-    is_shown: bool
-    id: str = field(default_factory=partial(secrets.token_hex, 4))
-    started: float = field(default_factory=time.monotonic)
-    status: StatusWriter | None = None
-    outcome: tuple[str, str] = "", ""
-    shared: SharedLedger | None = None
 
 
 def execute(
@@ -126,8 +99,8 @@ def execute(
 
         # refuse
         share = stack.enter_context(_share_of(work, run_dir, place)) if shared else None
-        may_grow, text = launcher is not None, again(place)
-        command = _accepted(work, place, text, may_grow=may_grow, local=local, report=report)
+        may_grow, given = launcher is not None, (work, place, again(place))
+        command = _Command(*given, local=local, report=report, may_grow=may_grow)
         if command.is_shown:
             at_start(place)
             print("nothing to do: everything this configuration asks for is stored", flush=True)
@@ -142,16 +115,16 @@ def execute(
         else:
             ledger = command.shared = share.ledger(stamp)
             check = command.shared.check_status
-        display = stack.enter_context(Display(live=not local))
+        display = stack.enter_context(command.display)
         try:
-            run_id, status = _recorded(command, display, ledger, check)
+            run_id, status = command.record(ledger, check)
             at_start(place)
             command.status = stack.enter_context(status)
             announce(display, work.configuration, nodes)
             if page is not None:
                 stack.enter_context(page(place))
-            launcher = _placed(command, launcher, display, stack)
-            session = _session(command, run_id, ledger, launcher, display, stack)
+            launcher = command.launcher(launcher, stack)
+            session = command.session(run_id, ledger, launcher, stack)
 
             # run
             with budget.watched(launcher, display.say):
@@ -161,22 +134,22 @@ def execute(
             status.result = _tell_results(work, session)
             if not failed:
                 at_end(work.configuration, place)
-            _tell_end(command, display, "failed" if failed else "succeeded", failed)
-            if report and ledger.count("stages"):  # after the last line: nobody waits for the page
-                _write_report(command)
+            command.end("failed" if failed else "succeeded", failed)
+            if ledger.count("stages"):  # after the last line: nobody waits for the page
+                command.write_report()
             ledger.put("runs", {SHOWN: {"all": True}})
         except KeyboardInterrupt:
-            why = "the time budget is over" if budget.is_over else "interrupted"
-            _tell_end(command, display, "interrupted", why)
+            command.end(
+                "interrupted", "the time budget is over" if budget.is_over else "interrupted"
+            )
         except (OSError, LostLeaseError) as error:
-            _tell_end(command, display, "failed", f"the run directory cannot be written: {error}")
+            command.end("failed", f"the run directory cannot be written: {error}")
         except UnitError as error:
-            _tell_end(command, display, "failed", str(error))
+            command.end("failed", str(error))
         except EndedElsewhereError:
             ended = run_status.read(place)
-            known = ("succeeded", "") if ended is None else (ended.status, ended.message)
-            _tell_end(command, display, *known)
-        _send_end(command, display)
+            command.end(*("succeeded", "") if ended is None else (ended.status, ended.message))
+        command.send_end()
         return place, *command.outcome
 
 
@@ -243,146 +216,204 @@ def _share_of(work: Work, given: str | os.PathLike[str] | None, place: RunDirect
     return ShareOfRun(place, partial(print, flush=True))
 
 
-def _accepted(
-    work: Work, place: RunDirectory, text: str, *, may_grow: bool, local: bool, report: bool
-) -> _Command:
-    """Return the command of work that neither the hardware nor what is stored refuses.
+class _Command:
+    """A command that nothing refuses, from its checks to the message at its end.
 
-    Print what a user should know before it starts.
+    ``text`` continues it. It has a ``status`` once its run is recorded, and in the end an
+    ``outcome``: how it ended, and why it did not succeed. ``shared`` is the ledger of a run that
+    other commands share.
 
     Args:
         work: what is asked for.
         place: the run directory.
         text: the command that continues it.
-        may_grow: whether nodes may come, as in a cluster.
         local: whether it runs in this process.
         report: whether the page is wanted.
+        may_grow: whether nodes may come, as in a cluster.
 
     Raises:
-        ConfigError: a mistake.
+        ConfigError: the hardware or what is stored refuses it.
 
     """
-    configuration = work.configuration
-    work.check_training()
-    if not may_grow and not local:
-        work.check_size()
-    stored = Ledger(place, writable=False)
-    tracking.check(configuration.settings.tracking, place)
-    stages, is_stored, warning = work.resumed(place, stored)
-    if any(stage.training is not None for stage in stages):
-        from raypipe.graph.training_stage import check_initial_weights
 
-        check_initial_weights(place, stored, stages, configuration.origin)
-    code = with_scripts(configuration.source(), stages)
-    recipient: Sequence[str] = ()
-    if configuration.settings.notify:
+    def __init__(
+        self,
+        work: Work,
+        place: RunDirectory,
+        text: str,
+        *,
+        local: bool,
+        report: bool,
+        may_grow: bool,
+    ) -> None:
+        self.work, self.place, self.text = work, place, text
+        self._is_local, self._wants_report = local, report
+        self.id, self._started = secrets.token_hex(4), time.monotonic()
+        self.status: StatusWriter | None = None
+        self.outcome = "", ""
+        self.shared: SharedLedger | None = None
+        self.display = Display(live=not local)
+        settings = work.configuration.settings
+        work.check(may_grow=may_grow or local)
+        stored = Ledger(place, writable=False)
+        tracking.check(settings.tracking, place)
+        stages, is_stored, warning = work.resumed(place, stored)
+        if any(stage.training is not None for stage in stages):
+            from raypipe.graph.training_stage import check_initial_weights
+
+            check_initial_weights(place, stored, stages, work.configuration.origin)
+        self._code = with_scripts(work.configuration.source(), stages)
+        self._recipient: Sequence[str] = ()
+        if settings.notify:
+            from raypipe.commands import notify
+
+            self._recipient = notify.recipient(settings.notify)
+        damage = f"WARNING: the ledger is damaged: {stored.damage}" if stored.damage else ""
+        for line in filter(None, (f"run directory: {place.shown}", damage, warning)):
+            print(line, flush=True)
+        self._seen = stored.version  # that it was compared with
+        #: whether all is stored and shown
+        self.is_shown = is_stored and not damage and self._is_shown(stored, stages)
+
+    def _is_shown(self, ledger: Ledger, stages: Sequence[Stage]) -> bool:
+        """Whether the report and the tables exist, written after the last unit was stored.
+
+        A stage that failed in units that are not asked for any more is not shown as it is, nor is a
+        damaged table, or one that now declares otherwise which values are better.
+        """
+        rows = (ledger.get("stages", stage.key) for stage in stages)
+        if any(row is not None and row["status"] != "succeeded" for row in rows):
+            return False
+        place = self.place
+        tables = single_tables(ledger, declared(self.work.configuration.experiment))
+        files = [place.config, *(place.partition(table.name, "data") for table in tables)]
+        files += [f"{place.report}/index.html"] * self._wants_report
+        if ledger.get("runs", SHOWN) != {"all": True} or not all(map(place.exists, files)):
+            return False
+        wanted = {t.name: {c.name: c.better for c in t.columns if c.better} for t in tables}
+        try:
+            stored_document(place)
+            return {name: better(read_arrow(place, name).schema) for name in wanted} == wanted
+        except ConfigError as error:  # the ledger has its rows
+            print(f"WARNING: a damaged file is written again: {error}", flush=True)
+            return False
+
+    def record(self, ledger: Ledger, check: Callable[[], None]) -> tuple[str, StatusWriter]:
+        """Record what the command runs; return the run's name and its status.
+
+        The name, which every row has, is made once for a run directory.
+        """
+        work, place = self.work, self.place
+        if ledger.version != self._seen:  # another command wrote in between
+            work.resumed(place, ledger)
+        text = dump_yaml(without_secrets(work.configuration.resolved()))
+        with ledger.exclusively():
+            place.write(place.config, text.encode())
+            new = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
+            run = ledger.get("runs", "run") or new
+            ledger.put("runs", {SHOWN: {"all": False}, "run": run})
+            keep_code(self._code, ledger, place)
+            work.graph.record(ledger)
+            if not self._wants_report:  # an earlier one does not show what this command stores
+                place.delete(place.report)
+        about = self.text, work.configuration.profile, self._code.fingerprint
+        begun = first_status(place, work.name, run["run_id"], *about)
+        return run["run_id"], StatusWriter(place, begun, self.display.snapshot, check)
+
+    def launcher(self, running: Launcher | None, stack: ExitStack) -> Launcher:
+        """Say what runs where; return the launcher: a running one, or a new one."""
+        display, work = self.display, self.work
+        for text in filter(None, (work.graph.text, work.note)):
+            display.say(text)
+        if self._is_local:
+            display.say(
+                "local: one process without Ray, one task at a time; a crash ends the command"
+            )
+            return cluster.local(stack)
+        if running is not None:
+            return running
+        display.prepare(f"starting Ray on {work.nodes[0].cpus} CPUs")
+        return cluster.start(stack, self._code.modules)
+
+    def session(self, run_id: str, ledger: Ledger, launcher: Launcher, stack: ExitStack) -> Session:
+        """Return the state that all stages share, with the hardware of the command recorded."""
+        commit = git_commit()
+        about: Row = {"command": self.text, "started_at": now()}
+        if commit:
+            about |= {"git_commit": commit.rstrip("+"), "git_dirty": commit.endswith("+")}
+        rows = launcher.on_every_node(environment_row)
+        ledger.put("environment", {f"{self.id}/{r['hostname']}": {**about, **r} for r in rows})
+        place, work, configuration = self.place, self.work, self.work.configuration
+        given = configuration.settings.tracking, place, run_id, work.name, configuration.resolved()
+        trackers = stack.enter_context(Trackers(*given))
+        return Session(
+            *(place, run_id, ledger, launcher, self.display, work.nodes, trackers),
+            settings=configuration.settings,
+            tables=declared(configuration.experiment),
+            command_id=self.id,
+            code=self._code.fingerprint,
+            durations=None if self._is_local else Durations(work.nodes),
+            shared=self.shared,
+        )
+
+    def end(self, ended: str, why: str = "") -> None:
+        """Say and store how the work ended, unless this is known."""
+        if self.outcome == (ended, why):
+            return
+        if self.shared is not None:
+            self.shared.leave()
+        self.outcome = ended, why
+        self._say_end(ended, why)
+        if self.status is None:
+            return
+        if ended == "interrupted":  # it has the result so far
+            # any error, since a second Ctrl-C may have left pandas half imported
+            with suppress(Exception):
+                self.status.result = results_of(self.place).result
+        self.status.end(ended, why)
+
+    def _say_end(self, ended: str, why: str) -> None:
+        """Say how the work ended, and how to continue."""
+        place, say = self.place, self.display.say
+        if ended == "interrupted":
+            say(f"{why}; finished units are kept. Continue with: {self.text}")
+            return
+        if ended == "failed" or place.list(place.logs):
+            say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
+        if ended == "failed":
+            self.display.fail(f"failed: {why}")
+            say(f"continue with: {self.text}")
+            return
+        page = f"report: {place.shown}/report/index.html"
+        without = f"without a report; write it with: raypipe report {place.shown}"
+        say(f"done: {place.shown} ({page if self._wants_report else without})")
+
+    def write_report(self) -> None:
+        """Write the page of the results, if it is wanted."""
+        if not self._wants_report:
+            return
+        from raypipe.report.page import build  # matplotlib is slow to import
+
+        experiment = self.work.configuration.experiment
+        named = experiment.name, experiment.report, self.text
+        build(self.place, *named, of_report(experiment))
+
+    def send_end(self) -> None:
+        """Send how the command ended to the recipient, if there is one."""
+        if not self._recipient or (self.shared is not None and not self.shared.is_alone):
+            return
         from raypipe.commands import notify
 
-        recipient = notify.recipient(configuration.settings.notify)
-    damage = f"WARNING: the ledger is damaged: {stored.damage}" if stored.damage else ""
-    for line in filter(None, (f"run directory: {place.shown}", damage, warning)):
-        print(line, flush=True)
-    is_shown = (
-        is_stored
-        and not damage
-        and _is_shown(work, place, stored, stages)
-        and (not report or place.exists(f"{place.report}/index.html"))
-    )
-    given = work, place, text, local, report
-    return _Command(*given, code, recipient, stored.version, is_shown)
-
-
-def _is_shown(work: Work, run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage]) -> bool:
-    """Whether the tables exist, written after the last unit was stored, as is the report, if any.
-
-    A stage that failed in units that are not asked for any more is not shown as it is, nor is a
-    damaged table, or one that now declares otherwise which values are better.
-    """
-    rows = (ledger.get("stages", stage.key) for stage in stages)
-    if any(row is not None and row["status"] != "succeeded" for row in rows):
-        return False
-    single = single_tables(ledger, declared(work.configuration.experiment))
-    tables = [run_dir.partition(table.name, "data") for table in single]
-    files = [run_dir.config, *tables]
-    if ledger.get("runs", SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
-        return False
-    wanted = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
-    try:
-        stored_document(run_dir)
-        return {name: better(read_arrow(run_dir, name).schema) for name in wanted} == wanted
-    except ConfigError as error:  # the ledger has its rows
-        print(f"WARNING: a damaged file is written again: {error}", flush=True)
-        return False
-
-
-def _recorded(
-    command: _Command, display: Display, ledger: Ledger, check: Callable[[], None]
-) -> tuple[str, StatusWriter]:
-    """Record what the command runs; return the run's name and its status.
-
-    The name, which every row has, is made once for a run directory.
-    """
-    work, place = command.work, command.place
-    if ledger.version != command.seen:  # another command wrote in between
-        work.resumed(place, ledger)
-    text = dump_yaml(without_secrets(work.configuration.resolved()))
-    with ledger.exclusively():
-        place.write(place.config, text.encode())
-        new = {"experiment": work.name, "run_id": f"{work.name}-{secrets.token_hex(4)}"}
-        run = ledger.get("runs", "run") or new
-        ledger.put("runs", {SHOWN: {"all": False}, "run": run})
-        keep_code(command.code, ledger, place)
-        work.graph.record(ledger)
-        if not command.report:  # that of an earlier command does not show what this one stores
-            place.delete(place.report)
-    about = command.text, work.configuration.profile, command.code.fingerprint
-    begun = first_status(place, work.name, run["run_id"], *about)
-    return run["run_id"], StatusWriter(place, begun, display.snapshot, check)
-
-
-def _placed(
-    command: _Command, launcher: Launcher | None, display: Display, stack: ExitStack
-) -> Launcher:
-    """Say what runs where; return the launcher: of a cluster, of this machine or this process."""
-    work = command.work
-    for text in filter(None, (work.graph.text, work.note)):
-        display.say(text)
-    if command.local:
-        display.say("local: one process without Ray, one task at a time; a crash ends the command")
-        return cluster.local(stack)
-    if launcher is None:
-        display.prepare(f"starting Ray on {work.nodes[0].cpus} CPUs")
-        launcher = cluster.start(stack, command.code.modules)
-    return launcher
-
-
-def _session(
-    command: _Command,
-    run_id: str,
-    ledger: Ledger,
-    launcher: Launcher,
-    display: Display,
-    stack: ExitStack,
-) -> Session:
-    """Return the state that all stages share, with the hardware of the command recorded."""
-    commit = git_commit()
-    about: Row = {"command": command.text, "started_at": now()}
-    if commit:
-        about |= {"git_commit": commit.rstrip("+"), "git_dirty": commit.endswith("+")}
-    rows = launcher.on_every_node(environment_row)
-    ledger.put("environment", {f"{command.id}/{r['hostname']}": {**about, **r} for r in rows})
-    work, place, settings = command.work, command.place, command.work.configuration.settings
-    values = work.configuration.resolved()
-    trackers = Trackers(settings.tracking, place, run_id, work.name, values)
-    return Session(
-        *(place, run_id, ledger, launcher, display, work.nodes, stack.enter_context(trackers)),
-        settings=settings,
-        tables=declared(work.configuration.experiment),
-        command_id=command.id,
-        code=command.code.fingerprint,
-        durations=None if command.local else Durations(work.nodes),
-        shared=command.shared,
-    )
+        end = {
+            "run_dir": self.place.shown,
+            "experiment": self.work.name,
+            "status": self.outcome[0],
+            "message": self.outcome[1],
+            "result": "" if self.status is None else self.status.result,
+            "duration_s": round(time.monotonic() - self._started, 1),
+            "command": self.text,
+        }
+        notify.send(self._recipient, self.place, end, self.display.say)
 
 
 def _run_graph(graph: StudyGraph, session: Session) -> str:
@@ -394,66 +425,6 @@ def _run_graph(graph: StudyGraph, session: Session) -> str:
         return GraphRunner(session, grow).run(first, partial(loop.compare, session)) or ""
     except UnitError as error:  # a search without its metric; what there is, is shown
         return str(error)
-
-
-def _tell_end(command: _Command, display: Display, ended: str, why: str) -> None:
-    """Say and store how the work ended, unless this is known."""
-    if command.outcome == (ended, why):
-        return
-    if command.shared is not None:
-        command.shared.leave()
-    command.outcome = ended, why
-    _say_end(command, display, ended, why)
-    if command.status is None:
-        return
-    if ended == "interrupted":  # it has the result so far
-        # any error, since a second Ctrl-C may have left pandas half imported
-        with suppress(Exception):
-            command.status.result = results_of(command.place).result
-    command.status.end(ended, why)
-
-
-def _say_end(command: _Command, display: Display, ended: str, why: str) -> None:
-    """Say how the work ended, and how to continue."""
-    place = command.place
-    if ended == "interrupted":
-        display.say(f"{why}; finished units are kept. Continue with: {command.text}")
-        return
-    if ended == "failed" or place.list(place.logs):
-        display.say(f"logs: {shlex.join(['raypipe', 'logs', place.shown])}")
-    if ended == "failed":
-        display.fail(f"failed: {why}")
-        display.say(f"continue with: {command.text}")
-        return
-    page = f"report: {place.shown}/report/index.html"
-    without = f"without a report; write it with: raypipe report {place.shown}"
-    display.say(f"done: {place.shown} ({page if command.report else without})")
-
-
-def _send_end(command: _Command, display: Display) -> None:
-    """Send how the command ended to the recipient, if there is one."""
-    if not command.recipient or (command.shared is not None and not command.shared.is_alone):
-        return
-    from raypipe.commands import notify
-
-    end = {
-        "run_dir": command.place.shown,
-        "experiment": command.work.name,
-        "status": command.outcome[0],
-        "message": command.outcome[1],
-        "result": "" if command.status is None else command.status.result,
-        "duration_s": round(time.monotonic() - command.started, 1),
-        "command": command.text,
-    }
-    notify.send(command.recipient, command.place, end, display.say)
-
-
-def _write_report(command: _Command) -> None:
-    from raypipe.report.page import build  # matplotlib is slow to import
-
-    experiment = command.work.configuration.experiment
-    own = of_report(experiment)
-    build(command.place, experiment.name, experiment.report, command.text, own)
 
 
 def _tell_results(work: Work, session: Session) -> str:
