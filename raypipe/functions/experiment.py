@@ -194,8 +194,7 @@ def _units(settings: FunctionSettings) -> Units:
 
 
 def _asked(settings: FunctionSettings) -> set[str]:
-    number, arguments_of = calls(settings.arguments)
-    return {f"{CALLS}/{_name_of(arguments_of(place))}" for place in range(number)}
+    return {unit.key for unit in _units(settings)}
 
 
 def _name_of(arguments: Mapping[str, Any]) -> str:

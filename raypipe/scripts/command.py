@@ -187,51 +187,49 @@ def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: s
             would read as code, or ``{resume}`` within an argument.
 
     """
-    names = set[str]()
-    for key in ("command", RESUME, "metrics"):
-        text, where = getattr(settings, key) or "", f"{stage}.{key}"
-        allowed = {*known, RESUME} if key == "command" else {*known}
-        of_text = _names(text, where, allowed)
-        if key == "command" or (key == RESUME and RESUME in names):
-            names |= {*of_text}
-        try:
-            parts = shlex.split(text)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}; quotes must be in pairs") from error
-        if key == "command" and not parts:
-            raise ValueError(f"{where}: is empty")
-        for part in parts:
-            if RESUME in _names(part, where, allowed) and part != "{resume}":
-                advice = f"({stage}.resume = {settings.resume!r}); leave a space around it"
-                raise ValueError(f"{where}: {part}: {{resume}} stands for whole arguments {advice}")
-    for code in _shell_code(settings.command):
-        inside = _names(code, f"{stage}.command", {*known, RESUME})
+    where, in_command = f"{stage}.command", {*known, RESUME}
+    names = {*_names(settings.command, where, in_command)}
+    resume = _names(settings.resume, f"{stage}.resume", known)
+    _names(settings.metrics or "", f"{stage}.metrics", known)
+    try:
+        parts, _ = shlex.split(settings.command), shlex.split(settings.resume)
+    except ValueError as error:
+        raise ValueError(f"{where}, {stage}.resume: {error}; quotes must be in pairs") from error
+    if not parts:
+        raise ValueError(f"{where}: is empty")
+    for part in parts:
+        if RESUME in _names(part, where, in_command) and part != "{resume}":
+            advice = f"({stage}.resume = {settings.resume!r}); leave a space around it"
+            raise ValueError(f"{where}: {part}: {{resume}} stands for whole arguments {advice}")
+    for code in _shell_code(parts):
+        inside = _names(code, where, in_command)
         if inside and code.strip("{} ") != inside[0]:  # of `sh -c {code}` the value is the code
             raise ValueError(
-                f"{stage}.command: {{{inside[0]}}}: a shell would read its value as code; write "
+                f"{where}: {{{inside[0]}}}: a shell would read its value as code; write "
                 f"it as an argument of the shell: '... \"$1\" ...' _ {{{inside[0]}}}"
             )
-    return names
+    return names.union(resume if RESUME in names else ())
 
 
 def _names(text: str, where: str, known: Collection[str]) -> list[str]:
     """Return the names of a text's placeholders. Raises ValueError for others than the known."""
-    parts = list(_PART.finditer(text))
-    names = [part[1].strip() for part in parts if part[1] is not None]
-    if any(part[0] in "{}" for part in parts):
-        raise ValueError(f"{where}: {text!r}: a single brace; write {{{{ and }}}} for braces")
-    for name in names:
-        if name not in known:
-            raise ValueError(
-                f"{where}: {{{name}}}: unknown placeholder{did_you_mean(name, sorted(known))} "
-                f"(allowed: {', '.join(sorted(known))}; {{{{ and }}}} are braces)"
-            )
+    names = list[str]()
+    for part in _PART.finditer(text):
+        if part[0] in "{}":
+            raise ValueError(f"{where}: {text!r}: a single brace; write {{{{ and }}}} for braces")
+        if part[1] is not None:
+            names.append(part[1].strip())
+            if names[-1] not in known:
+                near, allowed = did_you_mean(names[-1], sorted(known)), ", ".join(sorted(known))
+                raise ValueError(
+                    f"{where}: {{{names[-1]}}}: unknown placeholder{near} (allowed: {allowed}; "
+                    "{{ and }} are braces)"
+                )
     return names
 
 
-def _shell_code(command: str) -> list[str]:
-    """Return the texts of a command that a shell reads: those of ``sh -c "..."``."""
-    parts = shlex.split(command)
+def _shell_code(parts: Sequence[str]) -> list[str]:
+    """Return the arguments of a command that a shell reads: those of ``sh -c "..."``."""
     return [
         code
         for n, (option, code) in enumerate(pairwise(parts))

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raypipe.errors import UnitError
 from raypipe.stats import finite_or_none
 from raypipe.store import tables
 from raypipe.store.ledger import Row
@@ -54,12 +53,11 @@ _NO_STEPS = (
 class Reading(NamedTuple):
     """All records of a file, and a remark on a line that cannot be read.
 
-    ``restarted``: it does not continue what was read before. ``problem``: why it cannot be read on.
+    ``restarted``: it does not continue what was read before.
     """
 
     records: list[Record]
     note: str = ""
-    problem: str = ""
     restarted: bool = False
 
 
@@ -88,13 +86,15 @@ class MetricsFile:
         """Return all records of a file that changed since the last call; None if none did.
 
         With ``last``, also the records of a file that did not, and an unfinished last line.
+
+        Raises:
+            ValueError: a row does not fit its header.
+
         """
-        started = time.monotonic()
-        if started < self._next_look and not last:
+        if (started := time.monotonic()) < self._next_look and not last:
             return None
         reading = self._read(last=last)
-        ended = time.monotonic()
-        self._next_look = ended + (ended - started) / _SHARE
+        self._next_look = time.monotonic() + (time.monotonic() - started) / _SHARE
         return reading
 
     def _read(self, *, last: bool) -> Reading | None:
@@ -138,16 +138,15 @@ def _lines(text: str) -> Reading:
 
 
 def _table(text: str) -> Reading:
-    """Return the records of CSV, up to a row that does not fit its header."""
+    """Return the records of CSV. Raises ValueError for a row that does not fit its header."""
     records, rows = list[Record](), csv.reader(io.StringIO(text, newline=""))
     names = [cell.strip() for cell in next(rows, [])]
     for cells in rows:
         if cells and len(cells) != len(names):
-            problem = (
+            raise ValueError(
                 f"line {rows.line_num}: {len(cells)} cells for the {len(names)} names of the "
                 f"header ({', '.join(names)}); separate cells by commas"
             )
-            return Reading(records, problem=problem)
         if cells and cells != names:  # a script that goes on may write the header again
             records.append(dict(zip(names, cells, strict=True)))
     return Reading(records)
@@ -246,7 +245,7 @@ class ScriptHistory:
 
         Raises:
             FloatingPointError: the loss of several consecutive rows is not finite.
-            UnitError: a step is not a whole number.
+            ValueError: a step is not a whole number.
 
         """
         if reading.restarted:
@@ -293,9 +292,10 @@ class ScriptHistory:
             step = epoch if last is None else last
         if step is not None and (step != int(step) or abs(step) >= 2**63):
             name = "epoch" if step == epoch and last is None else "step"
-            message = f"metrics: {name} = {step:g}: must be a whole number; write the number of "
-            message += "steps as step, and anything else by another name"
-            raise UnitError(self._job.trial_id, "error", message)
+            raise ValueError(
+                f"{name} = {step:g}: must be a whole number; write the number of steps as step, "
+                "and anything else by another name"
+            )
         return None if step is None else int(step)
 
     def check_losses(self, number: int = 1) -> None:

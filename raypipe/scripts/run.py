@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,8 +39,8 @@ _STORE_S = 10.0
 #: seconds between copies of changed checkpoints to a remote run directory
 _COPY_S = 60.0
 _STDOUT = "stdout"
-#: name of the folder of checkpoints: this, and digits of the job's identity
-_PREFIX, _DIGITS = "identity-", 12
+#: digits of the job's identity in the name of its folder of checkpoints
+_DIGITS = 12
 _CPU = torch.device("cpu")
 
 #: last lines of the standard error that are kept, and those of them in the message of a failure
@@ -75,21 +75,21 @@ class Places:
     """
 
     def __init__(self, job: TrainingJob) -> None:
-        run, digits = job.run_dir, job.identity[:_DIGITS]
+        run, unit = job.run_dir, job.trial_id
         self._run, self._temporary = run, TemporaryDirectory(prefix="raypipe-script-")
         folder = Path(self._temporary.name)
-        kept = {"log": run.log(job.trial_id)}
+        kept = {"log": run.log(unit)}
         if not job.measured:
-            kept["output"] = run.artifact(job.trial_id)
-            kept["checkpoints"] = f"{run.checkpoints(job.trial_id)}/{_PREFIX}{digits}"
-        here = {name: Path(place) for name, place in kept.items() if run.is_local}
-        self.log = here.get("log", folder / "log")
-        self.output = here.get("output", folder / "output")
-        self.checkpoints = here.get("checkpoints", folder / "checkpoints")
+            kept["output"] = run.artifact(unit)
+            kept["checkpoints"] = f"{run.checkpoints(unit)}/identity-{job.identity[:_DIGITS]}"
+        here = {name: folder / name for name in ("log", "output", "checkpoints", "stdout")}
+        if run.is_local:
+            here |= {name: Path(place) for name, place in kept.items()}
+        self.log, self.output, self.checkpoints = here["log"], here["output"], here["checkpoints"]
         #: lines of its standard output that may be records, the others empty
-        self.stdout = folder / "stdout"
+        self.stdout = here["stdout"]
         #: local folders and files of a remote run directory, by their place in that
-        self._remote = {kept[name]: folder / name for name in kept.keys() - here.keys()}
+        self._remote = {} if run.is_local else {kept[name]: here[name] for name in kept}
         self._copied_at = time.time_ns()
 
     def __enter__(self) -> Places:
@@ -133,8 +133,19 @@ class Places:
             arrow_fs.copy_files(str(here), remote, destination_filesystem=self._run.fs)
 
 
-class ScriptProcess:
-    """Context manager of a running script; at its end no process of the script is left.
+@contextmanager
+def running(
+    argv: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    grace_s: float,
+    on_line: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[subprocess.Popen[bytes], Sequence[str]]]:
+    """Run a script; afterwards none of its processes is left, and its output is complete.
+
+    Yields its process, whose standard input ends it when it is closed, and the last lines of its
+    standard error.
 
     Args:
         argv: the program and its arguments.
@@ -145,54 +156,23 @@ class ScriptProcess:
         on_line: receives each line of the standard output.
 
     """
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        directory: Path,
-        environment: Mapping[str, str],
-        log: Path,
-        grace_s: float,
-        on_line: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._errors: deque[str] = deque(maxlen=_MOST_LINES)
-        self._file = log.open("ab", buffering=0)
-        self._program = process_tree.start(
-            grace_s, *argv, cwd=directory, env=environment, output=subprocess.PIPE
+    errors, pipe = deque[str](maxlen=_MOST_LINES), subprocess.PIPE
+    program = process_tree.start(grace_s, *argv, cwd=directory, env=environment, output=pipe)
+    with log.open("ab", buffering=0) as file:
+        outputs = (
+            (program.stdout, file, on_line),
+            (program.stderr, file, lambda line: errors.append(line[:_LONGEST_SHOWN])),
         )
-        copies = (self._program.stdout, on_line), (self._program.stderr, self._keep_error)
-        self._threads = [
-            threading.Thread(target=_copy, args=(stream, self._file, keep), daemon=True)
-            for stream, keep in copies
-        ]
-        for thread in self._threads:
+        copies = [threading.Thread(target=_copy, args=each, daemon=True) for each in outputs]
+        for thread in copies:
             thread.start()
-        self.pid, self.poll = self._program.pid, self._program.poll
-
-    def __enter__(self) -> ScriptProcess:
-        """Return the running script."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the script if it runs, and wait until none of its processes is left."""
-        self.end()
-        self.errors()
-        self._file.close()
-
-    def end(self) -> None:
-        """Ask the script to end: SIGTERM, after the grace period SIGKILL."""
-        if self._program.stdin is not None:
-            self._program.stdin.close()
-
-    def errors(self) -> list[str]:
-        """Return the last lines of the standard error of the script, once it has ended."""
-        self._program.wait()
-        for thread in self._threads:
-            thread.join(_END_S)
-        return list(self._errors)
-
-    def _keep_error(self, line: str) -> None:
-        self._errors.append(line[:_LONGEST_SHOWN])
+        try:
+            with cast("IO[bytes]", program.stdin):
+                yield program, errors
+        finally:
+            program.wait()
+            for thread in copies:
+                thread.join(_END_S)
 
 
 def _copy(stream: IO[bytes], log: BinaryIO, keep: Callable[[str], None]) -> None:
@@ -275,41 +255,39 @@ class ScriptRun:
             shown = without_credentials(" ".join(argv))
             log.write(f"--- {now()} attempt {job.attempt}: {shown}\n")
         gpus = hardware.detect().gpus if uses_gpus else ()
-        with ExitStack() as stack:
-            output = stack.enter_context(places.stdout.open("w", 1, encoding="utf-8"))
+        try:
+            with ExitStack() as stack:
+                output = stack.enter_context(places.stdout.open("w", 1, encoding="utf-8"))
 
-            def heard(line: str) -> None:
-                output.write(line + "\n" if line.lstrip().startswith("{") else "\n")
+                def heard(line: str) -> None:
+                    output.write(line + "\n" if line.lstrip().startswith("{") else "\n")
 
-            process = stack.enter_context(
-                ScriptProcess(argv, directory, environment, places.log, settings.grace_s, heard)
-            )
-            started = time.monotonic()
-            for rank, gpu in enumerate(gpus or [None]):
-                program, attempt = Program(process.pid, gpu), job.attempt
-                sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=attempt, program=program)
-                self._samplers.append(stack.enter_context(sampler))
-            try:
+                script = running(argv, directory, environment, places.log, settings.grace_s, heard)
+                process, errors = stack.enter_context(script)
+                started = time.monotonic()
+                for rank, gpu in enumerate(gpus or [None]):
+                    program, n = Program(process.pid, gpu), job.attempt
+                    sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=n, program=program)
+                    self._samplers.append(stack.enter_context(sampler))
                 status = self._follow(process, places, ending)
                 seconds = time.monotonic() - started
-                errors = [without_credentials(line) for line in process.errors()]
-                whole = not (status or ending.wanted)  # else half a line may be the last one
-                self._take(last=whole)
-            finally:
-                self._store_samples()
-            if whole:
-                self._check_metrics(places)
-        return status, seconds, errors
+            whole = not (status or ending.wanted)  # else half a line may be the last one
+            self._take(last=whole)
+        finally:
+            self._store_samples()
+        if whole:
+            self._check_metrics(places)
+        return status, seconds, [without_credentials(line) for line in errors]
 
-    def _follow(self, process: ScriptProcess, places: Places, ending: Ending) -> int:
+    def _follow(self, process: subprocess.Popen[bytes], places: Places, ending: Ending) -> int:
         """Wait for the end of the script, and pass on what it writes."""
         limit, stored = self._settings.time_limit_s, time.monotonic()
         deadline = stored + (limit or float("inf"))
         while (status := process.poll()) is None:
             self._take()
             places.keep()
-            if ending.wanted:
-                process.end()
+            if ending.wanted and process.stdin is not None:
+                process.stdin.close()
             if time.monotonic() > deadline:
                 message = f"it ran longer than time_limit_s = {limit:g}"
                 raise UnitError(self._job.trial_id, "timeout", message)
@@ -322,13 +300,12 @@ class ScriptRun:
 
     def _take(self, *, last: bool = False) -> None:
         """Add what the script wrote to the history, and report new rows."""
-        reading = self._metrics.read(last=last) if self._metrics is not None else None
-        if reading is None:
-            return
-        if reading.problem:
-            raise self._failure(reading.problem)
         was_timed, said = self._history.is_timed, len(self._history.notes)
-        rows = self._history.add(reading, time.monotonic())
+        try:
+            reading = self._metrics.read(last=last) if self._metrics is not None else None
+            rows = self._history.add(reading, time.monotonic()) if reading is not None else ()
+        except ValueError as error:
+            raise self._failure(str(error)) from None
         for note in self._history.notes[said:]:
             where = f"{self._job.trial_id}: metrics = {self._settings.metrics}"
             self._report(without_credentials(f"WARNING: {where}: {note}"))
@@ -361,8 +338,9 @@ class ScriptRun:
             content = path.read_bytes()
             if path.suffix != ".json" and not content.endswith(b"\n"):
                 os.truncate(path, content.rfind(b"\n") + 1)
-        if reading := self._metrics.read():
-            self._history.add(reading, None)
+        with suppress(ValueError):  # it fails as soon as the script ends, unless another file comes
+            if reading := self._metrics.read():
+                self._history.add(reading, None)
 
     def _check_metrics(self, places: Places) -> None:
         """Raise UnitError if a script that succeeded wrote no metrics where they should be."""

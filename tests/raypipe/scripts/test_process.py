@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raypipe.errors import UnitError
-from raypipe.scripts.run import ScriptProcess, failure_of
+from raypipe.scripts.run import failure_of, running
 from tests.command import is_alive, until
 from tests.scenario import cases
 
@@ -26,9 +28,9 @@ touch pid$$; echo ready
 """
 
 
-def script(folder: Path, how: str) -> ScriptProcess:
+def script(folder: Path, how: str) -> AbstractContextManager[tuple[subprocess.Popen[bytes], Any]]:
     argv = ["sh", "-c", STUBBORN, how]
-    return ScriptProcess(argv, folder, os.environ, folder / "log", 0.3)
+    return running(argv, folder, os.environ, folder / "log", 0.3)
 
 
 def processes(folder: Path) -> set[int]:
@@ -39,12 +41,12 @@ def processes(folder: Path) -> set[int]:
 def test_the_end_is_that_of_the_whole_tree(tmp_path, how):
     """SIGTERM, SIGKILL, what a script leaves, and an exception in the body."""
     status = {"": -signal.SIGTERM, "ignore": -signal.SIGKILL, "leave": 0}
-    with suppress(KeyboardInterrupt), script(tmp_path, how) as process:
+    with suppress(KeyboardInterrupt), script(tmp_path, how) as (process, _):
         until(lambda: len(processes(tmp_path)) == 3, "three processes run", 120)
         if how == "raise":
             raise KeyboardInterrupt
         if how != "leave":
-            process.end()
+            process.stdin.close()
         until(lambda: process.poll() is not None, "it ends", 120)
         assert process.poll() == status[how]
     assert not any(map(is_alive, processes(tmp_path)))
@@ -59,11 +61,10 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path):
     )
     heard: list[str] = []
     argv = [sys.executable, "-c", code]
-    with ScriptProcess(argv, tmp_path, os.environ, tmp_path / "log", 1, heard.append) as run:
+    with running(argv, tmp_path, os.environ, tmp_path / "log", 1, heard.append) as (run, errors):
         until(lambda: run.poll() is not None, "it ends", 120)
         assert run.poll() == 3
-        errors = run.errors()
-    assert (len(errors), errors[-2:]) == (200, ["299", "end"])
+    assert (len(errors), [*errors][-2:]) == (200, ["299", "end"])
     assert heard == ["out s3://me:secret@bucket"]
     log = (tmp_path / "log").read_text()
     assert "99%" in log
