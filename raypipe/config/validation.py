@@ -31,7 +31,6 @@ from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_se
 
 log = logging.getLogger(__name__)
 
-_MAX_MISTAKES = 50
 _MAX_SHOWN = 300
 #: similarity from which one name of a key is a misspelling of another
 _NEAR = 0.65
@@ -223,15 +222,11 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         lines: dict[str, str] = {}
-        details = error.errors()
-        for detail in details[:_MAX_MISTAKES]:
+        for detail in error.errors():
             where, what = _explain(detail, levels, model)
             # a union type reports an error per alternative
             lines[where] = f"{lines[where]}, or {what}" if where in lines else what
-        message = "\n".join(f"{where}: {what}" for where, what in lines.items())
-        if len(details) > _MAX_MISTAKES:
-            message += f"\n... and {len(details) - _MAX_MISTAKES} more"
-        raise ConfigError(message) from error
+        raise ConfigError("\n".join(map(": ".join, lines.items()))) from error
 
 
 def _explain(

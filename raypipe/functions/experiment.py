@@ -243,19 +243,18 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
                     about = Failure(unit.key, result.attempt, "invalid_value", problem, "gave up")
                     context.fail(about)
                 status = "succeeded" if result.error is None else "failed"
-                given = unit.literals["arguments"]
+                given, name = unit.literals["arguments"], run_dir.trial_id(unit.key)
                 values = {**(result.value or {}), "duration_s": result.duration_s}
-                name = run_dir.trial_id(unit.key)
                 context.session.trackers.call(name, status, given, values)
-                if result.error is None:
-                    row = {"call": unit.key.partition("/")[2], **given, **without_secrets(values)}
-                    row |= {"worker": result.worker, "attempt": result.attempt}
-                    if unit.key in written:
-                        row[FILES] = written[unit.key][1]
-                    rows[unit.key] = row
-                    units.append(unit)
-                else:
+                if result.error is not None:
                     first, failures = first or result, failures + 1
+                    continue
+                row = {"call": unit.key.partition("/")[2], **given, **without_secrets(values)}
+                row |= {"worker": result.worker, "attempt": result.attempt}
+                if unit.key in written:
+                    row[FILES] = written[unit.key][1]
+                rows[unit.key] = row
+                units.append(unit)
             done += len(rows)
             context.finish_all(units, {CALLS: rows}, whole=True)
             if wrong:
