@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
 K = TypeVar("K")
+#: maximum number of results buffered behind an earlier call before `map` draws no more calls
+_MOST_BUFFERED = 1000
 
 
 @dataclass(frozen=True)
@@ -385,7 +387,7 @@ class StageContext:
                 keys.append(call[0])
                 yield call
 
-        for results in self.outcomes(pool, noted()):
+        for results in self.outcomes(pool, noted(), lambda: len(ended) < _MOST_BUFFERED):
             ended.update({result.key: result for result in results})
             while keys and str(keys[0]) in ended:
                 key = keys.popleft()
@@ -399,16 +401,20 @@ class StageContext:
             raise UnitError(broken.key, kind, message, trace=broken.trace)
 
     def outcomes(
-        self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]
+        self,
+        pool: TaskPool,
+        calls: Iterable[tuple[K, *tuple[Any, ...]]],
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> Iterator[list[TaskResult]]:
         """Run calls as tasks; yield the final results of those that ended, failures included.
 
-        Calls are as in ``map``. They are drawn as the pool has room, or if none is running.
+        Calls are as in ``map``. They are drawn as the pool has room and ``is_ready`` returns true,
+        or if none is running.
         """
         waiting, running = iter(calls), 0
         while True:
             # always keep one task queued; otherwise `finished()` would return immediately
-            while pool.has_room or not running:
+            while (pool.has_room and is_ready()) or not running:
                 if (call := next(waiting, None)) is None:
                     break
                 key, function, *arguments = call
