@@ -15,7 +15,9 @@ from raypipe.config.validation import did_you_mean
 from raypipe.errors import UnitError
 from raypipe.store import call_files
 
-_EXAMPLE = "return a mapping of single values, such as {'accuracy': 0.93}"
+_NO_ROW = (
+    "the function returned {}; return a mapping of single values, such as {{'accuracy': 0.93}}"
+)
 _MOST = 2**63
 
 
@@ -76,22 +78,16 @@ def row_of(
     elif hasattr(returned, "_asdict"):
         returned = returned._asdict()
     if returned is None:
-        raise ValueError(f"the function returned nothing (None); {_EXAMPLE}")
+        raise ValueError(_NO_ROW.format("nothing (None)"))
     if not isinstance(returned, Mapping):
-        try:
-            returned = {"value": _single(returned)}
-        except ValueError as error:
-            raise ValueError(f"the function returned {error}; {_EXAMPLE}") from None
+        returned = {"value": _single(returned)}
     if not returned:
-        raise ValueError(f"the function returned an empty mapping; {_EXAMPLE}")
+        raise ValueError(_NO_ROW.format("an empty mapping"))
     row: dict[str, Any] = {}
     for name, value in returned.items():
         if not isinstance(name, str) or not name.isprintable() or not name:
             raise ValueError(f"the function returned the key {name!r}; must be printable text")
-        try:
-            row[name] = _single(value)
-        except ValueError as error:
-            raise ValueError(f"the function returned {error} for {name!r}; {_EXAMPLE}") from None
+        row[name] = _single(value, f" for {name!r}")
         if name in reserved:
             raise ValueError(
                 f"the function returned {name!r}, which is a column that raypipe writes; rename it"
@@ -121,8 +117,8 @@ def lacking(returned: Mapping[str, Any], names: Iterable[str]) -> str:
     return ""
 
 
-def _single(value: Any) -> Any:
-    """Return a plain value. Raises ValueError with a description of what it is instead."""
+def _single(value: Any, of: str = "") -> Any:
+    """Return a plain value; ``of`` names it in messages. Raises ValueError for any other one."""
     if value is None or isinstance(value, bool | str | float):
         return float(value) if isinstance(value, float) else value
     pandas = sys.modules.get("pandas")  # not imported for those who return nothing of it
@@ -130,7 +126,7 @@ def _single(value: Any) -> Any:
         return None
     if isinstance(value, Integral):
         if not -_MOST <= int(value) < _MOST:
-            raise ValueError("an integer of more than 64 bits")
+            raise ValueError(_NO_ROW.format(f"an integer of more than 64 bits{of}"))
         return int(value)
     if isinstance(value, Real | Decimal):  # also a long double, which `tolist` leaves as it is
         return float(value)
@@ -141,5 +137,5 @@ def _single(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist"):
         is_date = getattr(value.dtype, "kind", "") == "M"  # `tolist` makes nanoseconds an integer
         single = value.tolist()  # unlike `item`, None for a masked value
-        return _single(str(value) if is_date and single is not None else single)
-    raise ValueError(f"a value of type {type(value).__name__}")
+        return _single(str(value) if is_date and single is not None else single, of)
+    raise ValueError(_NO_ROW.format(f"a value of type {type(value).__name__}{of}"))
