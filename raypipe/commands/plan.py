@@ -249,27 +249,32 @@ def plan(
         elif ledger is not None:
             todo = unfinished(stage, stage.seen(ledger))
         by_name.setdefault(stage.name, []).append((stage, todo))
-    durations, rows = Durations(nodes), []
-    for name, stages in by_name.items():
-        total = sum(len(stage.units) for stage, _ in stages)
-        left = sum(len(todo) for _, todo in stages)
-        workloads = list(dict.fromkeys(stage.workload for stage, _ in stages))
-        row: Row = {
-            "stage": name,
-            "needs": ", ".join(stages[0][0].needs),
-            **({"variants": len(stages)} if graph.probed.variants else {}),
-            "units": total,
-            "done": total - left,
-            "to do": left,
-            "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
-            **dict.fromkeys(("time", "CPU h", "GPU h"), "unknown"),
-        }
-        known = [each for each in durations.estimates(stages).values() if each is not None]
-        if not left:
-            row |= {"time": "done", "CPU h": "0", "GPU h": "0"}
-        elif len(known) == len(stages) and any(each.seconds for each in known):
-            row["time"] = duration(sum(each.seconds for each in known))  # one after the other
-            row["CPU h"] = f"{sum(each.cpu_s for each in known) / 3600:.3g}"
-            row["GPU h"] = f"{sum(each.gpu_s for each in known) / 3600:.3g}"
-        rows.append(row)
-    return rows
+    durations, is_varied = Durations(nodes), bool(graph.probed.variants)
+    return [_row(stages, durations, is_varied=is_varied) for stages in by_name.values()]
+
+
+def _row(
+    stages: Sequence[tuple[Stage, Sequence[Unit]]], durations: Durations, *, is_varied: bool
+) -> Row:
+    """Return the row of a stage in all of its variants, each with the units that are to do."""
+    total = sum(len(stage.units) for stage, _ in stages)
+    left = sum(len(todo) for _, todo in stages)
+    workloads = list(dict.fromkeys(stage.workload for stage, _ in stages))
+    known = [each for each in durations.estimates(stages).values() if each is not None]
+    time, cpu_h, gpu_h = ("unknown",) * 3 if left else ("done", "0", "0")
+    if left and len(known) == len(stages) and any(each.seconds for each in known):
+        time = duration(sum(each.seconds for each in known))  # one after the other
+        cpu_h = f"{sum(each.cpu_s for each in known) / 3600:.3g}"
+        gpu_h = f"{sum(each.gpu_s for each in known) / 3600:.3g}"
+    return {
+        "stage": stages[0][0].name,
+        "needs": ", ".join(stages[0][0].needs),
+        **({"variants": len(stages)} if is_varied else {}),
+        "units": total,
+        "done": total - left,
+        "to do": left,
+        "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
+        "time": time,
+        "CPU h": cpu_h,
+        "GPU h": gpu_h,
+    }

@@ -69,7 +69,11 @@ def predict(
             rows += [{**row, **named} for row in chosen]
     if every:
         rows.sort(key=lambda row: (row["stage"], -_speed(row)))
-    _recommend(rows)
+    fitting = [row for row in rows if row["micro_batch"] is not None]
+    by_energy = sorted(fitting, key=lambda row: row["energy_kwh"])
+    thriftiest = {row["stage"]: row for row in reversed(by_energy)}
+    for row in rows:
+        row["recommended"] = row is thriftiest.get(row["stage"])
     return rows
 
 
@@ -159,16 +163,6 @@ def _thriftier(forecasts: Forecasts, settings: TrainStageSettings) -> Iterator[T
 
 def _speed(row: Row) -> float:
     return row.get("samples_per_s") or 0.0
-
-
-def _recommend(rows: Sequence[Row]) -> None:
-    """Mark the prediction of each stage that takes the least energy."""
-    for row in rows:
-        row["recommended"] = False
-    for stage in {row["stage"] for row in rows}:
-        fitting = [r for r in rows if r["stage"] == stage and r["micro_batch"] is not None]
-        if best := min(fitting, key=lambda row: row["energy_kwh"], default=None):
-            best["recommended"] = True
 
 
 def _say(text: str) -> None:

@@ -214,7 +214,7 @@ def _command(verb: str, run: RunDirectory, *words: str) -> str:
 def _results(found: RunResults) -> Iterator[str]:
     """Yield a line for each of the best results with the next ones, and for what is not finite."""
     for best in found.bests[:_MOST_MEASURES]:
-        after = best.ranking[best.ties :][: max(0, _MOST_POINTS - best.ties)]
+        after = best.ranking[best.ties : _MOST_POINTS]
         parts = [_value(best.mean, best.text)]
         for each in after:
             repeated = f"mean of {each.runs}" if each.runs > 1 else ""
