@@ -137,49 +137,13 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Return the norm by one kernel; on a CPU, and under fake tensors, it is several."""
+    """Return the norm by one kernel; on a CPU, and under fake tensors, it is several.
+
+    The layer norm stands for it, whose passes keep one number more per row: the mean.
+    """
     del eps
-    if weight is None:
-        weight = torch.ones((), device=input.device).expand(tuple(normalized_shape))
-    done: Tensor = _fused_rms_norm(input, weight)[0]
+    done: Tensor = aten.native_layer_norm(input, normalized_shape, weight, None, 0.0)[0]
     return done
-
-
-@torch.library.custom_op("raypipe::fused_rms_norm", mutates_args=())
-def _fused_rms_norm(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("it has no values: it stands for CUDA's kernel under fake tensors")
-
-
-@_fused_rms_norm.register_fake
-def _(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (*input.shape[: input.dim() - weight.dim()], *(1,) * weight.dim())
-    return torch.empty_like(input), input.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("raypipe::fused_rms_norm_backward", mutates_args=())
-def _fused_rms_norm_backward(
-    gradient: Tensor, input: Tensor, root: Tensor, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError("it has no values: it stands for CUDA's kernel under fake tensors")
-
-
-@_fused_rms_norm_backward.register_fake
-def _(gradient: Tensor, input: Tensor, root: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    del gradient, root
-    return torch.empty_like(input), torch.empty_like(weight)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, output[1])
-
-
-def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    input, weight, root = ctx.saved_tensors
-    done: tuple[Tensor, Tensor] = _fused_rms_norm_backward(gradient, input, root, weight)
-    return done
-
-
-_fused_rms_norm.register_autograd(_backward, setup_context=_keep)
 
 
 def _dropout(
