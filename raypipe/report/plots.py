@@ -309,69 +309,87 @@ def lines(
 
     """
     alone, few = len(drawn) == 1, len(drawn) <= MOST_LINES
-    names = [line.name for line in drawn]
     ends = [float(finite(line.y)[-1]) for line in drawn]
-    best_end = max(ends) if better == "higher" else min(ends)
-    first = ends.index(best_end)
-    wrapper = TextWrapper(_LABEL_WIDTH, break_on_hyphens=False)
-    labels = [
-        wrapper.fill(text.replace("=", "= ")).replace("= ", "=")  # a line may end after "="
-        for text in short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
-    ]
+    first = ends.index(max(ends) if better == "higher" else min(ends))
     figure, axes = _new_axes(0.84 if alone else 0.56)
-    palette = list(strokes([str(place) for place in range(MOST_LINES)]).values())
-    labelled: list[tuple[float, str, Stroke]] = []
-    for place, line in enumerate(drawn):
-        is_named = few or place == first
-        stroke = palette[place] if few and not alone else _SINGLE if is_named else _OTHER
-        if line.raw is not None and few:
-            axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
-        if line.points is not None and few:
-            axes.plot(*line.points.T, "o", color=stroke.color, markersize=2.6, alpha=0.45)
-        width, alpha = (1.7, 1.0) if is_named else (0.9, 0.5)
-        axes.plot(
-            line.x, line.y, color=stroke.color, linestyle=stroke.line, label=line.name,
-            linewidth=width, alpha=alpha, zorder=3 if is_named else 2,
-        )  # fmt: skip
+    colors = [_SINGLE if alone or place == first else _OTHER for place in range(len(drawn))]
+    if few and not alone:
+        colors = list(strokes([str(place) for place in range(len(drawn))]).values())
+    for place, (line, stroke) in enumerate(zip(drawn, colors, strict=True)):
+        if few:
+            _draw_measurements(axes, line, stroke)
+        _draw(axes, line, stroke, is_named=few or place == first)
         if few and line.raw is None and len(line.x) <= _MOST_TIPS:
-            for x, y, half in zip(line.x, line.y, line.halves, strict=True):
-                (dot,) = axes.plot([x], [y], "o", color=stroke.color, markersize=4)
-                text = with_interval(column, float(y), float(half) or np.nan)
-                tip(dot, f"{xlabel} {number(float(x))}: {text}")
-        if line.halves.any():
-            low, high = line.y - line.halves, line.y + line.halves
-            axes.fill_between(line.x, low, high, color=stroke.color, alpha=0.18, linewidth=0)
-        if is_named:
-            labelled.append((ends[place], labels[place], stroke))
-        gaps, floor = line.x[~np.isfinite(line.y)], axes.get_xaxis_transform()
-        if gaps.size:
-            axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
-    across = np.concatenate([line.x for line in drawn])
+            _draw_tips(axes, line, stroke, xlabel, column)
+    across = np.unique(np.concatenate([line.x for line in drawn]))
     frame_x(axes, across, np.inf if from_0 else 30.0)
-    places = np.unique(across)
-    scaled = np.log(places) if axes.get_xscale() == "log" else places
-    gap = np.diff(scaled).min(initial=np.inf)
+    scaled = np.log(across) if axes.get_xscale() == "log" else across
     if from_0:
-        axes.set_xlim(0, max(1.0, float(across.max())))
-    elif gap >= _LEAST_GAP * np.ptp(scaled):
-        axes.set_xticks(places, [number(float(each)) for each in places])
+        axes.set_xlim(0, max(1.0, float(across[-1])))
+    elif np.diff(scaled).min(initial=np.inf) >= _LEAST_GAP * np.ptp(scaled):
+        axes.set_xticks(across, [number(float(each)) for each in across])
     # what is better if higher, such as an accuracy, is read by its differences
     frame_y(axes, _framed(drawn, better), math.inf if better == "higher" else 30.0, column)
+    shown = range(len(drawn)) if few else [first]
     if better:
-        ringed = []
-        for line in drawn if few else [drawn[first]]:
-            (at, *_), _ = ranked(line.y, range(len(line.y)), [0] * len(line.y), better)
-            ringed.append((float(line.x[at]), float(line.y[at])))
-        top = min(ringed, key=lambda point: point[1] if better == "lower" else -point[1])
-        for point in ringed:
-            text = f"{cell(column, point[1])} at {xlabel} {number(point[0])}"
-            mark_best(axes, *point, text if point == top else "")
+        _ring_best(axes, [drawn[place] for place in shown], xlabel, column, better)
     if not alone:
-        label_lines(axes, labelled)
+        labels = _wrapped([line.name for line in drawn])
+        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown])
     axes.set_xlabel(xlabel)
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
     return figure
+
+
+def _draw_measurements(axes: Axes, line: Line, stroke: Stroke) -> None:
+    """Draw what a line is smoothed from, or the mean of."""
+    if line.raw is not None:
+        axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
+    if line.points is not None:
+        axes.plot(*line.points.T, "o", color=stroke.color, markersize=2.6, alpha=0.45)
+
+
+def _draw(axes: Axes, line: Line, stroke: Stroke, *, is_named: bool) -> None:
+    """Draw a line and its interval, with a cross at the floor in each of its gaps."""
+    width, alpha, above = (1.7, 1.0, 3) if is_named else (0.9, 0.5, 2)
+    axes.plot(
+        line.x, line.y, color=stroke.color, linestyle=stroke.line, label=line.name,
+        linewidth=width, alpha=alpha, zorder=above,
+    )  # fmt: skip
+    if line.halves.any():
+        low, high = line.y - line.halves, line.y + line.halves
+        axes.fill_between(line.x, low, high, color=stroke.color, alpha=0.18, linewidth=0)
+    gaps, floor = line.x[~np.isfinite(line.y)], axes.get_xaxis_transform()
+    if gaps.size:
+        axes.plot(gaps, 0 * gaps, "x", color=MUTED, transform=floor, clip_on=False)
+
+
+def _draw_tips(axes: Axes, line: Line, stroke: Stroke, xlabel: str, column: str) -> None:
+    """Draw a dot at each point of a line, which shows its value at the pointer."""
+    for x, y, half in zip(line.x, line.y, line.halves, strict=True):
+        (dot,) = axes.plot([x], [y], "o", color=stroke.color, markersize=4)
+        text = with_interval(column, float(y), float(half) or np.nan)
+        tip(dot, f"{xlabel} {number(float(x))}: {text}")
+
+
+def _ring_best(axes: Axes, drawn: Sequence[Line], xlabel: str, column: str, better: str) -> None:
+    """Mark the best point of each line, and write the value at the best of them."""
+    rings = []
+    for line in drawn:
+        (at, *_), _ = ranked(line.y, range(len(line.y)), [0] * len(line.y), better)
+        rings.append((float(line.x[at]), float(line.y[at])))
+    top = min(rings, key=lambda point: point[1] if better == "lower" else -point[1])
+    for point in rings:
+        text = f"{cell(column, point[1])} at {xlabel} {number(point[0])}"
+        mark_best(axes, *point, text if point == top else "")
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Return names in the lines that there is room for; a line may end after "="."""
+    wrapper = TextWrapper(_LABEL_WIDTH, break_on_hyphens=False)
+    short = short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
+    return [wrapper.fill(text.replace("=", "= ")).replace("= ", "=") for text in short]
 
 
 def _framed(drawn: Sequence[Line], better: str) -> NDArray[np.float64]:

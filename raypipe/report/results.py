@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -459,7 +459,7 @@ class RunResults:
         return monitors_of(found if isinstance(found, dict) else {})
 
 
-def better_by_name(name: str) -> str:
+def better_by_name(name: str) -> Literal["lower", "higher", ""]:
     """Return ``lower`` or ``higher`` as the name of a metric tells; empty if it does not."""
     if _LOWER.search(name) and not _RATE.search(name):
         return "lower"
@@ -492,7 +492,7 @@ def monitors_of(settings: Mapping[str, Any]) -> dict[str, str]:
 def held_out_columns(
     names: Iterable[str],
     declared: Sequence[Column] = (),
-    monitors: Mapping[str, str] = MappingProxyType({}),
+    monitors: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Column]:
     """Return the held-out metrics among the names of columns, the most important first.
 
@@ -509,13 +509,11 @@ def held_out_columns(
         is_loss, place = name == f"{PREFIX}loss", places.get(name, 0)
         return name not in monitors, not column.better, name not in known, is_loss, place
 
-    columns = [known.get(name, Column(name, "real", "")) for name in names
-               if name.startswith(PREFIX)]  # fmt: skip
-    found = []
-    for column in sorted(columns, key=importance):
-        better: Any = column.better or monitors.get(column.name) or better_by_name(column.name)
-        found.append(replace(column, better=better))
-    return found
+    found = [known.get(n, Column(n, "real", "")) for n in names if n.startswith(PREFIX)]
+    return [
+        replace(each, better=each.better or monitors.get(each.name) or better_by_name(each.name))
+        for each in sorted(found, key=importance)
+    ]
 
 
 def training_measures(

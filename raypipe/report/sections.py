@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,14 +82,7 @@ _LEAST_PARALLEL, _MOST_PARALLEL = 10, 300  # points; of fewer the best tenth is 
 _MOST_UPRIGHT = 7  # axes of points as lines
 _MOST_PICTURES, _MOST_NAMES = 8, 50  # of the files that calls wrote
 _LARGEST_PICTURE = 2**19  # bytes
-#: media types of pictures and their first bytes, by the ends of their names
-_JPEG = "image/jpeg", b"\xff\xd8\xff"
-_PICTURES = {
-    ".png": ("image/png", b"\x89PNG\r\n\x1a\n"),
-    ".jpg": _JPEG,
-    ".jpeg": _JPEG,
-    ".svg": ("image/svg+xml", b""),
-}
+_PICTURES = ("image/png", "image/jpeg", "image/svg+xml")  # media types
 #: tables of a comparison, and their captions
 _COMPARED = {
     "variant_metrics": "Means over seeds; unmatched numbers have no counterpart at another value",
@@ -136,7 +129,7 @@ def files_section(run: RunResults) -> Section:
         is_rising = column.better == "lower"
         rows = rows.sort_values(column.name, ascending=is_rising, key=as_numbers, kind="stable")
     files = files_of(run.directory, rows)
-    pictures = [each for each in files if PurePath(each.name).suffix.lower() in _PICTURES]
+    pictures = [each for each in files if mimetypes.guess_type(each.name)[0] in _PICTURES]
     images = {each: image for each in pictures[:_MOST_PICTURES] if (image := _image(each))}
     others = [(each.call, each.name) for each in files if each not in images]
     text = f"{counted(len(files), 'file')}, in files/ of the run directory."
@@ -147,14 +140,14 @@ def files_section(run: RunResults) -> Section:
 
 
 def _image(file: RunFile) -> Image | None:
-    """Return the picture in a file; None if it is too large, damaged, lost, or behind a link."""
-    media_type, start = _PICTURES[PurePath(file.name).suffix.lower()]
+    """Return the picture in a file; None if it is too large, lost, or behind a link."""
     if file.is_linked:  # nothing from outside of a run is on its page
         return None
     with suppress(OSError), file.open() as stream:
         content = stream.read(_LARGEST_PICTURE + 1)
-        if content.startswith(start) and len(content) <= _LARGEST_PICTURE:
-            return Image(file.call, file.name, media_type, content)
+        if len(content) <= _LARGEST_PICTURE:
+            media_type, _ = mimetypes.guess_type(file.name)
+            return Image(file.call, file.name, str(media_type), content)
     return None
 
 
@@ -231,18 +224,17 @@ def _heat_map(results: Results, column: Column, words: str, pair: list[str]) -> 
         order = own.sort_values(column.name, ascending=column.better == "lower", kind="stable")
         own = order.drop_duplicates(pair)
     found = means(own, pair, column.name, results.shape.seeds)
-    labels = [own[name].drop_duplicates().sort_values(key=as_numbers, kind="stable")
-              for name in pair]  # fmt: skip
-    grids = [
-        table.pivot(index=pair[0], columns=pair[1], values="")
-        .reindex(index=labels[0], columns=labels[1])
-        .rename(index=value_label, columns=value_label)
-        for table in (
-            found.points.assign(**{"": found.mean}),
-            own.drop_duplicates(pair)[pair].assign(**{"": own[words] if words else ""}),
-        )
-    ]
-    figure = plots.heat_map(grids[0], column.name, column.better, grids[1].fillna(""))
+    down, across = (own[name].drop_duplicates().sort_values(key=as_numbers, kind="stable")
+                    for name in pair)  # fmt: skip
+
+    def grid(points: pd.DataFrame, values: Any) -> pd.DataFrame:
+        cells = points[pair].assign(**{"": values}).pivot(index=pair[0], columns=pair[1], values="")
+        labelled = cells.reindex(index=down, columns=across)
+        return labelled.rename(index=value_label, columns=value_label)
+
+    texts = grid(own.drop_duplicates(pair), own[words] if words else "").fillna("")
+    numbers = grid(found.points, found.mean)
+    figure = plots.heat_map(numbers, column.name, column.better, texts)
     figure.axes[0].set(xlabel=_last(pair[1]), ylabel=_last(pair[0]))
     caption = _averaged(results, [], pair, "The best" if words else "Mean")
     caption += " A frame marks the best." if column.better else ""
@@ -571,14 +563,13 @@ def variants_section(run: RunResults) -> Section:
     count, seeds = (run.count_points(seeds=seeds) for seeds in (False, True))
     parts: list[Part] = [f"{counted(count, 'point')}, {counted(seeds, 'seed')}."]
     search = run.search
-    searched = search.keys if search is not None else ()  # compared in the section of the search
     for of in run.trained:
         drawn = (c for c in of.table.columns if search is None or not search.has("trials", c.name))
         parts += [plot for column in drawn for plot in number_plots(of, column)]
     for compared, title in _COMPARED.items():
         table = run.tables.get(compared, pd.DataFrame())
-        if "axis" in table:
-            table = table[~table["axis"].isin(searched)]
+        if "axis" in table and search is not None:  # its section compares the values of its keys
+            table = table[~table["axis"].isin(search.keys)]
         parts.append(TableView(table, label=title, caption=title))
     for best in run.headlines if search is None else ():
         point = {
