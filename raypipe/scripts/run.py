@@ -31,7 +31,7 @@ from raypipe.training import telemetry
 from raypipe.training.ending import Ending
 from raypipe.training.failure_kinds import failure_kind
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.telemetry import Program, Telemetry
+from raypipe.training.telemetry import Telemetry
 
 _POLL_S = 0.05
 #: seconds between writes of the table ``steps``
@@ -266,8 +266,8 @@ class ScriptRun:
                 process, errors = stack.enter_context(script)
                 started = time.monotonic()
                 for rank, gpu in enumerate(gpus or [None]):
-                    program, n = Program(process.pid, gpu), job.attempt
-                    sampler = Telemetry(job.trial_id, _CPU, rank=rank, attempt=n, program=program)
+                    given: dict[str, Any] = {"rank": rank, "attempt": job.attempt, "gpu": gpu}
+                    sampler = Telemetry(job.trial_id, _CPU, program=process.pid, **given)
                     self._samplers.append(stack.enter_context(sampler))
                 status = self._follow(process, places, ending)
                 seconds = time.monotonic() - started

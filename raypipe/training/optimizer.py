@@ -36,11 +36,12 @@ def build(
 
     """
     parameters = list(model.parameters())
+    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     if training.optimizer == "adafactor":
-        return Adafactor([_group(parameters, training)])
+        return Adafactor(parameters, **options)
     plain: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
     if kind := plain.get(training.optimizer):
-        return kind([_group(parameters, training)], betas=training.betas, fused=True)
+        return kind(parameters, betas=training.betas, fused=True, **options)
     hidden = _matrices(blocks)
     if not hidden:
         raise ValueError(
@@ -49,7 +50,8 @@ def build(
         )
     chosen = set(hidden)
     others = [parameter for parameter in parameters if parameter not in chosen]
-    return MuonWithAdamW(_group(hidden, training), _group(others, training), training.betas)
+    matrices, rest = ({"params": own, **options} for own in (hidden, others))
+    return MuonWithAdamW(matrices, rest, training.betas)
 
 
 def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
@@ -58,12 +60,6 @@ def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
     looked_up = {p for m in modules if isinstance(m, nn.Embedding) for p in m.parameters()}
     found = dict.fromkeys(p for m in modules for p in m.parameters(recurse=False) if p.ndim == 2)
     return [parameter for parameter in found if parameter not in looked_up]
-
-
-def _group(parameters: Sequence[Tensor], training: TrainingSettings) -> dict[str, Any]:
-    """Return parameters with their options."""
-    rate, decay = training.learning_rate, training.weight_decay
-    return {"params": parameters, "lr": rate, "weight_decay": decay}
 
 
 class Muon(torch.optim.Muon):

@@ -14,7 +14,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -39,24 +38,16 @@ _MOST_ROWS = 4000
 _SHORTEST_S = 0.1
 
 
-@dataclass(frozen=True)
-class Program:
-    """Another program that trains: process ``pid`` and its descendants.
-
-    ``gpu`` is None on CPUs. This process does not use CUDA, which would take memory of the GPU.
-    """
-
-    pid: int
-    gpu: Gpu | None
-
-
 class Telemetry:
     """Context manager that samples the GPU of a worker, its process and its child processes.
 
     A daemon thread takes a sample every half second. Peaks and energy include all samples. When the
     rows exceed their limit, every other one is dropped, and from then on every other sample; means
-    are those of the rows. For another program, the peak memory of the GPU is what was in use on the
-    whole card.
+    are those of the rows.
+
+    If another program trains, they are of the process ``program`` and its descendants, and of
+    ``gpu``, None on CPUs. The peak memory of the GPU is then what was in use on the whole card:
+    this process does not use CUDA, which would take memory of the GPU.
     """
 
     def __init__(
@@ -66,9 +57,10 @@ class Telemetry:
         *,
         rank: int = 0,
         attempt: int = 1,
-        program: Program | None = None,
+        program: int | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
-        self._program, self._device = program, device
+        self._program, self._program_gpu, self._device = program, gpu, device
         self._fixed = {"trial_id": trial_id, "rank": rank, "attempt": attempt}
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -81,7 +73,7 @@ class Telemetry:
 
     def __enter__(self) -> Telemetry:
         self._gpu = self._open_gpu()
-        self._tree = _ProcessTree(None if self._program is None else self._program.pid)
+        self._tree = _ProcessTree(self._program)
         if self._program is None:
             forget_peaks(self._device)
         self._at = perf_counter()
@@ -152,7 +144,7 @@ class Telemetry:
         return _mean(row[column] for row in self._rows) if steady is None else steady
 
     def _open_gpu(self) -> NvmlGpu:
-        gpu: Any = self._program and self._program.gpu
+        gpu: Any = self._program_gpu
         if self._program is None and self._device.type == "cuda":
             gpu = torch.cuda.get_device_properties(self._device)
         return NvmlGpu(None) if gpu is None else NvmlGpu(str(gpu.uuid), str(gpu.name))

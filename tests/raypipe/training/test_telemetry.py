@@ -18,7 +18,7 @@ from raypipe.hardware import Gpu
 from raypipe.training import history
 from raypipe.training import telemetry as module
 from raypipe.training.history import Throughput
-from raypipe.training.telemetry import Program, Telemetry, combine
+from raypipe.training.telemetry import Telemetry, combine
 from tests.command import until
 from tests.scenario import cases
 
@@ -91,7 +91,7 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(
 
 def test_the_gpu_of_another_program_is_sampled(card: Card) -> None:
     card.watts, gpu = 100, Gpu(3, UUID, "NVIDIA H200", 2**37, "9.0")
-    with Telemetry("small", CPU, program=Program(os.getpid(), gpu)) as telemetry:
+    with Telemetry("small", CPU, program=os.getpid(), gpu=gpu) as telemetry:
         card.memory = 5 * 10**9
         card.pass_time(2.0, util=50)
         telemetry.summary()
@@ -109,7 +109,7 @@ def test_another_program_and_its_descendants_count(card: Card) -> None:
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **piped) as child:
         child.stdout.readline()
-        with Telemetry("small", CPU, program=Program(child.pid, None)) as telemetry:
+        with Telemetry("small", CPU, program=child.pid) as telemetry:
             card.pass_time(1.0)
     assert 80_000_000 < telemetry.summary()["host_peak_bytes"] < 160_000_000
     assert telemetry.rows()[-1]["rss_bytes"] > 80_000_000
