@@ -49,7 +49,9 @@ class Identity:
     @cached_property
     def fingerprint(self) -> str:
         """The hash of the identity."""
-        return fingerprint([self.shared_fingerprint, self.literals, self.needs])
+        # the canonical JSON of a list of the three; there may be a million, most without needs
+        parts = canonical_json(self.literals), canonical_json(self.needs) if self.needs else "{}"
+        return _digest(f'["{self.shared_fingerprint}",{parts[0]},{parts[1]}]')
 
     def record(self) -> Row:
         """Return the form in which a unit's record in the ledger holds it."""
@@ -82,7 +84,11 @@ def canonical_json(value: Any) -> str:
 
 def fingerprint(value: Any) -> str:
     """Return the first 128 bits of the SHA-256 of ``canonical_json(value)``, in hexadecimal."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:32]
+    return _digest(canonical_json(value))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def differences(

@@ -29,7 +29,7 @@ from threading import RLock
 from typing import Any
 
 import pyarrow as pa
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from raypipe.errors import ConfigError, named
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
@@ -67,8 +67,6 @@ REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
 INTERNAL = frozenset({_UNITS, RUNS, CLAIMS, "identities", "code"})
 
-#: ``json.dumps`` would make one for each row
-_SORTED = json.JSONEncoder(sort_keys=True)
 log = logging.getLogger(__name__)
 
 
@@ -149,8 +147,7 @@ class Ledger:
             keys, stamp = list(rows), {} if table in INTERNAL else self._stamp
             for first in range(0, len(keys), _TOGETHER):
                 part = keys[first : first + _TOGETHER]
-                text = json.dumps([{**stamp, **rows[key]} for key in part])
-                entries.append((table, part, text.encode()))
+                entries.append((table, part, _json([{**stamp, **rows[key]} for key in part])))
         with self._lock:
             self._append(entries)
             self.changes += bool(entries)
@@ -256,7 +253,7 @@ class Ledger:
         stored, text = self._line(place)
         if stored != keys:
             rows = dict(zip(stored, _parsed(text), strict=True))
-            text = json.dumps([rows[key] for key in keys]).encode()
+            text = _json([rows[key] for key in keys])
         return table, keys, text
 
     def _add(self, file: pa.NativeFile) -> None:
@@ -450,14 +447,14 @@ def _has_variant(table: str) -> bool:
 def checksum(row: Row) -> int:
     """Return the checksum of a result, without the columns that are added on its way."""
     own = {name: value for name, value in row.items() if name not in _ADDED}
-    return zlib.crc32(_SORTED.encode(own).encode())
+    return zlib.crc32(_json(own))
 
 
 def encode(entries: Iterable[Entry], before: int) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, keys, rows) in enumerate(entries, start=before + 1):
-        head = f'{{"table": {json.dumps(table)}, "keys": {json.dumps(keys)}'.encode()
+        head = b'{"table": %s, "keys": %s' % (_json(table), _json(keys))
         line = b"%s%s%s%s%d" % (head, _ROWS, rows, _LINE, number)
         lines.append(b"%s%s%d}\n" % (line, _CRC, zlib.crc32(line)))
     return lines
@@ -478,6 +475,14 @@ def decode(line: Any) -> tuple[str, list[str], bytes, int] | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return None
+
+
+def _json(value: Any) -> bytes:
+    """Return plain values as JSON. Raises TypeError."""
+    try:
+        return to_json(value)  # in half the time of Python's
+    except ValueError:  # as of ``_parsed``, or a value that is not plain
+        return json.dumps(value).encode()
 
 
 def _parsed(text: bytes) -> Any:

@@ -40,8 +40,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stored_evaluations(folder: Path) -> int:
     """How many values are in the ledger of a run that is under way."""
-    lines = (file.read_bytes() for file in folder.glob("ledger/*.jsonl"))
-    return sum(content.count(b'"table": "evaluations"') for content in lines)
+    files = (file.read_bytes() for file in folder.glob("ledger/*.jsonl"))
+    lines = [line for content in files for line in content.splitlines()]
+    return sum(line.count(b'"command_id"') for line in lines if b'"evaluations", "keys"' in line)
 
 
 def assert_whole(folder: Path) -> None:

@@ -290,7 +290,7 @@ def test_a_line_that_is_damaged_while_the_ledger_is_open_is_an_error(run):
     for key, value in (("a", 1), ("b", 2)):
         ledger.put("units", {key: {"x": value}})
     file = only_file(run)
-    file.write_bytes(file.read_bytes().replace(b'"x": 1', b'"x": 7'))
+    file.write_bytes(file.read_bytes().replace(b'"x":1', b'"x":7'))
     assert ledger.get("units", "b") == {"x": 2}
     with pytest.raises(OSError, match="damaged while this command runs"):
         ledger.get("units", "a")
