@@ -1,7 +1,8 @@
 """Progress display, live on a terminal, otherwise plain lines, and the remaining time of a run.
 
 The first line is the whole run: stages that ended, elapsed and remaining time, use of the machine.
-Below it each running stage has a separate line, as far as the terminal has room.
+Below it each running stage has a separate line, as far as the terminal has room, and the last line
+counts the others.
 
 The expected time of a stage is the median of the measured rates, times the **work** that is left:
 the samples of a training, or the budgets of other units. A rate holds for the same settings on the
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 import pynvml
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -41,6 +42,8 @@ _PLAIN_PERIOD_S = 10.0
 _LOOK_S = 2.0
 #: characters of a bar
 _BAR = 12
+#: lines of the terminal that the live display leaves to messages
+_FREE_LINES = 2
 _WARNING, _FAILURE, _BAR_STYLE = "yellow", "red", "cyan"
 #: lines and stages of a snapshot, and the characters of a line
 _MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
@@ -230,10 +233,10 @@ class Display:
     def _print(self, text: str, style: str = "") -> None:
         self.console.print(without_credentials(text), markup=False, style=style)
 
-    def table(self) -> Table:
+    def table(self) -> Group:
         """Return the live display: a line for the run, and one for each running stage.
 
-        Those that wait come last: if the terminal has fewer lines, rich leaves out the last ones.
+        Stages that wait, and those for which the terminal has no line, are counted in the last one.
         """
         table = Table.grid(padding=(0, 1), expand=True)
         for justify in ("left", "left", "right", "right", "right", "left"):
@@ -251,9 +254,15 @@ class Display:
         with self._lock:
             ended, stages = len(self._ended), len(self._stages)
             add("run", ended, stages, self._began, rest, use or self._note)
-            for name, each in sorted(self._running.items(), key=lambda item: item[1].waits):
+            working = {name: each for name, each in self._running.items() if not each.waits}
+            waiting = max(0, stages - ended - len(working))
+            room = self.console.height - _FREE_LINES - 1
+            room = max(1, room - bool(waiting or len(working) > room))
+            for name, each in [*working.items()][:room]:
                 add(name, each.done, each.total, each.began, self._left_of(name), each.note)
-        return table
+            counts = {"running": max(0, len(working) - room), "waiting": waiting}
+        others = ", ".join(f"+{count} {what}" for what, count in counts.items() if count)
+        return Group(table, Text(others)) if others else Group(table)
 
     def _rest(self, key: str) -> Estimate | None:
         """Return what is left of an unfinished stage; None if unknown."""

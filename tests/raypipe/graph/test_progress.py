@@ -65,14 +65,22 @@ def test_each_stage_has_one_line_that_fits_the_terminal(columns):
         assert lines[3].startswith("train_small objective=coherence learning_rate=0.0003 s1 ")
 
 
-def test_stages_that_wait_for_resources_come_last():
-    display = Display()
-    expect(display, a=None, b=None)
-    display.start("a", "waiting for resources", waits=True)
-    display.begin("b", 100)
-    assert [line.split()[0] for line in shown(display, 80)] == ["run", "b", "a"]
-    display.advance("a", 1)
-    assert [line.split()[0] for line in shown(display, 80)] == ["run", "a", "b"]
+@pytest.mark.parametrize(
+    ("working", "last"),
+    [(3, "+57 waiting"), (40, "+20 running, +20 waiting"), (60, "+40 running")],
+)
+def test_stages_without_a_line_are_counted_in_one(working, last):
+    """The terminal has 24 lines, of which two stay for messages."""
+    display, names = Display(), [f"train@model.lr={n},seed=1" for n in range(60)]
+    expect(display, **dict.fromkeys(names))
+    for name in names[:working]:
+        display.begin(name, 100)
+    for name in names[working : working + 5]:
+        display.start(name, "waiting for resources", waits=True)
+    lines = shown(display, 80)
+    assert len(lines) == 2 + min(working, 20)
+    assert lines[1].startswith("train lr=0 s1 ")
+    assert lines[-1].strip() == last
 
 
 def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypatch):
