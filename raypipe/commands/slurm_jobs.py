@@ -163,7 +163,7 @@ def _jobs() -> list[list[str]]:
     jobs = []
     for line in _slurm("squeue", "--me", "--noheader", "--format=%F|%T|%r|%k").splitlines():
         job, state, reason, comment = line.split("|", 3)
-        jobs.append([job, f"{state} ({reason})" if state == "PENDING" else state, comment])
+        jobs.append([job, state if reason == "None" else f"{state} ({reason})", comment])
     return jobs
 
 

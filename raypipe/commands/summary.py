@@ -86,7 +86,14 @@ class Summary:
     def progress(self) -> str:
         """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
         rows = (row for row in self.details.running if row.get("total"))
-        return ", ".join(f"{r.get('stage')} {r.get('done')}/{r['total']}" for r in rows)
+        counts = (f"{r.get('stage')} {r.get('done')}/{r['total']}" for r in rows)
+        return ", ".join(filter(None, (*counts, self.jobs)))
+
+    @property
+    def jobs(self) -> str:
+        """How many commands share a run that goes on: ``4 jobs``; empty for one."""
+        several = self.status == "running" and self.details.jobs > 1
+        return f"{self.details.jobs} jobs" if several else ""
 
     @property
     def ago(self) -> str:
@@ -335,7 +342,9 @@ def progress_text(found: Summary) -> str:
         count = f"{row.get('done')}/{row['total']}" if row.get("total") else ""
         words = (str(row.get("stage")), count, str(row.get("note") or ""))
         stages.append(" ".join(filter(None, words)))
-    return "; ".join([", ".join([*parts, *filter(None, (known.left, known.use))]), *stages])
+    return "; ".join(
+        [", ".join([*parts, *filter(None, (found.jobs, known.left, known.use))]), *stages]
+    )
 
 
 # logs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -202,6 +203,22 @@ class StageContext:
                 held.append(unit)
         ledger.claim(map(self._name_of, claimed))
         self.claimed, self._open = claimed, [*held, *units]
+
+    def count(self, ledger: SharedLedger) -> tuple[int, int]:
+        """Return how many units are stored, by whichever command, and how many there are.
+
+        It looks only at those that were claimed since this command has claimed some: commands claim
+        them in order.
+        """
+        total = len(self.stage.units)
+        with ledger.exclusively():
+            left = len(self.claimed or ()) + len(self._open or ())
+            for unit in itertools.chain(self.claimed or (), self._open or ()):
+                if is_done(self.ledger, unit):
+                    left -= 1
+                elif ledger.claim_on(self._name_of(unit)) is None:
+                    break
+        return total - left, total
 
     def settle(self, ledger: SharedLedger, *, is_lost: bool = False) -> None:
         """Record for other commands which of the claimed units have failed here.

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -100,6 +100,8 @@ class Display:
         self._seen_until = 0.0
         self._began, self._note = time.monotonic(), ""
         self._running: dict[str, _StageLine] = {}
+        #: of stages whose units other commands compute, too: how many are done of how many
+        self.counts: dict[str, Callable[[], tuple[int, int]]] = {}
         self._live = Live(
             get_renderable=self.table, console=self.console, transient=True, refresh_per_second=4
         )
@@ -143,12 +145,18 @@ class Display:
         These are fields of :class:`~raypipe.store.run_status.RunStatus`.
         """
         rest, use = self._look()
+        counts = {name: self.counts[name]() for name in [*self._running] if name in self.counts}
         with self._lock:
             running = [
                 {
                     "stage": name,
-                    "done": stage.done,
-                    "total": stage.total,
+                    **dict(
+                        zip(
+                            ("done", "total"),
+                            counts.get(name, (stage.done, stage.total)),
+                            strict=True,
+                        )
+                    ),
                     "seconds": round(time.monotonic() - stage.began, 1),
                     "note": without_credentials(stage.note),
                 }

@@ -135,6 +135,9 @@ class _Turns(_Computation):
             if not self.is_shown:
                 self.is_shown, context.created = True, time.monotonic()
                 _show(context)
+                if len(context.stage.units) > 1:  # else it shows the steps of one
+                    count = partial(context.count, self._shared)
+                    context.session.display.counts[context.stage.key] = count
             self._compute_claimed()
         if not (self._is_lost or context.is_settled):
             time.sleep(_POLL_S)  # since the runner starts it again at once
@@ -142,6 +145,7 @@ class _Turns(_Computation):
         if not self.is_shown:
             context.session.display.say(f"{context.stage.key}: computed by other jobs")
         context.claimed = None
+        context.session.display.counts.pop(context.stage.key, None)
         if self._failure is not None:
             raise self._failure
         return True

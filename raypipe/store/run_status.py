@@ -70,6 +70,7 @@ class RunStatus:
     Times are ISO 8601, UTC. ``status`` is running, succeeded, failed or interrupted; a killed
     command leaves ``running``. ``earlier_s`` are the seconds of earlier commands. ``messages`` are
     the last lines that the command printed, each with its number. ``result`` stands for the run.
+    ``jobs`` are the living commands that share it.
     """
 
     experiment: _Text
@@ -89,6 +90,7 @@ class RunStatus:
     period_s: _Seconds = 0.0
     stages: int = 0
     ended: int = 0
+    jobs: int = 0
     left: _Text = ""
     use: _Text = ""
     running: tuple[RunningStage, ...] = ()
@@ -170,25 +172,24 @@ class StatusWriter:
         self._write(durable=True)
 
     def _tick(self) -> None:
-        while True:
-            if not self._write() or self._over.wait(self._status.period_s):
-                return
+        self._write()
+        while not self._over.wait(self._status.period_s):
+            self._write()
 
-    def _write(self, *, durable: bool = False) -> bool:
-        """Write the status; return whether to go on."""
+    def _write(self, *, durable: bool = False) -> None:
+        """Write the status, unless another command does; that one may end before this one."""
         try:
             self._before()
             found = {**self._snapshot(), "result": self.result, "updated_at": now()}
             if self._status.status != "running":
-                found |= {"left": "", "use": "", "running": ()}
+                found |= {"jobs": 0, "left": "", "use": "", "running": ()}
             self._status = replace(self._status, **found)
             content = self._status.to_bytes()
             self._run_dir.write(self._run_dir.status, content, durable=durable)
         except LostLeaseError:
-            return False
+            pass
         except Exception as error:
             log.warning("%s: the status was not written: %s", self._run_dir.shown, error)
-        return True
 
 
 def first_status(

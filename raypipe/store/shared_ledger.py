@@ -150,7 +150,8 @@ class SharedLedger(Ledger):
     def members(self) -> int:
         """Return the number of living commands, with this one."""
         paths = Path(self._run.path()).glob(".lock-[0-9]*")
-        return sum(self._lives(int(path.name.rpartition("-")[2])) for path in paths)
+        with self.exclusively():
+            return sum(self._lives(int(path.name.rpartition("-")[2])) for path in paths)
 
     def _lives(self, number: int) -> bool:
         if number not in self._alive:
@@ -166,6 +167,7 @@ class SharedLedger(Ledger):
             EndedElsewhereError: another one was alone before, and has written everything.
 
         """
+        self._leaves = True  # the one that is alone may have written the end when this one is next
         # on NFS and Lustre, each of two that keep their share would wait for the other's
         fcntl.flock(self._share.whole, fcntl.LOCK_UN)
         fcntl.flock(self._share.whole, how)
@@ -179,13 +181,11 @@ class SharedLedger(Ledger):
 
     def leave(self) -> None:
         """Become alone if no other command lives; else write nothing of the whole run any more."""
-        try:
+        with suppress(BlockingIOError, EndedElsewhereError):
             if not self.is_alone:
                 self.become_alone(_NOWAIT)
-        except (BlockingIOError, EndedElsewhereError):
-            self._leaves = True
 
     def check_status(self) -> None:
-        """Raise LostLeaseError unless this command is the one that writes the status."""
-        if not self.is_alone and (self._number or self._leaves):
+        """Raise LostLeaseError unless this command writes the status, as the first that lives."""
+        if not self.is_alone and (self._leaves or any(map(self._lives, range(self._number)))):
             raise LostLeaseError(self._run.shown, "another job of this run")

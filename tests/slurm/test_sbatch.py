@@ -63,6 +63,16 @@ def submit(slurm: Slurm, folder: Path, *words: str | Path, path: str = PATH) -> 
     )
 
 
+def programs(folder: Path, **lines: str) -> str:
+    """A PATH with programs in front, each of these lines."""
+    for name, text in lines.items():
+        program = folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+    return f"{folder / 'bin'}:{PATH}"
+
+
 def done_by(folder: Path, job: str) -> dict[int, str]:
     """Which worker did which task; every task has one row."""
     rows = table(folder / "runs" / f"slurm-{job}", "evaluations")
@@ -71,15 +81,11 @@ def done_by(folder: Path, job: str) -> dict[int, str]:
 
 
 def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slurm, folder):
-    slow = folder / "bin" / "ray"
-    slow.parent.mkdir()
-    slow.write_text(
-        f'#!/bin/bash\nmkdir "$0-$SLURMD_NODENAME" 2> /dev/null && exit 1\nexec {BIN}/ray "$@"\n'
-    )
-    slow.chmod(0o755)
+    fails_once = f'mkdir "$0-$SLURMD_NODENAME" 2> /dev/null && exit 1\nexec {BIN}/ray "$@"'
+    path = programs(folder, ray=fails_once)
     words = ("--nodes=2", SCRIPT, "nodes.yaml", "tasks.units=12")
-    job = slurm.ended(submit(slurm, folder, *words, path=f"{slow.parent}:{PATH}"))
-    assert sorted(path.name for path in slow.parent.iterdir()) == ["ray", "ray-n1", "ray-n2"]
+    job = slurm.ended(submit(slurm, folder, *words, path=path))
+    assert sorted(each.name for each in (folder / "bin").iterdir()) == ["ray", "ray-n1", "ray-n2"]
     assert (job.state, job.status) == ("COMPLETED", 0), job.log
     workers = done_by(folder, job.id)
     assert sorted(workers) == list(range(12))
@@ -124,15 +130,9 @@ def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, m
 
 def test_ray_gets_no_port_for_its_client_without_the_package_of_that(slurm, folder):
     """Which the extra ``ray[default]`` has."""
-    for name, command in (("python", f'exec {BIN}/python -S "$@"'), ("ray", 'echo "$@"')):
-        program = folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/bash\n{command}\n")
-        program.chmod(0o755)
-    path = f"{program.parent}:{PATH}"
+    path = programs(folder, python=f'exec {BIN}/python -S "$@"', ray='echo "$@"')
     job = slurm.ended(submit(slurm, folder, SCRIPT, "nodes.yaml", path=path))
-    assert "--head" in job.log
-    assert "client" not in job.log
+    assert [word in job.log for word in ("--head", "client")] == [True, False]
 
 
 def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
@@ -200,6 +200,7 @@ def test_the_jobs_of_an_array_share_a_run_also_where_one_is_killed(slurm, folder
     jobs = [f"{submitted.split()[1]}_{number}" for number in range(4)]
     busy = lambda: [job for job in jobs if "is done" in slurm.job(job).log]  # noqa: E731
     until(lambda: len(busy()) > 1, "two jobs have done tasks", 300)
+    assert " jobs\n" in slurm.ask("raypipe", "show", "out", cwd=folder, extra=environment(folder))
     slurm.ask("scancel", "--signal=KILL", "--full", busy()[0])
     ended = [slurm.ended(job) for job in jobs]
     assert sorted(job.state for job in ended) == ["CANCELLED", *["COMPLETED"] * 3], ended

@@ -35,12 +35,14 @@ def member() -> None:
 @pytest.mark.parametrize("case", cases(__file__, "shared"), ids=lambda case: case["name"])
 def test_each_unit_is_computed_once(folder, monkeypatch, case):
     monkeypatch.setattr(runner, "_POLL_S", 0.05)
+    monkeypatch.setattr("raypipe.store.run_status._PERIOD_S", 0.01)
     monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
     write_files(folder, case["files"])
     members = [multiprocessing.get_context("fork").Process(target=member) for _ in range(3)]
     for each in members:
         each.start()
     assert sorted(each.join() or each.exitcode for each in members) == case["ended"]
+    assert ("succeeded,", "failed,")[max(case["ended"])] in raypipe("show", "shared").split()
     ran = Path("ran.txt").read_text().splitlines()
     assert sorted(ran) == sorted([*{*ran}, *case["twice"]])
     raypipe(*RUN, "plain", expected=max(case["ended"]))
