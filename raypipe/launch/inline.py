@@ -16,12 +16,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from threadpoolctl import threadpool_limits
-
 from raypipe.errors import Interrupted, UnitError
 from raypipe.graph.launcher import Control, PoolOptions, R, TaskPool, TaskResult
 from raypipe.launch import leave_out_imports
-from raypipe.launch.task import forks_end_at, run_task
+from raypipe.launch.task import MathThreads, forks_end_at, run_task
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.config.matrix import Point
@@ -116,7 +114,11 @@ class InlineLauncher(Control):
         """Open a pool that runs each task in ``finished``, without a time limit."""
         if options.time_limit_s is not None:
             say(f"local: not followed: the time limit of {options.time_limit_s:g} s")
-        yield _InlinePool(options.cpus, self)
+        threads = MathThreads()
+        try:
+            yield _InlinePool(options.cpus, self, threads)
+        finally:
+            threads.restore()
 
     @property
     def is_at_rest(self) -> bool:
@@ -162,8 +164,8 @@ def _interrupt(*_: object) -> None:
 class _InlinePool:
     capacity = 1.0
 
-    def __init__(self, cpus: float, control: Control) -> None:
-        self._cpus, self._control = cpus, control
+    def __init__(self, cpus: float, control: Control, threads: MathThreads) -> None:
+        self._cpus, self._control, self._threads = cpus, control, threads
         self._waiting: deque[tuple[str, float, Callable[..., Any], tuple[Any, ...]]] = deque()
 
     @property
@@ -185,5 +187,6 @@ class _InlinePool:
         if not self._waiting:
             return []
         key, cpus, function, arguments = self._waiting.popleft()
-        with threadpool_limits(max(1, int(cpus))), _interruptible():
+        self._threads.apply(max(1, int(cpus)))
+        with _interruptible():
             return [run_task(key, function, *arguments)]

@@ -155,8 +155,7 @@ class RayPool:
         if cpus is not None and not least <= cpus <= most:
             allowed = "each of its processes has" if least == most else "it allows at most"
             raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool; {allowed} {most:g}")
-        self._waiting.append(Call(key, function, arguments, cpus or most))
-        self._waiting_cpus += cpus or most
+        self._queue(Call(key, function, arguments, cpus or most))
         if not self._running or len(self._waiting) >= self._length:
             self._launch()
 
@@ -272,6 +271,11 @@ class RayPool:
                 self._remotes[cpus] = ray.remote(run_in_worker).options(max_retries=0, **options)
         return self._remotes[cpus]
 
+    def _queue(self, call: Call, *, first: bool = False) -> None:
+        """Queue a call, in front of all others or behind them."""
+        self._waiting.appendleft(call) if first else self._waiting.append(call)
+        self._waiting_cpus += call.cpus
+
     def _next_calls(self) -> tuple[Call, ...]:
         """Take the calls of the next chunk from the queue; a repeated one is alone."""
         calls = [self._waiting.popleft()]
@@ -342,9 +346,9 @@ class RayPool:
         self._length = max(1, min(wanted, _MOST_CALLS))
 
     def _put_back(self, calls: Sequence[Call]) -> None:
-        """Queue calls that did not begin, or begin again, in front of all others."""
-        self._waiting.extendleft(reversed(calls))
-        self._waiting_cpus += sum(call.cpus for call in calls)
+        """Queue calls that did not begin, in front of all others."""
+        for call in reversed(calls):
+            self._queue(call, first=True)
 
     def _lost(self, chunk: CallChunk, error: RayError) -> list[TaskResult]:
         """Return the results of a chunk whose process or node died, or that Ray failed.
@@ -383,16 +387,16 @@ class RayPool:
         """Return the result of a failed attempt; queue the next one, if any."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
-            self._put_back([call._replace(attempt=call.attempt + 1)])
+            self._queue(call._replace(attempt=call.attempt + 1), first=True)
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again, **known)
 
 
 def _remains(name: str) -> tuple[list[TaskResult], str | None, str]:
     """Return what a process left on any node that died in a chunk, as ``take_remains``."""
-    found = [take_remains(name)]
-    if found[0][1] is None:
+    found, nodes = [take_remains(name)], living_nodes()
+    if found[0][1] is None and len(nodes) > 1:
         with suppress(RayError):
-            found += answers(living_nodes(), take_remains, name, timeout_s=_SEARCH_S, max_retries=0)
+            found += answers(nodes, take_remains, name, timeout_s=_SEARCH_S, max_retries=0)
     return max(found, key=lambda each: each[1] or "")
 
 

@@ -36,8 +36,6 @@ _STANDARD = (1, 2)  # standard output and standard error
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
 #: bytes of results after which a chunk begins no further call
 _CHUNK_BYTES = 2**20
-#: of the files of chunks that run; from the start, since calls may change it
-_FOLDER = Path(tempfile.gettempdir())
 #: end of the name of the file with the results of a chunk that runs
 _RESULTS = ".results"
 
@@ -59,10 +57,10 @@ def run_in_worker(
 ) -> bytes:
     """Run a chunk of calls in sequence in a worker, whose guard ends what they started.
 
-    What they print goes to a file, and is returned with the results. If the process dies, the file
-    remains, and another one with the results so far. At the time limit of a call the process ends,
-    whatever blocks it, and writes a stack trace to standard error. A chunk ends early once it took
-    its time, or its results have a megabyte.
+    What they print goes to a file next to Ray's logs, and is returned with the results. If the
+    process dies, the file remains there, and another one with the results so far. At the time
+    limit of a call the process ends, whatever blocks it, and writes a stack trace to standard
+    error. A chunk ends early once it took its time, or its results have a megabyte.
 
     Args:
         name: of the files, unique to the chunk.
@@ -76,25 +74,23 @@ def run_in_worker(
         The pickled results of the calls that began, for ``unpacked``.
 
     """
-    path = _FOLDER / name
+    path = _folder() / name
     printed = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     kept = os.open(f"{path}{_RESULTS}", os.O_WRONLY | os.O_CREAT, 0o600)
-    packed, size, begin, modules = list[bytes](), 0, 0, 0
-    end = time.monotonic() + chunk_s
+    injected, limits = faults.from_environment(), MathThreads()
+    packed, size, begin, end = list[bytes](), 0, 0, time.monotonic() + chunk_s
     try:
         _start_guard()
         with redirected(printed), forks_end_at(signal.SIGTERM):
             for key, attempt, function, arguments in calls:
+                at = now()
                 before = packed[-1] if packed else b""
-                os.write(kept, before + pickle.dumps((now(), begin)))
+                os.write(kept, before + pickle.dumps((at, begin)))
                 if limit_s is not None:
                     faulthandler.dump_traceback_later(limit_s, exit=True)
-                # workers keep the limit of an earlier chunk, and calls load libraries
-                if modules != len(sys.modules):
-                    threadpool_limits(threads)
-                    modules = len(sys.modules)
+                limits.apply(threads)
                 given = (shared[a.place] if isinstance(a, Shared) else a for a in arguments)
-                result = run_task(key, function, *given, attempt=attempt)
+                result = _run(injected, key, attempt, at, function, *given)
                 _flush()
                 if (written := os.fstat(printed).st_size) > begin:
                     result = result._replace(output=_bounded(printed, begin))
@@ -143,7 +139,7 @@ def take_remains(name: str) -> tuple[list[TaskResult], str | None, str]:
         None if nothing is found; and what it printed.
 
     """
-    path, results, start, begin = _FOLDER / name, list[TaskResult](), None, 0
+    path, results, start, begin = _folder() / name, list[TaskResult](), None, 0
     kept = Path(f"{path}{_RESULTS}")
     with suppress(OSError, EOFError, pickle.UnpicklingError), kept.open("rb") as stream:
         kept.unlink()
@@ -154,6 +150,19 @@ def take_remains(name: str) -> tuple[list[TaskResult], str | None, str]:
         path.unlink()
         return results, start, _bounded(file.fileno(), begin)
     return results, start, ""
+
+
+@cache
+def _folder() -> Path:
+    """Return the folder of Ray's logs on this node, else of temporary files."""
+    import ray
+
+    context = ray.get_runtime_context()
+    with suppress(AttributeError, RuntimeError):  # an earlier Ray, or a client of a cluster
+        folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
+        if folder.is_dir():
+            return folder
+    return Path(tempfile.gettempdir())
 
 
 def _bounded(file: int, begin: int) -> str:
@@ -176,15 +185,46 @@ def _start_guard() -> None:
     process_tree.adopt_orphans()
 
 
-def run_task(
-    key: str, function: Callable[..., Any], *arguments: Any, attempt: int = 1
-) -> TaskResult:
+class MathThreads:
+    """Limit of the math threads of this process.
+
+    Workers are reused and keep their thread counts, so each chunk sets it; and since calls load
+    libraries, it is set again once there are more modules.
+    """
+
+    def __init__(self) -> None:
+        self._limits: list[threadpool_limits] = []
+        self._set = (0, 0)
+
+    def apply(self, number: int) -> None:
+        """Set the limit in the libraries that are loaded now."""
+        if self._set != (now := (number, len(sys.modules))):
+            self._limits.append(threadpool_limits(number))
+            self._set = now
+
+    def restore(self) -> None:
+        """Set the numbers that there were before."""
+        while self._limits:
+            self._limits.pop().restore_original_limits()
+
+
+def run_task(key: str, function: Callable[..., Any], *arguments: Any) -> TaskResult:
     """Run a function in this process; an exception becomes the result.
 
     What a process has once is as before afterwards: see ``_as_before``.
     """
-    at = now()
-    faults.from_environment().at_task(key, attempt)
+    return _run(faults.from_environment(), key, 1, now(), function, *arguments)
+
+
+def _run(
+    injected: faults.Faults,
+    key: str,
+    attempt: int,
+    at: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> TaskResult:
+    injected.at_task(key, attempt)
     outcome: dict[str, Any]
     clock, cpu = time.perf_counter(), time.process_time()
     try:
@@ -217,9 +257,8 @@ def _as_before() -> Iterator[None]:
     That is the working directory, the environment, ``sys.argv``, ``sys.path``, and the objects of
     standard output and error. State of modules stays, as it is what makes a second call faster.
     """
-    environment = _environment()
+    directory, environment = _directory(), _environment()
     environment.clear()
-    directory = os.open(".", os.O_PATH)  # unlike its name, valid if somebody removes it
     lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
     streams = sys.stdout, sys.stderr
     try:
@@ -233,8 +272,9 @@ def _as_before() -> Iterator[None]:
             for name in {*os.environ} - {*before}:
                 del os.environ[name]
             os.environ.update(before)
-        os.fchdir(directory)
-        os.close(directory)
+        if directory is not None and _directory() != directory:
+            with suppress(OSError):  # somebody has removed it
+                os.chdir(directory)
 
 
 @cache
@@ -286,6 +326,14 @@ os.register_at_fork(
     after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _ending),
     after_in_child=_default_handlers,
 )
+
+
+def _directory() -> str | None:
+    """Return the working directory; None if it was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - before and after each call; pathlib takes 7 times as long
+    except OSError:
+        return None
 
 
 @contextmanager

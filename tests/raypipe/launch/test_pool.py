@@ -142,7 +142,7 @@ def test_each_attempt_of_a_task_is_a_result_with_what_it_printed(launcher, keep,
 
 def test_the_output_of_another_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
     """As of two commands on one cluster, whose tasks died."""
-    monkeypatch.setattr(task, "_FOLDER", tmp_path)
+    monkeypatch.setattr(task, "_folder", lambda: tmp_path)
     for name in ("one", "two"):
         in_child(task.run_in_worker, name, 1, None, 1.0, [("unit", 1, die, (f"words of {name}",))])
     found = [task.take_remains(name)[2] for name in ("three", "two", "one", "one")]
