@@ -22,7 +22,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import BufferedReader
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from sys import intern
 from threading import RLock
@@ -43,6 +43,9 @@ _Places = dict[str, dict[str, int]]
 _LONGEST = 2**30
 #: rows of a line at most: reading one row parses all of its line
 _TOGETHER = 64
+#: bytes of lines whose other rows are kept after reading one: units end in another order than
+#: they are asked for, so that several lines are read by turns
+_MOST_READ = 2**22
 #: bytes that are read at once
 _BLOCK = 2**22
 _MAX_SEGMENTS = 32
@@ -66,6 +69,9 @@ _ADDED = ("command_id", "variant")
 REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
 INTERNAL = frozenset({_UNITS, RUNS, CLAIMS, "identities", "code"})
+
+#: types of values that pydantic encodes as Python does
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +117,9 @@ class Ledger:
         self._lock = RLock()
         self.changes = 0
         self._writable = writable
-        #: by table the line that was read last, and those of its rows that nobody has asked for
-        self._read_last: dict[str, tuple[int, dict[str, Row]]] = {}
+        #: rows of lines that were read, by place, which nobody has asked for; bytes of these lines
+        self._read_rows: dict[int, dict[str, Row]] = {}
+        self._read_bytes = 0
         self._token = secrets.token_hex(4)
         self._read_all()
         self.damage = self._keep_intact_units() if self._damaged else ""
@@ -147,7 +154,10 @@ class Ledger:
             keys, stamp = list(rows), {} if table in INTERNAL else self._stamp
             for first in range(0, len(keys), _TOGETHER):
                 part = keys[first : first + _TOGETHER]
-                entries.append((table, part, _json([{**stamp, **rows[key]} for key in part])))
+                stored = [{**stamp, **rows[key]} for key in part]
+                is_plain = table in INTERNAL or _is_plain(stored)
+                text = _json(stored) if is_plain else json.dumps(stored).encode()
+                entries.append((table, part, text))
         with self._lock:
             self._append(entries)
             self.changes += bool(entries)
@@ -165,12 +175,13 @@ class Ledger:
             place = self._places.get(table, {}).get(key)
             if place is None:
                 return None
-            last, rows = self._read_last.get(table, (None, {}))
-            if last != place or key not in rows:
+            if key not in self._read_rows.get(place, ()):
+                if self._read_bytes > _MOST_READ:
+                    self._read_rows, self._read_bytes = {}, 0
                 keys, text = self._line(place)
-                rows = dict(zip(keys, _parsed(text), strict=True))
-                self._read_last[table] = place, rows
-            return rows.pop(key)  # the caller may change it
+                self._read_rows[place] = dict(zip(keys, _parsed(text), strict=True))
+                self._read_bytes += len(text)
+            return self._read_rows[place].pop(key)  # the caller may change it
 
     def rows(self, table: str) -> list[Row]:
         """Return all rows of a table, in the order in which their keys first appeared."""
@@ -475,6 +486,12 @@ def decode(line: Any) -> tuple[str, list[str], bytes, int] | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return None
+
+
+def _is_plain(rows: Sequence[Row]) -> bool:
+    """Whether rows have only values that come back as they are; pydantic writes sets and paths."""
+    types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
+    return types <= _PLAIN and {*map(type, set().union(*rows))} <= {str}
 
 
 def _json(value: Any) -> bytes:

@@ -187,5 +187,7 @@ class SharedLedger(Ledger):
 
     def check_status(self) -> None:
         """Raise LostLeaseError unless this command writes the status, as the first that lives."""
-        if not self.is_alone and (self._leaves or any(map(self._lives, range(self._number)))):
+        with self._lock:  # others drop what is known of the living
+            is_later = self._leaves or any(map(self._lives, range(self._number)))
+        if is_later and not self.is_alone:
             raise LostLeaseError(self._run.shown, "another job of this run")

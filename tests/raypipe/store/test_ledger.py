@@ -101,12 +101,13 @@ def crash(run: RunDirectory, ledger: Ledger, table: str, key: str, part: float) 
     return False
 
 
-def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere):
+@pytest.mark.parametrize("value", [object(), {1}, b"x", [Path("a")], {(1, 2): 3}])
+def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere, value):
     ledger = Ledger(anywhere)
-    ledger.put("units", {"a": {"x": 1}})
+    ledger.put("calls", {"a": {"x": 1}})
     with pytest.raises(TypeError):
-        ledger.put("units", {"b": {"x": 2}, "c": {"x": object()}})
-    assert contents(ledger) == contents(Ledger(anywhere)) == {"units": [("a", {"x": 1})]}
+        ledger.put("calls", {"b": {"x": 2}, "c": {"x": value}})
+    assert contents(ledger) == contents(Ledger(anywhere)) == {"calls": [("a", {"x": 1})]}
 
 
 def test_a_reader_writes_nothing(run, caplog):
