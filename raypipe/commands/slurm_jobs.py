@@ -80,7 +80,7 @@ def job_of(run: RunDirectory) -> str:
     """Return the id of the job of a run that waits or runs; empty without one, or without SLURM."""
     with suppress(ConfigError, FileNotFoundError):
         for job, state, comment in _jobs():
-            if comment == run.shown and state != "COMPLETING":
+            if comment == run.shown and not state.startswith("COMPLETING"):  # a reason may follow
                 return job
     return ""
 

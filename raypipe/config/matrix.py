@@ -52,7 +52,7 @@ class MetricSettings(Settings):
 class SearchSettings(AxesSettings):
     """Points proposed by Optuna, each from the metrics of those before it."""
 
-    metrics: tuple[MetricSettings, ...] = Field(min_length=1)
+    metrics: tuple[MetricSettings, ...]
     """The metric to optimize; several ask for a Pareto front."""
     trials: PositiveInt
     """Number of proposed points."""
@@ -67,6 +67,8 @@ class SearchSettings(AxesSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> SearchSettings:
+        if not self.metrics:  # a bound of the field would add a mistake to that of each metric
+            raise ValueError("metrics: none is given")
         names = [(each.metric, each.where) for each in self.metrics]
         for place, name in enumerate(names):
             if name in names[:place]:

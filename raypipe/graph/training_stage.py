@@ -217,14 +217,18 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
 
 
 def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
-    """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``."""
+    """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``.
+
+    One whose speed is measured runs alone on a node, whatever is left to do beside it.
+    """
     scaling, session = job.settings.scaling, context.session
     cpus = scaling.reserved_cpus
     if scaling.cpus_per_worker == "auto" and not scaling.gpus_per_worker:
         cpus = float(min(node.cpus for node in session.nodes))
         if session.launcher.concurrent:
             loaders = cpus_of_a_worker(job.settings) - scaling.reserved_cpus
-            cpus = cpus // (1 + len(context.beside())) // scaling.worker_count - loaders
+            others = 0 if job.measured else len(context.beside())
+            cpus = cpus // (1 + others) // scaling.worker_count - loaders
         cpus = max(1.0, cpus)
     return replace(job, settings=job.settings.changed("scaling", cpus_per_worker=cpus))
 

@@ -157,8 +157,8 @@ def running(
 
     """
     errors, pipe = deque[str](maxlen=_MOST_LINES), subprocess.PIPE
-    program = process_tree.start(grace_s, *argv, cwd=directory, env=environment, output=pipe)
     with log.open("ab", buffering=0) as file:
+        program = process_tree.start(grace_s, *argv, cwd=directory, env=environment, output=pipe)
         outputs = (
             (program.stdout, file, on_line),
             (program.stderr, file, lambda line: errors.append(line[:_LONGEST_SHOWN])),

@@ -370,9 +370,8 @@ class Sweep:
 
     def _job(self, trial: Trial) -> TrainingJob:
         job = job_of(self._context, trial.unit, trial.training, self._context.run_dir)
-        if measured := self.settings.kind == "systems":
-            job = with_cpus(self._context, job)
-        return replace(job, attempt=trial.attempt, measured=measured)
+        job = replace(job, attempt=trial.attempt, measured=self.settings.kind == "systems")
+        return with_cpus(self._context, job) if job.measured else job
 
     def _record(
         self, trial: Trial, job: TrainingJob, status: str, outcome: Row, *, finished: bool = True

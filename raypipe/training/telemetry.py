@@ -89,7 +89,8 @@ class Telemetry:
 
     def steady(self) -> None:
         """End the warm-up: later samples count toward the means."""
-        self._sample()
+        if not self._stop.is_set():  # else the GPU is closed, and the energy would be unknown
+            self._sample()
         with self._lock:
             self._warms_up = False
 

@@ -74,6 +74,8 @@ def test_a_job_is_followed_until_it_has_left_the_queue(slurm, monkeypatch):
     monkeypatch.setattr(slurm_jobs.time, "sleep", lambda _: Path("queue").unlink())
     printed = raypipe("watch", "out", expected=1)
     assert printed == "job 7: PENDING (Priority)\njob 7 has ended before its run began\nno cuda\n"
+    Path("queue").write_text(f"7|COMPLETING|NonZeroExitCode|{run.shown}\n")
+    assert not slurm_jobs.job_of(run)
 
 
 # the end of a run

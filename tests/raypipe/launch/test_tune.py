@@ -238,7 +238,7 @@ def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
     plan, run = BatchPlan(1, 1, workers, workers), rp.RunDirectory.at(tmp_path)
     job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
     session = Namespace(nodes=[Namespace(cpus=16)], launcher=Namespace(concurrent=True))
-    context = Namespace(session=session, beside=list)
+    context = Namespace(session=session, beside=lambda: "ab")
     sized = with_cpus(cast("StageContext", context), job) if measured else job
     assert launched._slots(sized) == slots
     alone = measured and not gpus

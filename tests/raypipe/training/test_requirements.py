@@ -51,6 +51,7 @@ def test_a_training_on_mig_slices_has_one_worker() -> None:
 @dataclass
 class Job:
     settings: TrainStageSettings
+    measured: bool = False
 
 
 @pytest.mark.parametrize(("asked", "on_ray", "cpus"), [("auto", 1, 2), ("auto", 0, 8), (3, 1, 3)])
