@@ -31,6 +31,7 @@ from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_se
 
 log = logging.getLogger(__name__)
 
+_MAX_MISTAKES = 50
 _MAX_SHOWN = 300
 #: similarity from which one name of a key is a misspelling of another
 _NEAR = 0.65
@@ -222,11 +223,15 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         lines: dict[str, str] = {}
-        for detail in error.errors():
+        details = error.errors()
+        for detail in details[:_MAX_MISTAKES]:
             where, what = _explain(detail, levels, model)
             # a union type reports an error per alternative
             lines[where] = f"{lines[where]}, or {what}" if where in lines else what
-        raise ConfigError("\n".join(map(": ".join, lines.items()))) from error
+        message = "\n".join(f"{where}: {what}" for where, what in lines.items())
+        if len(details) > _MAX_MISTAKES:
+            message += f"\n... and {len(details) - _MAX_MISTAKES} more"
+        raise ConfigError(message) from error
 
 
 def _explain(

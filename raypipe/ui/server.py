@@ -6,6 +6,7 @@ text of a request is ever a path.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import ipaddress
 import secrets
@@ -62,6 +63,7 @@ def answer(pages: Pages, listener: socket.socket, token: str = "", name: str = "
         application(pages, token, name), log_level="warning", access_log=False, lifespan="off",
         ws="none", server_header=False, timeout_graceful_shutdown=_SECONDS,
     )  # fmt: skip
+    gc.freeze()  # pages collect garbage, and not among all that was imported
     uvicorn.Server(config).run(sockets=[listener])
 
 
