@@ -321,8 +321,9 @@ def lines(
         _draw(axes, line, stroke, is_named=few or place == first)
         if few and line.raw is None and len(line.x) <= _MOST_TIPS:
             _draw_tips(axes, line, stroke, xlabel, column)
-    across = np.unique(np.concatenate([line.x for line in drawn]))
+    across = np.concatenate([line.x for line in drawn])
     frame_x(axes, across, np.inf if from_0 else 30.0)
+    across = np.unique(across)
     scaled = np.log(across) if axes.get_xscale() == "log" else across
     if from_0:
         axes.set_xlim(0, max(1.0, float(across[-1])))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import mimetypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +82,14 @@ _LEAST_PARALLEL, _MOST_PARALLEL = 10, 300  # points; of fewer the best tenth is 
 _MOST_UPRIGHT = 7  # axes of points as lines
 _MOST_PICTURES, _MOST_NAMES = 8, 50  # of the files that calls wrote
 _LARGEST_PICTURE = 2**19  # bytes
-_PICTURES = ("image/png", "image/jpeg", "image/svg+xml")  # media types
+#: media types of pictures and their first bytes, by the ends of their names
+_JPEG = "image/jpeg", b"\xff\xd8\xff"
+_PICTURES = {
+    ".png": ("image/png", b"\x89PNG\r\n\x1a\n"),
+    ".jpg": _JPEG,
+    ".jpeg": _JPEG,
+    ".svg": ("image/svg+xml", b""),
+}
 #: tables of a comparison, and their captions
 _COMPARED = {
     "variant_metrics": "Means over seeds; unmatched numbers have no counterpart at another value",
@@ -129,7 +136,7 @@ def files_section(run: RunResults) -> Section:
         is_rising = column.better == "lower"
         rows = rows.sort_values(column.name, ascending=is_rising, key=as_numbers, kind="stable")
     files = files_of(run.directory, rows)
-    pictures = [each for each in files if mimetypes.guess_type(each.name)[0] in _PICTURES]
+    pictures = [each for each in files if PurePath(each.name).suffix.lower() in _PICTURES]
     images = {each: image for each in pictures[:_MOST_PICTURES] if (image := _image(each))}
     others = [(each.call, each.name) for each in files if each not in images]
     text = f"{counted(len(files), 'file')}, in files/ of the run directory."
@@ -140,14 +147,14 @@ def files_section(run: RunResults) -> Section:
 
 
 def _image(file: RunFile) -> Image | None:
-    """Return the picture in a file; None if it is too large, lost, or behind a link."""
+    """Return the picture in a file; None if it is too large, damaged, lost, or behind a link."""
+    media_type, start = _PICTURES[PurePath(file.name).suffix.lower()]
     if file.is_linked:  # nothing from outside of a run is on its page
         return None
     with suppress(OSError), file.open() as stream:
         content = stream.read(_LARGEST_PICTURE + 1)
-        if len(content) <= _LARGEST_PICTURE:
-            media_type, _ = mimetypes.guess_type(file.name)
-            return Image(file.call, file.name, str(media_type), content)
+        if content.startswith(start) and len(content) <= _LARGEST_PICTURE:
+            return Image(file.call, file.name, media_type, content)
     return None
 
 
