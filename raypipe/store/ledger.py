@@ -154,10 +154,7 @@ class Ledger:
             keys, stamp = list(rows), {} if table in INTERNAL else self._stamp
             for first in range(0, len(keys), _TOGETHER):
                 part = keys[first : first + _TOGETHER]
-                stored = [{**stamp, **rows[key]} for key in part]
-                is_plain = table in INTERNAL or _is_plain(stored)
-                text = _json(stored) if is_plain else json.dumps(stored).encode()
-                entries.append((table, part, text))
+                entries += _as_entries(table, part, [{**stamp, **rows[key]} for key in part])
         with self._lock:
             self._append(entries)
             self.changes += bool(entries)
@@ -486,6 +483,17 @@ def decode(line: Any) -> tuple[str, list[str], bytes, int] | None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass
     return None
+
+
+def _as_entries(table: str, keys: list[str], rows: list[Row]) -> list[Entry]:
+    """Return rows to put together: one entry, or several of long rows. Raises TypeError."""
+    is_plain = table in INTERNAL or _is_plain(rows)
+    text = _json(rows) if is_plain else json.dumps(rows).encode()
+    if len(text) <= _MOST_READ or len(keys) == 1:
+        return [(table, keys, text)]
+    half = len(keys) // 2  # reading one row parses all of its line
+    halves = (keys[:half], rows[:half]), (keys[half:], rows[half:])
+    return [entry for part in halves for entry in _as_entries(table, *part)]
 
 
 def _is_plain(rows: Sequence[Row]) -> bool:
