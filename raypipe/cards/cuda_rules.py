@@ -139,7 +139,7 @@ def _rms_norm(
 ) -> Tensor:
     """Return the norm by one kernel; on a CPU, and under fake tensors, it is several.
 
-    The layer norm stands for it, whose passes keep one number more per row: the mean.
+    Layer norm stands in for it: also one kernel per pass, but it stores the mean of each row, too.
     """
     del eps
     done: Tensor = aten.native_layer_norm(input, normalized_shape, weight, None, 0.0)[0]

@@ -217,7 +217,7 @@ def _share_of(work: Work, given: str | os.PathLike[str] | None, place: RunDirect
 
 
 class _Command:
-    """A command that nothing refuses, from its checks to the message at its end.
+    """A command that fills a run directory, from its checks to the message at its end.
 
     ``text`` continues it. It has a ``status`` once its run is recorded, and in the end an
     ``outcome``: how it ended, and why it did not succeed. ``shared`` is the ledger of a run that

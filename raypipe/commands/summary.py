@@ -91,7 +91,7 @@ class Summary:
 
     @property
     def jobs(self) -> str:
-        """How many commands share a run that goes on: ``4 jobs``; empty for one."""
+        """The number of living commands that share the run: ``4 jobs``; empty for one."""
         several = self.status == "running" and self.details.jobs > 1
         return f"{self.details.jobs} jobs" if several else ""
 

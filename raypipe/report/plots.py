@@ -344,7 +344,7 @@ def lines(
 
 
 def _draw_measurements(axes: Axes, line: Line, stroke: Stroke) -> None:
-    """Draw what a line is smoothed from, or the mean of."""
+    """Draw the raw values behind a smoothed line, and the measurements behind a mean."""
     if line.raw is not None:
         axes.plot(line.x, line.raw, color=stroke.color, linewidth=0.6, alpha=0.35)
     if line.points is not None:
@@ -367,7 +367,7 @@ def _draw(axes: Axes, line: Line, stroke: Stroke, *, is_named: bool) -> None:
 
 
 def _draw_tips(axes: Axes, line: Line, stroke: Stroke, xlabel: str, column: str) -> None:
-    """Draw a dot at each point of a line, which shows its value at the pointer."""
+    """Draw a dot at each point of a line; at the pointer it shows its value."""
     for x, y, half in zip(line.x, line.y, line.halves, strict=True):
         (dot,) = axes.plot([x], [y], "o", color=stroke.color, markersize=4)
         text = with_interval(column, float(y), float(half) or np.nan)
@@ -387,7 +387,7 @@ def _ring_best(axes: Axes, drawn: Sequence[Line], xlabel: str, column: str, bett
 
 
 def _wrapped(names: Sequence[str]) -> list[str]:
-    """Return names in the lines that there is room for; a line may end after "="."""
+    """Shorten names and wrap them to the room next to the axes; a line may end after "="."""
     wrapper = TextWrapper(_LABEL_WIDTH, break_on_hyphens=False)
     short = short_labels(names, _LABEL_WIDTH * _LABEL_LINES)
     return [wrapper.fill(text.replace("=", "= ")).replace("= ", "=") for text in short]

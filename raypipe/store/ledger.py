@@ -511,7 +511,7 @@ def _json(value: Any) -> bytes:
 
 
 def _parsed(text: bytes) -> Any:
-    """Return what a text of JSON says."""
+    """Parse JSON."""
     try:
         return from_json(text)  # in half the time of Python's
     except ValueError:  # half a surrogate pair, which names of files may have

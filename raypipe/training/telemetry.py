@@ -45,9 +45,9 @@ class Telemetry:
     rows exceed their limit, every other one is dropped, and from then on every other sample; means
     are those of the rows.
 
-    If another program trains, they are of the process ``program`` and its descendants, and of
-    ``gpu``, None on CPUs. The peak memory of the GPU is then what was in use on the whole card:
-    this process does not use CUDA, which would take memory of the GPU.
+    If another program trains, the samples are those of the process ``program``, its descendants,
+    and ``gpu`` (None on CPUs). The peak memory of the GPU is then the most in use on the whole
+    card: this process does not use CUDA, which would take memory of the GPU.
     """
 
     def __init__(
