@@ -346,7 +346,9 @@ def _computed(
 def _owner(key: str, row: Row, units: Container[str]) -> str:
     """Return the unit whose result a row is, by its key or its stage; empty if none is named."""
     variant = str(row.get("variant", BASE))
-    parts = key.partition(f"@{variant}")[0].split("/")
+    while variant != BASE and key.endswith(f"@{variant}"):
+        key = key.removesuffix(f"@{variant}")
+    parts = key.split("/")
     named = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
     names = (variant_name(str(each), variant) for each in (*named, row.get("stage")))
     return next((name for name in names if name in units), "")
