@@ -124,7 +124,11 @@ def cancel(run: RunDirectory) -> str:
 
     """
     if job := job_of(run):
-        _slurm("scancel", job)
+        if not any(state.startswith("RUNNING") for found, state, _ in _jobs() if found == job):
+            _slurm("scancel", job)
+        else:  # the script alone, which ends the run: Ray aborts a command whose servers end first
+            _slurm("scancel", "--state=PENDING", job)
+            _slurm("scancel", "--batch", "--signal=TERM", job)
         return f"job {job} is canceled; finished units are kept"
     found = summary.summary(opened(run.location))
     pid, host = found.details.pid, found.details.host

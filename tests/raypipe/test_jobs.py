@@ -30,7 +30,7 @@ def slurm(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         'for w; do [[ $w != --comment=* ]] || echo "7|PENDING|Priority|${w#*=}" > queue; done\n'
         "cat > script && bash -n script && echo 7",
         "squeue": "cat queue 2> /dev/null || true",
-        "scancel": "rm queue",
+        "scancel": "rm -f queue",
     }
     for name, text in programs.items():
         program = work / "bin" / name
