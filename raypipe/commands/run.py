@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raypipe import faults, import_path
 from raypipe.commands import RUNS, cluster, runs_location, seconds_of
@@ -31,7 +31,7 @@ from raypipe.graph.experiment import Stage
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.progress import Display, Durations
 from raypipe.graph.runner import GraphRunner
-from raypipe.graph.source import keep_code, with_scripts
+from raypipe.graph.source import SourceCode, keep_code, with_scripts
 from raypipe.graph.tracking import Trackers
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
@@ -99,9 +99,8 @@ def execute(
 
         # refuse
         share = stack.enter_context(_share_of(work, run_dir, place)) if shared else None
-        may_grow, given = launcher is not None, (work, place, again(place))
-        command = _Command(*given, local=local, report=report, may_grow=may_grow)
-        if command.is_shown:
+        command = _Command(work, place, again(place), local=local, report=report)
+        if command.check(may_grow=launcher is not None):
             at_start(place)
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             at_end(work.configuration, place)
@@ -217,7 +216,7 @@ def _share_of(work: Work, given: str | os.PathLike[str] | None, place: RunDirect
 
 
 class _Command:
-    """A command that fills a run directory, from its checks to the message at its end.
+    """A command, from its checks to the message at its end.
 
     ``text`` continues it. It has a ``status`` once its run is recorded, and in the end an
     ``outcome``: how it ended, and why it did not succeed. ``shared`` is the ledger of a run that
@@ -229,22 +228,13 @@ class _Command:
         text: the command that continues it.
         local: whether it runs in this process.
         report: whether the page is wanted.
-        may_grow: whether nodes may come, as in a cluster.
-
-    Raises:
-        ConfigError: the hardware or what is stored refuses it.
 
     """
 
+    _code: SourceCode
+
     def __init__(
-        self,
-        work: Work,
-        place: RunDirectory,
-        text: str,
-        *,
-        local: bool,
-        report: bool,
-        may_grow: bool,
+        self, work: Work, place: RunDirectory, text: str, *, local: bool, report: bool
     ) -> None:
         self.work, self.place, self.text = work, place, text
         self._is_local, self._wants_report = local, report
@@ -253,8 +243,25 @@ class _Command:
         self.outcome = "", ""
         self.shared: SharedLedger | None = None
         self.display = Display(live=not local)
+        self._recipient: Sequence[str] = ()
+        #: the version of the ledger that it was compared with
+        self._seen: tuple[Any, ...] = ()
+
+    def check(self, *, may_grow: bool) -> bool:
+        """Refuse what the hardware or the stored results rule out, and print the run directory.
+
+        ``may_grow`` says that nodes may come, as in a cluster.
+
+        Returns:
+            Whether all that is asked for is stored and shown.
+
+        Raises:
+            ConfigError: it is refused.
+
+        """
+        work, place = self.work, self.place
         settings = work.configuration.settings
-        work.check(may_grow=may_grow or local)
+        work.check(may_grow=may_grow or self._is_local)
         stored = Ledger(place, writable=False)
         tracking.check(settings.tracking, place)
         stages, is_stored, warning = work.resumed(place, stored)
@@ -263,7 +270,6 @@ class _Command:
 
             check_initial_weights(place, stored, stages, work.configuration.origin)
         self._code = with_scripts(work.configuration.source(), stages)
-        self._recipient: Sequence[str] = ()
         if settings.notify:
             from raypipe.commands import notify
 
@@ -271,9 +277,8 @@ class _Command:
         damage = f"WARNING: the ledger is damaged: {stored.damage}" if stored.damage else ""
         for line in filter(None, (f"run directory: {place.shown}", damage, warning)):
             print(line, flush=True)
-        self._seen = stored.version  # that it was compared with
-        #: whether all is stored and shown
-        self.is_shown = is_stored and not damage and self._is_shown(stored, stages)
+        self._seen = stored.version
+        return is_stored and not damage and self._is_shown(stored, stages)
 
     def _is_shown(self, ledger: Ledger, stages: Sequence[Stage]) -> bool:
         """Whether the report and the tables exist, written after the last unit was stored.
