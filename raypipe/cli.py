@@ -162,7 +162,7 @@ def _run(verb: Callable[..., Any], given: dict[str, Any]) -> int:
     """Run a verb and print what it returns; return the exit status."""
     given.pop("_listed", None)
     if verb in _SLOW:
-        # it imports some 300,000 objects that stay: collecting among them took 7 % of the start
+        # it imports some 300,000 objects that stay: collecting among them takes 7 % of the start
         gc.set_threshold(500_000, 20, 100)
         if sys.stdout.isatty():  # before imports of seconds; the next line covers it
             print("starting ...", end="\r", flush=True)

@@ -145,7 +145,8 @@ class Display:
         These are fields of :class:`~raypipe.store.run_status.RunStatus`.
         """
         rest, use = self._look()
-        counts = {name: self.counts[name]() for name in [*self._running] if name in self.counts}
+        known = dict(self.counts)  # stages that end remove theirs
+        counts = {name: known[name]() for name in [*self._running] if name in known}
         with self._lock:
             running = [
                 {

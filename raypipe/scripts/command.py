@@ -179,6 +179,13 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     )
 
 
+def _split(text: str, where: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}; quotes must be in pairs") from error
+
+
 def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: str) -> set[str]:
     """Return the names of the placeholders in the texts that are used.
 
@@ -191,10 +198,7 @@ def placeholders(settings: ScriptStageSettings, known: Collection[str], stage: s
     names = {*_names(settings.command, where, in_command)}
     resume = _names(settings.resume, f"{stage}.resume", known)
     _names(settings.metrics or "", f"{stage}.metrics", known)
-    try:
-        parts, _ = shlex.split(settings.command), shlex.split(settings.resume)
-    except ValueError as error:
-        raise ValueError(f"{where}, {stage}.resume: {error}; quotes must be in pairs") from error
+    parts, _ = _split(settings.command, where), _split(settings.resume, f"{stage}.resume")
     if not parts:
         raise ValueError(f"{where}: is empty")
     for part in parts:

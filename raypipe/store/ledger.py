@@ -497,7 +497,7 @@ def _as_entries(table: str, keys: list[str], rows: list[Row]) -> list[Entry]:
 
 
 def _is_plain(rows: Sequence[Row]) -> bool:
-    """Whether rows have only values that come back as they are; pydantic writes sets and paths."""
+    """Whether pydantic encodes the rows as Python does; it would accept sets, dates and paths."""
     types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
     return types <= _PLAIN and {*map(type, set().union(*rows))} <= {str}
 
@@ -506,7 +506,7 @@ def _json(value: Any) -> bytes:
     """Return plain values as JSON. Raises TypeError."""
     try:
         return to_json(value)  # in half the time of Python's
-    except ValueError:  # as of ``_parsed``, or a value that is not plain
+    except ValueError:  # half a surrogate pair, or what JSON cannot hold: a TypeError
         return json.dumps(value).encode()
 
 

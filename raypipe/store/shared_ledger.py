@@ -167,7 +167,8 @@ class SharedLedger(Ledger):
             EndedElsewhereError: another one was alone before, and has written everything.
 
         """
-        self._leaves = True  # the one that is alone may have written the end when this one is next
+        # from here on another job may write the end: do not overwrite it with `running`
+        self._leaves = True
         # on NFS and Lustre, each of two that keep their share would wait for the other's
         fcntl.flock(self._share.whole, fcntl.LOCK_UN)
         fcntl.flock(self._share.whole, how)
@@ -187,7 +188,6 @@ class SharedLedger(Ledger):
 
     def check_status(self) -> None:
         """Raise LostLeaseError unless this command writes the status, as the first that lives."""
-        with self._lock:  # others drop what is known of the living
-            is_later = self._leaves or any(map(self._lives, range(self._number)))
-        if is_later and not self.is_alone:
+        locks = (f"{self._run.lock}-{number}" for number in range(self._number))
+        if not self.is_alone and (self._leaves or any(map(is_locked, locks))):
             raise LostLeaseError(self._run.shown, "another job of this run")

@@ -222,7 +222,7 @@ def _made(sections: Sequence[Section], before: Sequence[str] = ()) -> Made:
     found = parts.anchored([*(Section(title, [title]) for title in before), *sections])
     own = dict([*found.items()][len(before) :])
     content = parts.content(own, _drawing)
-    gc.collect()  # figures are cycles of objects: a page that grows left 100 MiB of them in an hour
+    gc.collect()  # figures are cycles of objects: a page that grows would keep 100 MiB an hour
     return {anchor: each.title for anchor, each in own.items()}, content
 
 

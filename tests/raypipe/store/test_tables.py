@@ -112,7 +112,7 @@ def test_times_with_and_without_a_fraction_of_a_second(run):
     assert found == [second.replace(microsecond=6), second, None, second]
 
 
-def test_a_declaration_is_read_as_it_was_written_or_has_what_measures(run):
+def test_a_declaration_is_read_as_it_was_written_or_has_no_columns(run):
     columns = Column("method", "text", "Who."), Column("f1", "real", "F1.", "%", better="higher")
     table = Table("t", "a row", columns, axes=("method",), headline={"level": "all"}, open=True,
                   baselines=(0,), order=str)  # fmt: skip
