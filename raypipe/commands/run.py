@@ -460,6 +460,8 @@ def _leading(best: Headline) -> str:
     ]
     for row in rows if all(each.runs == 1 for each in best.ranking) else ():
         del row["runs"]
+    if (rival := best.baseline) is not None:  # else a contender below it looks like the second best
+        rows.append({"point": f"baseline {rival.label}", best.column.name: rival.mean})
     return view(rows, terminal_width(), whole=True)
 
 

@@ -88,7 +88,8 @@ def view(
         longest = max(map(cell_len, names))
         lines = [f"{name:{longest}}  {cells[name][0]}" for name in names]
     else:
-        first = [*(first or [*[*values][:1], *measures])]
+        kinds = [n for n in names if n not in numbers and len({*cells[n]}) < len(rows)]
+        first = [*(first or [*[*values][:1], *kinds, *measures])]  # kinds tell rows apart
         ranked = sorted(names, key=lambda name: [*first, name].index(name))
         least = {name: max(map(cell_len, (name, *" ".join(cells[name]).split()))) for name in names}
         shown = []

@@ -57,6 +57,7 @@ MOST_LINES = 8
 #: rows of a chart of dots
 MOST_DOTS = 24
 _LONGEST = 22  # characters of a label
+_LEGEND_LINES = 18
 _LABEL_WIDTH, _LABEL_LINES = 17, 3  # characters and lines of a name right of the axes
 _LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
@@ -244,7 +245,7 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
     axis.set_major_formatter(lambda v, _: scientific(v) if ratio > 1e6 else number(v))
 
 
-def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
+def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]], title: str = "") -> None:
     """Name lines right of the axes, in the order of their last y values."""
     from matplotlib.lines import Line2D
 
@@ -254,7 +255,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
     ]
     axes.legend(
         handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), handlelength=0.9,
-        handletextpad=0.5, borderaxespad=0.0, borderpad=0.0,
+        handletextpad=0.5, borderaxespad=0.0, borderpad=0.0, title=title or None,
     )  # fmt: skip
 
 
@@ -335,8 +336,13 @@ def lines(
     if better:
         _ring_best(axes, [drawn[place] for place in shown], xlabel, column, better)
     if not alone:
-        labels = _wrapped([line.name for line in drawn])
-        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown])
+        names, title = [line.name for line in drawn], ""
+        labels = _wrapped(names)
+        keys = {", ".join(re.findall(r"([^,=\s]+)=", name)) for name in names}
+        if sum(labels[place].count("\n") + 1 for place in shown) > _LEGEND_LINES and len(keys) == 1:
+            (title,) = _wrapped([*keys])  # once, as the names would be taller than the figure
+            labels = _wrapped([re.sub(r"[^,=\s]+=", "", name) for name in names])
+        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown], title)
     axes.set_xlabel(xlabel)
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
@@ -476,6 +482,8 @@ def dots(
     if 0 <= ends[0] < 0.6 * ends[1] and not needs_log(ends, 100):
         axes.set_xlim(left=0)  # a dot's distance from the left then shows its size
     frame_x(axes, ends, 100)
+    if axes.get_xscale() == "log":
+        axes.set_xlabel("logarithmic")
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     return figure

@@ -313,7 +313,7 @@ def _results(run: RunDirectory, known: RunStatus, is_running: bool) -> RunResult
 
     The tables of a stage that runs are those of the ledger: it writes them at its end.
     """
-    found = results_of(run, steps=True)
+    found = replace(results_of(run, steps=True), command=known.command)
     if found.configuration and (document := stored_document(run)).function:
         found = replace(found, declared=of_report(stored_experiment(document)))
     if is_running:
