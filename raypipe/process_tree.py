@@ -152,7 +152,8 @@ def end_with_parent() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    with suppress(AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _children(pid: int) -> list[int]:

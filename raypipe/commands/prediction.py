@@ -71,6 +71,7 @@ def predict(
         rows.sort(key=lambda row: (row["stage"], -_speed(row)))
     fitting = [row for row in rows if row["micro_batch"] is not None]
     by_energy = sorted(fitting, key=lambda row: row["energy_kwh"])
+    # the last of equal keys is kept: the row that takes the least energy
     thriftiest = {row["stage"]: row for row in reversed(by_energy)}
     for row in rows:
         row["recommended"] = row is thriftiest.get(row["stage"])

@@ -323,8 +323,12 @@ class _Command:
                 place.delete(place.report)
         about = self.text, work.configuration.profile, self._code.fingerprint
         begun = first_status(place, work.name, run["run_id"], *about)
-        show, jobs = self.display.snapshot, self.shared.members if self.shared is not None else int
-        return run["run_id"], StatusWriter(place, begun, lambda: {**show(), "jobs": jobs()}, check)
+
+        def snapshot() -> dict[str, Any]:
+            jobs = 0 if self.shared is None else self.shared.members()
+            return {**self.display.snapshot(), "jobs": jobs}
+
+        return run["run_id"], StatusWriter(place, begun, snapshot, check)
 
     def launcher(self, running: Launcher | None, stack: ExitStack) -> Launcher:
         """Say what runs where; return the launcher: a running one, or a new one."""

@@ -124,11 +124,12 @@ def cancel(run: RunDirectory) -> str:
 
     """
     if job := job_of(run):
-        if not any(state.startswith("RUNNING") for found, state, _ in _jobs() if found == job):
-            _slurm("scancel", job)
-        else:  # the script alone, which ends the run: Ray aborts a command whose servers end first
+        if any(state.startswith("RUNNING") for found, state, _ in _jobs() if found == job):
+            # the script alone, which ends the run: Ray aborts a command whose servers end first
             _slurm("scancel", "--state=PENDING", job)
             _slurm("scancel", "--batch", "--signal=TERM", job)
+        else:
+            _slurm("scancel", job)
         return f"job {job} is canceled; finished units are kept"
     found = summary.summary(opened(run.location))
     pid, host = found.details.pid, found.details.host

@@ -395,7 +395,7 @@ def log_text(run_dir: str, unit: str) -> str:
     """
     run = opened(run_dir)
     failures, logs = Ledger.to_read(run).rows("failures"), run.list(run.logs)
-    name = _chosen(run, unit, list(dict.fromkeys([*logs, *(row["log"] for row in failures)])))
+    name = _chosen(run, unit, logs, failures)
     if name in logs:
         return shown_log(run.read(run.path("logs", name)).decode(errors="replace"))
     rows = (row for row in failures if row["log"] == name)
@@ -408,21 +408,20 @@ def shown_log(content: str) -> str:
     return printable("\n".join(lines), keep="\n\t").rstrip()
 
 
-def _chosen(run: RunDirectory, unit: str, known: Sequence[str]) -> str:
+def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
     """Return the name of the log that a user means. Raises ConfigError."""
+    known = list(dict.fromkeys([*logs, *(row["log"] for row in failures)]))
     asked = unit.removeprefix("logs/").removesuffix(_LOG)
     exact = run.log(asked).rpartition("/")[2]
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
-    found = (
-        [exact]
-        if exact in known
-        else [
-            name
-            for name in known
-            if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
-        ]
-    )
+    failed = {row["log"] for row in failures if row["unit"] == unit}  # a long name is a hash there
+    found = [exact] if exact in known else [name for name in known if name in failed]
+    found = found or [
+        name
+        for name in known
+        if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
+    ]
     if len(found) == 1:
         return found[0]
     if found:

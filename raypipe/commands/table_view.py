@@ -88,8 +88,9 @@ def view(
         longest = max(map(cell_len, names))
         lines = [f"{name:{longest}}  {cells[name][0]}" for name in names]
     else:
+        # texts that repeat, such as that of a method, tell rows apart
         kinds = [n for n in names if n not in numbers and len({*cells[n]}) < len(rows)]
-        first = [*(first or [*[*values][:1], *kinds, *measures])]  # kinds tell rows apart
+        first = [*(first or [*[*values][:1], *kinds, *measures])]
         ranked = sorted(names, key=lambda name: [*first, name].index(name))
         least = {name: max(map(cell_len, (name, *" ".join(cells[name]).split()))) for name in names}
         shown = []

@@ -207,8 +207,7 @@ class StageContext:
     def count(self, ledger: SharedLedger) -> tuple[int, int]:
         """Return how many units are stored, by whichever command, and how many there are.
 
-        It looks only at those that were claimed since this command has claimed some: commands claim
-        them in order.
+        Commands claim units in order, so it stops at the first one that nobody has claimed.
         """
         total = len(self.stage.units)
         with ledger.exclusively():

@@ -165,7 +165,7 @@ class Control:
         # trainings that wait for resources, and those of them that tasks do not hold up
         self._waiting: dict[object, float] = {}
         self._passed: set[object] = set()
-        # running tasks of each pool, and when there was one last, or nothing to make room for
+        # running tasks of each pool; when a task last ran, or no training waited
         self._running: dict[object, int] = {}
         self._busy_at = 0.0
         self._lock = threading.Lock()

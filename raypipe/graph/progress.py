@@ -148,16 +148,12 @@ class Display:
         known = dict(self.counts)  # stages that end remove theirs
         counts = {name: known[name]() for name in [*self._running] if name in known}
         with self._lock:
+            counts = {n: (each.done, each.total) for n, each in self._running.items()} | counts
             running = [
                 {
                     "stage": name,
-                    **dict(
-                        zip(
-                            ("done", "total"),
-                            counts.get(name, (stage.done, stage.total)),
-                            strict=True,
-                        )
-                    ),
+                    "done": counts[name][0],
+                    "total": counts[name][1],
                     "seconds": round(time.monotonic() - stage.began, 1),
                     "note": without_credentials(stage.note),
                 }

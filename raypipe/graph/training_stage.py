@@ -219,7 +219,7 @@ def _workers(context: StageContext, settings: TrainStageSettings, effective_batc
 def with_cpus(context: StageContext, job: TrainingJob) -> TrainingJob:
     """Return a job with the CPUs of a worker, also for ``scaling.cpus_per_worker: auto``.
 
-    One whose speed is measured runs alone on a node, whatever is left to do beside it.
+    One whose speed is measured runs alone on a node, whichever stages are unfinished.
     """
     scaling, session = job.settings.scaling, context.session
     cpus = scaling.reserved_cpus

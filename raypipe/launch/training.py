@@ -231,7 +231,7 @@ def train_with_ray(
 
 #: for a worker, which runs many trainings
 _leave_out_imports_once = cache(leave_out_imports)
-#: one remote function for all trainings: for each one of its own, Ray would start another worker
+#: one remote function for all trainings: Ray would start another worker for each further one
 _TASK = ray.remote(train_with_ray)
 
 

@@ -21,10 +21,10 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from raypipe.report.formatting import cell, counted, heading
-from raypipe.report.plots import GRID, INK, MUTED, PAPER, TIP, Plot, encode, slug
+from raypipe.report.plots import BLUE, GRID, INK, MUTED, PAPER, TIP, Plot, encode, slug
 from raypipe.store.tables import ADDED
 
-_COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid", "#2856cf": "--blue"}
+_COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid", BLUE: "--blue"}
 _MOST_ROWS, _MOST_PLOTS = 20, 6  # that are not folded
 _TONES = {"succeeded": "good", "failed": "bad", "out_of_memory": "bad", "interrupted": "warn"}
 

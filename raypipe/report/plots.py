@@ -7,7 +7,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import TextWrapper
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The page replaces these by its own, so that a plot follows light and dark mode.
-INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
+INK, MUTED, GRID, PAPER, BLUE = "#23272f", "#69707d", "#e2e5ea", "#fffffe", "#2856cf"
 WIDTH, HEIGHT = 5.2, 3.5  # inches: readable on a phone, two side by side on a desk
 
 # Nine colors for readers with any color vision: under protanopia, deuteranopia and tritanopia
@@ -44,7 +44,7 @@ WIDTH, HEIGHT = 5.2, 3.5  # inches: readable on a phone, two side by side on a d
 # 0.08. Every color has a contrast of at least 2.6 on white and on the page's dark ground. The line
 # style is the second cue.
 _COLORS = (
-    *("#e28f00", "#9a2c8f", "#4e94f5", "#2856cf", "#e8265e"),
+    *("#e28f00", "#9a2c8f", "#4e94f5", BLUE, "#e8265e"),
     *("#9ca2ac", "#00907e", "#7b7303", "#c063c0"),
 )
 #: smallest text, in points: a phone shows a figure at nine tenths of its size
@@ -57,7 +57,7 @@ MOST_LINES = 8
 #: rows of a chart of dots
 MOST_DOTS = 24
 _LONGEST = 22  # characters of a label
-_LEGEND_LINES = 18
+_LEGEND_LINES = 18  # as many as fit next to the axes
 _LABEL_WIDTH, _LABEL_LINES = 17, 3  # characters and lines of a name right of the axes
 _LEAST_GAP = 1 / 5  # of an axis, between values that have a tick each
 _MOST_WRITTEN = 100  # cells of a heat map
@@ -336,13 +336,8 @@ def lines(
     if better:
         _ring_best(axes, [drawn[place] for place in shown], xlabel, column, better)
     if not alone:
-        names, title = [line.name for line in drawn], ""
-        labels = _wrapped(names)
-        keys = {", ".join(re.findall(r"([^,=\s]+)=", name)) for name in names}
-        if sum(labels[place].count("\n") + 1 for place in shown) > _LEGEND_LINES and len(keys) == 1:
-            (title,) = _wrapped([*keys])  # once, as the names would be taller than the figure
-            labels = _wrapped([re.sub(r"[^,=\s]+=", "", name) for name in names])
-        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown], title)
+        labels, keys = _labels([line.name for line in drawn], shown)
+        label_lines(axes, [(ends[place], labels[place], colors[place]) for place in shown], keys)
     axes.set_xlabel(xlabel)
     title = heading(column)
     axes.set_title(title + (" (logarithmic)" if axes.get_yscale() == "log" else ""))
@@ -390,6 +385,18 @@ def _ring_best(axes: Axes, drawn: Sequence[Line], xlabel: str, column: str, bett
     for point in rings:
         text = f"{cell(column, point[1])} at {xlabel} {number(point[0])}"
         mark_best(axes, *point, text if point == top else "")
+
+
+def _labels(names: Sequence[str], shown: Iterable[int]) -> tuple[list[str], str]:
+    """Return the labels of lines, and the title of their legend.
+
+    The title has the keys that all names share, if these would be taller than the figure.
+    """
+    labels = _wrapped(names)
+    keys = {", ".join(re.findall(r"([^,=\s]+)=", name)) for name in names}
+    if len(keys) > 1 or sum(labels[place].count("\n") + 1 for place in shown) <= _LEGEND_LINES:
+        return labels, ""
+    return _wrapped([re.sub(r"[^,=\s]+=", "", name) for name in names]), _wrapped([*keys])[0]
 
 
 def _wrapped(names: Sequence[str]) -> list[str]:

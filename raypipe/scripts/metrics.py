@@ -299,7 +299,7 @@ class ScriptHistory:
         return None if step is None else int(step)
 
     def check_losses(self, number: int = 1) -> None:
-        """Raise FloatingPointError if the last losses, so many, are not finite."""
+        """Raise FloatingPointError if the last ``number`` losses are not finite."""
         losses = [(n, row["loss"]) for n, row in sorted(self.rows.items()) if "loss" in row]
         last = losses[-number:]
         if len(last) == number and all(loss is None for _, loss in last):

@@ -1,6 +1,6 @@
 """Files that calls of a function write: their folder while a call runs, and as part of the run.
 
-A worker writes to a folder of its own, which is not yet a result. Once the call has succeeded, the
+A worker writes to a separate folder, which is not yet a result. Once the call has succeeded, the
 folder is renamed to that of the call in the run directory. In an object store, which cannot rename,
 the worker copies the files to it before.
 """

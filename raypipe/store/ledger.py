@@ -6,8 +6,8 @@ place of each row is kept in memory, since there may be millions. On a local fil
 is one growing file. Object storage cannot append, so there it is a few segments, which are merged
 before they become many. A line has rows of one table that were put together. It ends with its
 number in the file and the CRC-32 of the line, which reveals damaged, missing and misplaced lines.
-No two writers use the same segment name, and
-each segment is complete: if a replaced writer's segment arrives late, it only adds rows.
+No two writers use the same segment name, and each segment is complete: if a replaced writer's
+segment arrives late, it only adds rows.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class RunDirectory:
         return self.path("logs", f"{_file_name(unit)}.log")
 
     def call_files(self, unit: str) -> str:
-        """Return the folder of the files that a call wrote; each call has a folder of its own."""
+        """Return the folder of the files that a call wrote; each call has its own folder."""
         stage, _, call = self.trial_id(unit).partition("/")
         names = (_file_name(name, is_unique=True) for name in (stage, call))
         return self.path("files", *names)
@@ -197,7 +197,7 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raise ConfigError if the directory cannot be read; a missing one is accepted."""
-        ledger = self.ledger  # it opens the file system, with an error of its own
+        ledger = self.ledger  # it opens the file system, whose error says more
         try:
             self.list(ledger)
         except (OSError, ValueError) as error:
