@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import re
 import signal
 import stat
 import sys
@@ -40,9 +39,7 @@ def test_commands(work, case):
 )  # fmt: skip
 @pytest.mark.usefixtures("report")
 def test_a_lost_or_damaged_file_is_written_anew_though_nothing_is_to_do(work, name, size):
-    assert re.search(
-        r"^.*: .* CPUs, .*B, torch ", raypipe("run", "toy.yaml", "--run-dir", "out"), re.M
-    )
+    raypipe("run", "toy.yaml", "--run-dir", "out")
     file = work / "out" / name
     content = file.read_bytes()
     file.unlink()

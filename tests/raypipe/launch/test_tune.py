@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace as Namespace
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -17,13 +17,12 @@ from torch import nn
 
 import raypipe as rp
 from raypipe.faults import VARIABLE
-from raypipe.graph.context import StageContext
 from raypipe.graph.launcher import Launcher
 from raypipe.graph.runner import GraphRunner
-from raypipe.graph.training_stage import with_cpus
 from raypipe.launch import nodes
 from raypipe.launch import trials as launched
 from raypipe.launch.inline import InlineLauncher
+from raypipe.study.sweep import Sweep
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings
@@ -236,10 +235,13 @@ def test_trials_run_at_the_same_time_where_they_do_not_disturb_each_other(
         monkeypatch.setattr(module, "living_nodes", lambda: found)
     settings = rp.TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
     plan, run = BatchPlan(1, 1, workers, workers), rp.RunDirectory.at(tmp_path)
-    job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
+    job = TrainingJob("t", "run", Line(4, False), settings, plan, run)
+    monkeypatch.setattr("raypipe.study.sweep.job_of", lambda *_: job)
     session = Namespace(nodes=[Namespace(cpus=16)], launcher=Namespace(concurrent=True))
-    context = Namespace(session=session, beside=lambda: "ab")
-    sized = with_cpus(cast("StageContext", context), job) if measured else job
+    context = Namespace(session=session, beside=lambda: "ab", run_dir=run)
+    kind = Namespace(kind="systems" if measured else "quality")
+    trial: Any = Namespace(unit=None, training=None, attempt=1)
+    sized = Sweep._job(cast("Sweep", Namespace(_context=context, settings=kind)), trial)
     assert launched._slots(sized) == slots
     alone = measured and not gpus
     assert sized.settings.scaling.threads == (16 // workers if alone else 1)
