@@ -49,14 +49,11 @@ class ScriptStageSettings(TrainStageSettings):
     It runs in the current directory.
     """
     metrics: str | None = Field(None, min_length=1)
-    """File with the metrics that the script writes: lines of JSON, CSV (.csv) or the Trainer's
-    `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the newest file.
-    `stdout` for JSON lines on the standard output.
+    """File with the metrics that the script writes: lines of JSON, or CSV (.csv), relative to
+    `{output_dir}`. `stdout` for JSON lines on the standard output.
     """
     columns: dict[str, str] = Field(default_factory=dict)
-    """Names of the script's metrics by column, such as `loss: train/nll`, where raypipe does not
-    know them.
-    """
+    """Names of the script's metrics by column, such as `loss: train/nll`."""
     files: Operational[tuple[str, ...] | None] = None
     """Files and patterns (`src/**/*.py`) whose content decides the result; by default the script
     that the command names, and the modules next to it that it imports.

@@ -1,18 +1,19 @@
 """Metrics of a script: its records, read while it writes them, as rows of ``steps`` and a speed.
 
-At every look the newest file is read from its start, so that a file that grew, was written again
-or replaced by another one is one case.
+At every look the file is read from its start, so that a file that grew and one that was written
+again are one case.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,18 +29,6 @@ Record = dict[str, Any]
 
 #: share of the time that reading may take
 _SHARE = 0.1
-#: names of scripts and frameworks by their column; the first one that a script writes counts
-_COLUMNS = {
-    "global_step": "step",
-    "train_loss": "loss",
-    "train_loss_step": "loss",
-    "loss_step": "loss",
-    "training_loss": "loss",
-    "learning_rate": "lr",
-    "samples_per_second": "samples_per_s",
-    "tokens_per_second": "tokens_per_s",
-}
-_EVALUATION = re.compile(r"^(?:val|valid|validation|dev)_(?=.)")
 #: columns of the tables that are not a script's to fill
 _TAKEN = (*(column.name for column in STEPS.columns if column.type == "text"), *tables.ADDED)
 #: consecutive rows whose loss is not finite, after which a training is ended
@@ -51,41 +40,30 @@ _NO_STEPS = (
 
 
 class Reading(NamedTuple):
-    """All records of a file, and a remark on a line that cannot be read.
+    """Records that are new in a file, and a remark on a line that cannot be read.
 
-    ``restarted``: it does not continue what was read before.
+    ``restarted``: they do not continue what was read before.
     """
 
-    records: list[Record]
+    records: Sequence[Record]
     note: str = ""
     restarted: bool = False
 
 
 class MetricsFile:
-    """Reader of the newest file of a pattern, which may appear late, grow, or be truncated.
+    """Reader of a file, which may appear late, grow, or be written again.
 
-    Lines of JSON and CSV are read up to the last whole line. A ``.json`` file is a list of records,
-    or a document with one under ``log_history`` (``trainer_state.json`` of Hugging Face's Trainer).
+    Lines of JSON and CSV (``.csv``) are read up to the last whole line.
     """
 
-    def __init__(self, folder: Path, pattern: str) -> None:
-        self._folder, self._pattern = folder, pattern
-        self._text: str | None = None
+    def __init__(self, path: Path) -> None:
+        self._path, self._text, self._number = path, "", 0
         self._next_look = 0.0
 
-    def files(self) -> list[Path]:
-        """Return the files of the pattern, the newest last."""
-        changed = {}
-        for path in self._folder.glob(self._pattern):
-            with suppress(OSError):  # deleted meanwhile
-                if path.is_file():
-                    changed[path] = path.stat().st_mtime_ns
-        return sorted(changed, key=lambda path: (changed[path], str(path)))
-
     def read(self, *, last: bool = False) -> Reading | None:
-        """Return all records of a file that changed since the last call; None if none did.
+        """Return the records since the last call; None if the file is as it was then.
 
-        With ``last``, also the records of a file that did not, and an unfinished last line.
+        With ``last``, an unfinished last line is one, too.
 
         Raises:
             ValueError: a row does not fit its header.
@@ -99,65 +77,65 @@ class MetricsFile:
 
     def _read(self, *, last: bool) -> Reading | None:
         try:
-            path = self.files()[-1]
-            text = path.read_bytes().decode("utf-8-sig", errors="replace")
-        except (IndexError, OSError):
+            text = self._path.read_bytes().decode("utf-8-sig", errors="replace")
+        except OSError:
             return None
-        if path.suffix != ".json" and not last:
+        if not last:
             text = text[: text.rfind("\n") + 1]
-        if text == self._text and not last:
+        if text == self._text:
             return None
-        restarted = not text.startswith(self._text or "")
-        self._text = text
-        reader = {".json": _document, ".csv": _table}.get(path.suffix, _lines)
-        return reader(text)._replace(restarted=restarted)
+        restarted = not text.startswith(self._text)
+        records, note = (_table if self._path.suffix == ".csv" else _lines)(text)
+        known, self._text, self._number = 0 if restarted else self._number, text, len(records)
+        return Reading(records[known:], note, restarted)
 
 
-def _document(text: str) -> Reading:
-    """Return the records of a JSON document; none while it is incomplete."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return Reading([])
-    if isinstance(content, Mapping):
-        history = content.get("log_history")
-        content = history if isinstance(history, list) else [content]
-    return Reading([record for record in content if isinstance(record, dict)])
-
-
-def _lines(text: str) -> Reading:
-    """Return the records of lines of JSON, and a remark on the first broken one."""
+def _lines(text: str) -> tuple[list[Record], str]:
+    """Return the records of lines of JSON or Python, and a remark on the first broken one."""
     records, note = list[Record](), ""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.lstrip().startswith("{"):
             try:
-                records.append(json.loads(line))
-            except (ValueError, RecursionError):
+                records.append(_record(line.strip()))
+            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 note = note or f"line {number}: begins like a record and is not JSON: {line[:80]}"
-    return Reading(records, note)
+    return records, note
 
 
-def _table(text: str) -> Reading:
-    """Return the records of CSV. Raises ValueError for a row that does not fit its header."""
+def _record(line: str) -> Record:
+    """Return a line of JSON, or of a dict as Python prints it. Raises any error for another one."""
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return dict(ast.literal_eval(line))
+
+
+def _table(text: str) -> tuple[list[Record], str]:
+    """Return the records of CSV. Raises ValueError for a row that does not fit its header.
+
+    A row without a number is a new header, as of a script that goes on.
+    """
     records, rows = list[Record](), csv.reader(io.StringIO(text, newline=""))
-    names = [cell.strip() for cell in next(rows, [])]
+    names: list[str] = []
     for cells in rows:
-        if cells and len(cells) != len(names):
+        if not names or (cells and not numbers(dict(enumerate(cells)))):
+            names = [cell.strip() for cell in cells]
+        elif cells and len(cells) != len(names):
             raise ValueError(
                 f"line {rows.line_num}: {len(cells)} cells for the {len(names)} names of the "
                 f"header ({', '.join(names)}); separate cells by commas"
             )
-        if cells and cells != names:  # a script that goes on may write the header again
+        elif cells:
             records.append(dict(zip(names, cells, strict=True)))
-    return Reading(records)
+    return records, ""
 
 
-def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def numbers(record: Mapping[Any, Any]) -> dict[Any, float]:
     """Return the numbers of a record by their names, texts included that can be read as one.
 
     Truth values are not numbers. Values may be NaN.
     """
-    values: dict[str, float] = {}
+    values: dict[Any, float] = {}
     for name, value in record.items():
         with suppress(TypeError, ValueError, OverflowError):
             if not isinstance(value, bool):
@@ -165,38 +143,9 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
-def columns_of(names: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each name that a script writes.
-
-    Args:
-        names: the names, in the order in which they came.
-        own: columns that the configuration gives to names.
-
-    """
-
-    def usual(name: str) -> str:
-        if name.startswith("lr_"):  # Lightning's LearningRateMonitor: lr-AdamW
-            return "lr"
-        return _COLUMNS.get(name, _EVALUATION.sub("eval_", name, count=1))
-
-    known, columns = list(_COLUMNS), dict[str, str]()
-
-    def order(name: str) -> tuple[bool, bool, int]:
-        clean = _clean(name)
-        rank = known.index(clean) if clean in known else 0
-        return clean not in own, usual(clean) != clean, rank
-
-    for name in sorted(names, key=order):
-        clean, taken = _clean(name), {*_TAKEN, *columns.values()}
-        wanted = (own.get(clean, usual(clean)), clean)
-        free = (column for column in wanted if column not in taken)
-        columns[name] = next(free, f"metric_{clean}")
-    return columns
-
-
-def _clean(name: str) -> str:
+def _clean(name: object) -> str:
     """Return a name as a column: lower-case letters, digits and underscores."""
-    return re.sub(r"\W+", "_", name).strip("_").lower() or "value"
+    return re.sub(r"\W+", "_", str(name)).strip("_").lower() or "value"
 
 
 class ScriptHistory:
@@ -217,81 +166,88 @@ class ScriptHistory:
     ) -> None:
         self._job, self._effective_batch = job, effective_batch
         self._own = {_clean(name): column for column, name in columns.items()}
+        #: the columns of the names that the script has written
+        self._columns: dict[Any, str] = {}
         self.rows: dict[int, Row] = {}
         #: what the script wrote without a step, such as a final accuracy
         self.summary: dict[str, float] = {}
         #: remarks on what is not stored as it was written; each once
         self.notes: list[str] = []
-        #: rows before those of the file that is read, and its records from an earlier attempt
-        self._earlier: dict[int, Row] = {}
-        self._old = 0
         #: when records came that had later steps than those before, and the last of these
         self._arrivals: list[tuple[float, int]] = []
-        self._counts_steps = False
+        self._counts_steps = self._restarted = False
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
         stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
-        self._earlier = self.rows = {row["step"]: row for row in stored}
+        self.rows, self._restarted = {row["step"]: row for row in stored}, True
 
     def add(self, reading: Reading, at: float | None) -> list[Row]:
-        """Take the records of a file and return the rows that are new or differ.
+        """Take records and return the rows that are new or differ.
 
-        Rows of earlier files are kept up to its first step.
+        Records that do not continue the earlier ones replace these from their first step on.
 
         Args:
-            reading: all records of the file.
-            at: when the new ones were written, in seconds; None for those of an earlier attempt.
+            reading: the records.
+            at: when they were written, in seconds; None for those of an earlier attempt.
 
         Raises:
             FloatingPointError: the loss of several consecutive rows is not finite.
             ValueError: a step is not a whole number.
 
         """
-        if reading.restarted:
-            self._earlier, self._old = self.rows, 0
-        if at is None:
-            self._old = len(reading.records)
-        written = [numbers(each) for each in reading.records]
-        columns = columns_of(dict.fromkeys(k for r in written for k in r), self._own)
-        records = [{columns[name]: value for name, value in r.items()} for r in written]
-        rows, summary, notes = dict[int, Row](), dict[str, float](), [reading.note]
-        arrived = list[int]()
-        self._counts_steps = any("step" in record for record in records)
-        newest = max(self._earlier, default=0)
-        for place, values in enumerate(records):
-            step = self._step(values, newest if self._counts_steps else None)
+        before, arrived = self.rows, list[int]()
+        self.rows, self._restarted = {**before}, self._restarted or reading.restarted
+        self._remark(reading.note)
+        for record in reading.records:
+            values = {self._column(name): value for name, value in numbers(record).items()}
+            step = self._step(values)
             if step is None:
-                if any(summary.get(name, value) != value for name, value in values.items()):
-                    notes.append(_NO_STEPS)
-                summary |= values
+                if any(self.summary.get(name, value) != value for name, value in values.items()):
+                    self._remark(_NO_STEPS)
+                self.summary |= values
                 continue
-            newest = max(newest, step) if rows else step
-            if place >= self._old:
-                arrived.append(step)
-            row = rows.setdefault(step, {"trial_id": self._job.trial_id, "step": step})
-            row |= {name: finite_or_none(value) for name, value in values.items()}
-        self.summary |= summary
-        self.notes += [each for each in dict.fromkeys(notes) if each and each not in self.notes]
+            if self._restarted:
+                self.rows = {n: row for n, row in self.rows.items() if n < step}
+                self._restarted = False
+            row = self.rows.get(step, {"trial_id": self._job.trial_id, "step": step})
+            self.rows[step] = row | {n: finite_or_none(value) for n, value in values.items()}
+            arrived.append(step)
         latest = self._arrivals[-1][1] if self._arrivals else -math.inf
-        if at is not None and max(arrived, default=latest) > latest:
+        if at is None:
+            self._restarted = True
+        elif max(arrived, default=latest) > latest:
             self._arrivals.append((at, max(arrived)))
-        first, before = min(rows, default=math.inf), self.rows
-        self.rows = {n: row for n, row in self._earlier.items() if n < first} | rows
         self.check_losses(_OVERFLOWS)
-        return [row for step, row in sorted(rows.items()) if row != before.get(step)]
+        return [row for step, row in sorted(self.rows.items()) if row != before.get(step)]
 
-    def _step(self, values: dict[str, float], last: int | None) -> int | None:
+    def _remark(self, note: str) -> None:
+        if note and note not in self.notes:
+            self.notes.append(note)
+
+    def _column(self, name: Any) -> str:
+        """Return the column of a name: its own or a given one; ``metric_`` if that is taken."""
+        if name not in self._columns:
+            clean = _clean(name)
+            column = self._own.get(clean, clean)
+            taken = {*_TAKEN, *self._columns.values()}
+            taken |= set() if clean in self._own else {*self._own.values()}
+            while column in taken:
+                column = f"metric_{column}"
+            self._columns[name] = column
+        return self._columns[name]
+
+    def _step(self, values: dict[str, float]) -> int | None:
         """Take the step out of a record, or return that of its epoch; None if it has neither.
 
-        The epoch is the step, but in a file that has steps (``last`` is its last one).
+        The epoch is the step, but after records with steps it is the last one of these.
         """
-        epoch = finite_or_none(values.get("epoch"))
-        step = finite_or_none(values.pop("step", None))
-        if step is None and epoch is not None:
-            step = epoch if last is None else last
+        name, step = "step", finite_or_none(values.pop("step", None))
+        if step is not None:
+            self._counts_steps = True
+        elif (epoch := finite_or_none(values.get("epoch"))) is not None:
+            name, step = "epoch", self.last_step if self._counts_steps else epoch
         if step is not None and (step != int(step) or abs(step) >= 2**63):
-            name = "epoch" if step == epoch and last is None else "step"
             raise ValueError(
                 f"{name} = {step:g}: must be a whole number; write the number of steps as step, "
                 "and anything else by another name"
@@ -340,9 +296,7 @@ class ScriptHistory:
 
         """
         rates = [row["samples_per_s"] for row in self.rows.values() if row.get("samples_per_s")]
-        rate = sum(rates) / len(rates) if rates else None
-        rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
-        step_s = None
+        rate, step_s = sum(rates) / len(rates) if rates else None, None
         if len(self._arrivals) > 1:
             (began, first), (ended, last) = self._arrivals[0], self._arrivals[-1]
             step_s = (ended - began) / (last - first)

@@ -326,17 +326,13 @@ class ScriptRun:
             self._history.restore()
         if (metrics := self._settings.metrics) is None:
             return
-        pattern = str(places.stdout) if metrics == _STDOUT else command.filled(metrics, values)
-        folder = places.output
-        if Path(pattern).is_absolute():  # {checkpoint_dir}/...
-            folder, pattern = Path("/"), pattern.lstrip("/")
-        self._metrics = MetricsFile(folder, pattern)
-        own = [path for path in self._metrics.files() if path.is_relative_to(places.output)]
-        for path in own if not resumes else ():
-            path.unlink()
-        for path in own[-1:] if resumes else ():
-            content = path.read_bytes()
-            if path.suffix != ".json" and not content.endswith(b"\n"):
+        name = str(places.stdout) if metrics == _STDOUT else command.filled(metrics, values)
+        path = places.output / name  # or an absolute one: {checkpoint_dir}/...
+        self._metrics = MetricsFile(path)
+        if path.is_relative_to(places.output) and path.is_file():
+            if not resumes:
+                path.unlink()
+            elif not (content := path.read_bytes()).endswith(b"\n"):
                 os.truncate(path, content.rfind(b"\n") + 1)
         with suppress(ValueError):  # it fails as soon as the script ends, unless another file comes
             if reading := self._metrics.read():

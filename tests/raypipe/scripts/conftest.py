@@ -46,7 +46,7 @@ for step in range(start, a.steps):
     if a.fail == "hang" and step == 5 and not a.resume:
         time.sleep(600)
     time.sleep(a.pause)
-print(json.dumps({"step": a.steps, "val/accuracy": 0.75}), file=log, flush=True)
+print(json.dumps({"step": a.steps, "eval/accuracy": 0.75}), file=log, flush=True)
 pathlib.Path(a.out, "model.txt").write_text(repr(x))
 """
 COMMAND = (
