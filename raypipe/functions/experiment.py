@@ -19,7 +19,7 @@ from raypipe.graph.identity import SettingsView, canonical_json, fingerprint
 from raypipe.graph.launcher import PoolOptions, TaskResult
 from raypipe.graph.unit_logs import Failure, brief
 from raypipe.redaction import refuse_secrets, without_secrets
-from raypipe.store.call_files import FILES, keep, of_stage
+from raypipe.store.call_files import FILES, missing, of_stage
 from raypipe.store.ledger import Ledger, Row
 from raypipe.store.tables import ADDED, Column, Table
 
@@ -233,8 +233,9 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             # if not even the first calls have it, they are stored: probably the name is wrong
             wrong = next(iter(lacks), "") if not done and all(lacks.values()) else ""
             problems = {} if wrong else {key: text for key, text in lacks.items() if text}
-            if written:
-                problems |= keep(run_dir, written, problems)
+            problems |= missing(run_dir, written)
+            for key in problems.keys() & written.keys():
+                run_dir.delete(run_dir.call_files(key))
             rows, units = dict[str, Row](), list[Unit]()
             for result in batch:
                 unit, problem = running.pop(result.key), problems.get(result.key)
@@ -252,7 +253,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
                 row = {"call": unit.key.partition("/")[2], **given, **without_secrets(values)}
                 row |= {"worker": result.worker, "attempt": result.attempt}
                 if unit.key in written:
-                    row[FILES] = written[unit.key][1]
+                    row[FILES] = written[unit.key]
                 rows[unit.key] = row
                 units.append(unit)
             done += len(rows)

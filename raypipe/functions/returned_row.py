@@ -40,8 +40,7 @@ def call(
         arguments: its arguments by name.
 
     Raises:
-        UnitError: ``invalid_value``, it returned something else than a row, or wrote something else
-            than files.
+        UnitError: ``invalid_value``, it returned something else than a row.
 
     """
     with call_files.of_call(run, key) as files:

@@ -1,8 +1,7 @@
 """Files that calls of a function write: their folder while a call runs, and as part of the run.
 
 A worker writes to a separate folder, which is not yet a result. Once the call has succeeded, the
-folder is renamed to that of the call in the run directory. In an object store, which cannot rename,
-the worker copies the files to it before.
+folder is renamed to that of the call in the run directory, or copied to it in an object store.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 #: the column with the names of a call's files
 FILES = "files"
-_MOST_FILES, _MOST_GIB = 1000, 10
 
 
 def output_dir() -> Path:
@@ -80,57 +77,30 @@ class CallFiles:
         make_folder(path)
         return Path(path)
 
-    def finish(self) -> dict[str, tuple[str, list[str]]]:
-        """Make the files durable; return where they lie and their names, nothing without any.
-
-        Raises:
-            UnitError: ``invalid_value``, they are not regular files, or too many or too large.
-
-        """
+    def finish(self) -> dict[str, list[str]]:
+        """Make the files part of the run, in place of earlier ones; return their names, if any."""
         from raypipe.store.run_directory import RunDirectory, sync
 
-        if self.folder is None or not (names := self._names(self.folder)):
+        here = self.folder
+        paths = [] if here is None else sorted(each for each in here.rglob("*") if each.is_file())
+        if here is None or not paths:
             self.discard()
             return {}
         run = RunDirectory(*self.run)
-        if run.is_local:
-            for path in (*self.folder.rglob("*"), self.folder):
-                sync(path)
-            return {FILES: (str(self.folder), names)}
-        place = run.call_files(self.key)
+        names, place = [str(path.relative_to(here)) for path in paths], run.call_files(self.key)
         run.delete(place)
-        try:
-            for name in names:
-                with (
-                    (self.folder / name).open("rb") as file,
-                    run.writing(f"{place}/{name}") as copy,
-                ):
-                    shutil.copyfileobj(file, copy)
-        except BaseException:
-            run.delete(place)
-            raise
+        if run.is_local:
+            for path in (*here.rglob("*"), here):
+                if path.is_file() or path.is_dir():
+                    sync(path)
+            here.rename(place)
+            sync(Path(place).parent)
+            return {FILES: names}
+        for name in names:
+            with (here / name).open("rb") as file, run.writing(f"{place}/{name}") as copy:
+                shutil.copyfileobj(file, copy)
         self.discard()
-        return {FILES: (place, names)}
-
-    def _names(self, folder: Path) -> list[str]:
-        names, size = list[str](), 0
-        for path in folder.rglob("*"):  # it does not follow links
-            status, name = path.lstat(), str(path.relative_to(folder))
-            if not name.isprintable():
-                raise self._refusal(f"{name!r} is not printable text; rename it")
-            if stat.S_ISREG(status.st_mode):
-                names.append(name)
-                size += status.st_size
-            elif not stat.S_ISDIR(status.st_mode):
-                raise self._refusal(f"{name!r} is a link or a special file; write a copy")
-            if len(names) > _MOST_FILES:
-                raise self._refusal(f"more than {_MOST_FILES} files; write an archive of them")
-        if size > _MOST_GIB * 2**30:
-            raise self._refusal(f"more than {_MOST_GIB} GiB; write large files to another place")
-        return sorted(names)
-
-    def _refusal(self, problem: str) -> UnitError:
-        return UnitError(self.key, "invalid_value", f"the function left in output_dir(): {problem}")
+        return {FILES: names}
 
     def discard(self) -> None:
         """Remove the folder."""
@@ -174,40 +144,12 @@ def of_stage(run: RunDirectory, stage: str, *, is_alone: bool) -> Iterator[None]
                     shutil.rmtree(path, ignore_errors=True)
 
 
-def keep(
-    run: RunDirectory, written: Mapping[str, tuple[str, list[str]]], failed: Collection[str]
-) -> dict[str, str]:
-    """Make the files of calls part of the run, in place of earlier ones; remove those of failed.
-
-    Args:
-        run: the run directory.
-        written: what ``CallFiles.finish`` returned, by unit.
-        failed: units that failed after all.
-
-    Returns:
-        What is wrong, by unit.
-
-    """
-    from raypipe.store.run_directory import sync
-
-    problems, places = dict[str, str](), set[str]()
-    for key, (folder, _) in written.items():
-        place = run.call_files(key)
-        if key in failed:
-            run.delete(folder)
-        elif folder != place:
-            try:
-                run.delete(place)
-                Path(folder).rename(place)
-                places.add(place.rpartition("/")[0])
-            except OSError as error:
-                problems[key] = (
-                    f"its files are not in the run directory ({error}); use one on storage that "
-                    "all nodes share, or a URI"
-                )
-    for place in places:
-        sync(place)
-    return problems
+def missing(run: RunDirectory, keys: Collection[str]) -> dict[str, str]:
+    """Return the calls whose files their workers wrote to another disk, and what to do."""
+    problem = (
+        "its files are not in the run directory; use one on storage that all nodes share, or a URI"
+    )
+    return {key: problem for key in keys if run.is_local and not run.exists(run.call_files(key))}
 
 
 @dataclass(frozen=True)
