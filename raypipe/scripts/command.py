@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat
 
 from raypipe.config.axes import dotted
 from raypipe.config.settings import Level, Operational
@@ -30,7 +30,7 @@ TRAINING = tuple(key for key in TrainingSettings.model_fields if key not in {*SI
 PRECISIONS = ("tf32", "bf16", "fp16")
 RESUME = "resume"
 #: names that a parameter cannot have
-PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
+PLACES = ("output_dir", "checkpoint_dir")
 RESERVED = frozenset({*SIZES, *PRECISIONS, "workers", "strategy", "threads", *PLACES, RESUME})
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -60,12 +60,10 @@ class ScriptStageSettings(TrainStageSettings):
     """
     resume: Operational[str] = "--resume {checkpoint_dir}"
     """Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it stands for
-    nothing. `{newest_checkpoint}` is the newest file or folder there.
+    nothing.
     """
     grace_s: Operational[NonNegativeFloat] = 10.0
     """Seconds between SIGTERM, on which the script may save a checkpoint, and SIGKILL."""
-    time_limit_s: Operational[PositiveFloat | None] = None
-    """Seconds after which an attempt is ended as failed."""
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
@@ -132,20 +130,10 @@ def setting_values(
 def arguments(
     settings: ScriptStageSettings, values: Mapping[str, Any], *, resumes: bool
 ) -> list[str]:
-    """Return the arguments that start the script; a value is never split or interpreted.
-
-    An argument that is a list's placeholder becomes an argument per element.
-    """
-    given: list[str] = []
-    for template in shlex.split(settings.command):
-        resume = shlex.split(settings.resume) if resumes else []
-        for part in resume if template == "{resume}" else [template]:
-            value = values.get(part[1:-1]) if part.startswith("{") else None
-            if isinstance(value, list | tuple) and part.endswith("}"):
-                given += map(text_of, value)
-            else:
-                given.append(filled(part, values))
-    return given
+    """Return the arguments that start the script; a value is never split or interpreted."""
+    resume = shlex.split(settings.resume) if resumes else []
+    parts = (resume if each == "{resume}" else [each] for each in shlex.split(settings.command))
+    return [filled(part, values) for group in parts for part in group]
 
 
 def environment(values: Mapping[str, Any], *, uses_gpus: bool) -> dict[str, str]:
@@ -241,17 +229,12 @@ def _shell_code(parts: Sequence[str]) -> list[str]:
 def script_of(command: str, directory: Path) -> str | None:
     """Return the script that a command names, relative to the directory if it is below it.
 
-    It is the first argument that ends like a script (`.py`, `.sh`), a module after ``-m``, or
-    the program itself if it lies below the directory. None if there is none.
+    It is the first argument that ends like a script (`.py`, `.sh`), or the program itself if it
+    lies below the directory. None if there is none.
     """
     parts = shlex.split(command)
-    for before, part in zip(["", *parts], parts, strict=False):
-        if before == "-m":
-            path = Path(*part.split("."))
-            for file in (path.with_suffix(".py"), path / "__main__.py"):
-                if (directory / file).is_file():
-                    return file.as_posix()
-        elif Path(part).suffix in (".py", ".sh") and "{" not in part and part[0] != "-":
+    for part in parts:
+        if Path(part).suffix in (".py", ".sh") and "{" not in part and part[0] != "-":
             return part
     program = directory / parts[0]
     if program.is_file() and program.resolve().is_relative_to(directory.resolve()):

@@ -50,8 +50,6 @@ _LONGEST_LINE, _LONGEST_SHOWN = 1_000_000, 2000
 #: seconds for the rest of the output once all processes have ended
 _END_S = 15.0
 _TRACEBACK = "Traceback (most recent call last)"
-#: torchrun's report of a process that a signal ended
-_KILLED = re.compile(r"exitcode\s*:\s*-(\d+)")
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*)(?::.*)?")
 #: kinds of exceptions that follow from the name, whatever else is said; the second one is NumPy's
 _NAMED: dict[str, FailureKind] = {
@@ -60,8 +58,8 @@ _NAMED: dict[str, FailureKind] = {
     "FloatingPointError": "invalid_value",
     "OutOfMemoryError": "out_of_memory",
 }
-#: what a shell adds to the signal that ended its program
-_BY_SIGNAL = 128
+#: what a shell adds to the signal that ended its program, and the number of signals
+_BY_SIGNAL, _SIGNALS = 128, 32
 
 
 class Places:
@@ -110,10 +108,9 @@ class Places:
             self._temporary.cleanup()
 
     @property
-    def newest_checkpoint(self) -> Path | None:
-        """The newest file or folder of the checkpoints; None if there is none."""
-        shown = [path for path in self.checkpoints.iterdir() if not path.name.startswith(".")]
-        return max(shown, key=lambda path: (path.stat().st_mtime_ns, path.name), default=None)
+    def has_checkpoints(self) -> bool:
+        """Whether the script has left files in the folder of checkpoints."""
+        return any(not path.name.startswith(".") for path in self.checkpoints.iterdir())
 
     def keep(self) -> None:
         """Copy the checkpoints to a remote run directory if it is time and they changed."""
@@ -238,16 +235,15 @@ class ScriptRun:
         self, directory: Path, places: Places, ending: Ending
     ) -> tuple[int, float, list[str]]:
         """Return the exit status of the script, its seconds, and its last errors."""
-        settings, job, newest = self._settings, self._job, places.newest_checkpoint
+        settings, job = self._settings, self._job
         values = {
             **command.setting_values(settings, job.plan, job.until or settings.training.steps),
             "threads": max(1, torch.get_num_threads() // job.plan.workers),
             "output_dir": str(places.output),
             "checkpoint_dir": str(places.checkpoints),
-            "newest_checkpoint": str(newest or ""),
             **self._parameters,
         }
-        argv = command.arguments(settings, values, resumes=newest is not None)
+        argv = command.arguments(settings, values, resumes=places.has_checkpoints)
         uses_gpus = bool(settings.scaling.gpus_per_worker)
         environment = command.environment(values, uses_gpus=uses_gpus)
         self._open_metrics(places, values)
@@ -281,16 +277,12 @@ class ScriptRun:
 
     def _follow(self, process: subprocess.Popen[bytes], places: Places, ending: Ending) -> int:
         """Wait for the end of the script, and pass on what it writes."""
-        limit, stored = self._settings.time_limit_s, time.monotonic()
-        deadline = stored + (limit or float("inf"))
+        stored = time.monotonic()
         while (status := process.poll()) is None:
             self._take()
             places.keep()
             if ending.wanted and process.stdin is not None:
                 process.stdin.close()
-            if time.monotonic() > deadline:
-                message = f"it ran longer than time_limit_s = {limit:g}"
-                raise UnitError(self._job.trial_id, "timeout", message)
             if time.monotonic() > stored + _STORE_S and not self._job.measured:
                 self._history.store()
                 self._store_samples()
@@ -321,7 +313,7 @@ class ScriptRun:
         The history goes on with the rows of an attempt that left one, of which half a last line
         is deleted, to which the script would append.
         """
-        resumes = places.newest_checkpoint is not None
+        resumes = places.has_checkpoints
         if resumes and not self._job.measured:
             self._history.restore()
         if (metrics := self._settings.metrics) is None:
@@ -387,27 +379,18 @@ def failure_of(unit: str, status: int, errors: Sequence[str], micro_batch: int) 
     """
     text, cause = "\n".join(errors), _cause(errors)
     shown = "\n".join(line for line in errors[-_MOST_SHOWN:] if line.strip())
-    number, how = _signal_of(status, text), f"exit status {status}"
-    if number is not None:
-        known = number in set(signal.Signals)
-        how = f"ended by {signal.Signals(number).name if known else f'signal {number}'}"
+    number, how = -status if status < 0 else status - _BY_SIGNAL, f"exit status {status}"
+    if is_signal := 0 < number < _SIGNALS:
+        how = f"ended by {signal.Signals(number).name}"
         how += " (by the kernel, if memory was short)" if number == signal.SIGKILL else ""
     message = f"{how}: {cause}" if cause else how
     message += f"\n{shown}" if shown else "; it wrote nothing to standard error"
     name = cause.partition(":")[0].rpartition(".")[2].lstrip("_")
     kind = _NAMED.get(name) or failure_kind(RuntimeError(text))
-    if kind == "error" and number is not None:
+    if kind == "error" and is_signal:
         kind = "worker_died"
     limit = BatchLimit("training", micro_batch) if kind == "out_of_memory" else None
     return UnitError(unit, kind, message, limit)
-
-
-def _signal_of(status: int, text: str) -> int | None:
-    """Return the signal that ended the script, or one of its processes under torchrun."""
-    if status < 0 or _BY_SIGNAL < status < _BY_SIGNAL + 32:
-        return -status if status < 0 else status - _BY_SIGNAL
-    found = _KILLED.search(text)
-    return int(found[1]) if found is not None else None
 
 
 def _cause(errors: Sequence[str]) -> str:
