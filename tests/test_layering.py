@@ -129,6 +129,11 @@ assert sum(name.startswith('raypipe') for name in sys.modules) <= 70"""
 VIEW = "from raypipe.commands.listing import view; view([{'run': 'a'}], 80)"
 
 
+TRACKERS = """from raypipe.graph.tracking import _PACKAGES, check, file_of_module
+from raypipe.store.run_directory import RunDirectory
+check([n for n in _PACKAGES if all(map(file_of_module, _PACKAGES[n]))], RunDirectory.at('x'))"""
+
+
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
@@ -139,8 +144,18 @@ VIEW = "from raypipe.commands.listing import view; view([{'run': 'a'}], 80)"
         (TASKS, ("torch", "ray", "transformers", "optuna", "matplotlib")),
         (MAP, ("torch", "ray", "optuna", "matplotlib")),
         (VIEW, ("torch", "ray", "pandas", "pyarrow.compute")),
+        (TRACKERS, ("torch", "tensorboard", "mlflow", "wandb", "sqlalchemy")),
     ],
-    ids=["api", "help", "small processes", "commands", "CPU tasks of experiments", "map", "ls"],
+    ids=[
+        "api",
+        "help",
+        "small processes",
+        "commands",
+        "CPU tasks of experiments",
+        "map",
+        "ls",
+        "trackers",
+    ],
 )
 def test_what_is_small_or_quick_loads_nothing_heavy(
     code: str, heavy: tuple[str, ...], tmp_path: Path

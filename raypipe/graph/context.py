@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -189,7 +190,7 @@ class StageContext:
         """
         claimed, held = list[Unit](), list[Unit]()
         left = unfinished(self.stage, self.ledger) if self._open is None else self._open
-        most, units = min(most, -(-len(left) // ledger.members())), iter(left)
+        most, units = min(most, math.ceil(len(left) / ledger.members())), iter(left)
         while len(claimed) < most and (unit := next(units, None)) is not None:
             if is_done(self.ledger, unit):
                 continue

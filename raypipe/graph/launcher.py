@@ -167,7 +167,7 @@ class Control:
         self._passed: set[object] = set()
         # running tasks of each pool; when a task last ran, or no training waited
         self._running: dict[object, int] = {}
-        self._busy_at = 0.0
+        self._busy_at = time.monotonic()
         self._lock = threading.Lock()
 
     @contextmanager

@@ -18,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -67,8 +68,8 @@ class _StageLine:
     done: int = 0
     note: str = ""
     waits: bool = False
-    began: float = field(default_factory=time.monotonic)
-    printed: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
+    printed: float = field(default_factory=lambda: time.monotonic())
 
 
 class Display:
@@ -91,20 +92,19 @@ class Display:
         self._is_live = live and self.console.is_terminal
         self._lock = threading.RLock()
         self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
+        self._numbers = count(1)
         self._warned: Counter[str] = Counter()
         self._stages: Sequence[Stage] = ()
         self._estimates: Mapping[str, Estimate | None] = {}
-        self._capacity = 0.0, 0.0
+        self._capacity: tuple[float, float]  # of the nodes; known with the stages
         self._ended: set[str] = set()
         self._seen: tuple[str, str] = "", ""
-        self._seen_until = 0.0
         self._began, self._note = time.monotonic(), ""
+        self._next_look = self._began
         self._running: dict[str, _StageLine] = {}
         #: of stages whose units other commands compute, too: how many are done of how many
         self.counts: dict[str, Callable[[], tuple[int, int]]] = {}
-        self._live = Live(
-            get_renderable=self.table, console=self.console, transient=True, refresh_per_second=4
-        )
+        self._live = Live(get_renderable=self.table, console=self.console, transient=True)
 
     def __enter__(self) -> Display:
         if self._is_live:
@@ -114,9 +114,9 @@ class Display:
     def __exit__(self, *error: object) -> None:
         if self._is_live:
             self._live.stop()
-        for text, count in self._warned.items():
-            if count > 1:
-                self._print(f"{text} ({count} times)", _WARNING)
+        for text, times in self._warned.items():
+            if times > 1:
+                self._print(f"{text} ({times} times)", _WARNING)
 
     def fail(self, text: str) -> None:
         """Print a failure, as ``say`` does."""
@@ -135,8 +135,7 @@ class Display:
                 if self._warned[text] > 1:
                     return
             text = f"{stage}: {text}" if stage else text
-            number = self._said[-1][0] + 1 if self._said else 1
-            self._said.append((number, text[:_LONGEST]))
+            self._said.append((next(self._numbers), text[:_LONGEST]))
         self._print(text, style)
 
     def snapshot(self) -> dict[str, Any]:
@@ -192,7 +191,7 @@ class Display:
         """
         with self._lock:
             self._stages, self._estimates = tuple(stages), dict(estimates)
-            self._capacity, self._seen_until = (cpus, gpus), 0.0
+            self._capacity, self._next_look = (cpus, gpus), self._began
 
     def start(self, stage: str, note: str = "", *, waits: bool = False) -> None:
         """Show a stage that has not reported anything yet, and may wait for resources."""
@@ -218,8 +217,8 @@ class Display:
             shown.printed = now
             rest = self._left_of(stage)
         rest += " left" * rest[:1].isdigit()
-        count = _count(done, shown.total)
-        self._print("  ".join(filter(None, (f"{stage}: {count}", note, rest))))
+        text = f"{stage}: {_count(done, shown.total)}"
+        self._print("  ".join(filter(None, (text, note, rest))))
 
     def end(self, stage: str, status: str, seconds: float, result: str = "") -> None:
         """Show that a stage ended, and the number that stands for its result."""
@@ -233,7 +232,7 @@ class Display:
         """Count a stage as ended, whether or not it had to run."""
         with self._lock:
             self._ended.add(stage)
-            self._seen_until = 0.0
+            self._next_look = self._began
 
     def _print(self, text: str, style: str = "") -> None:
         self.console.print(without_credentials(text), markup=False, style=style)
@@ -244,12 +243,12 @@ class Display:
         Stages that wait, and those for which the terminal has no line, are counted in the last one.
         """
         table = Table.grid(padding=(0, 1), expand=True)
-        for justify in ("left", "left", "right", "right", "right", "left"):
-            ratio = 1 if len(table.columns) == 5 else None
-            table.add_column(no_wrap=True, overflow="ellipsis", justify=justify, ratio=ratio)
+        for justify in ("left", "left", "right", "right", "right"):
+            table.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
 
         def add(name: str, done: int, total: int, since: float, rest: str, note: str) -> None:
-            bar = ProgressBar(total or 1, done if total else 0, _BAR, complete_style=_BAR_STYLE)
+            bar = ProgressBar(total, done, _BAR, complete_style=_BAR_STYLE) if total else ""
             texts = _count(done, total), clock_text(time.monotonic() - since), rest, note
             named = _short(short_name(name), 3 * self.console.width // 10)
             table.add_row(Text(named), bar, *map(Text, texts))
@@ -260,13 +259,13 @@ class Display:
             ended, stages = len(self._ended), len(self._stages)
             add("run", ended, stages, self._began, rest, use or self._note)
             working = {name: each for name, each in self._running.items() if not each.waits}
-            waiting = max(0, stages - ended - len(working))
+            waiting = stages - ended - len(working)
             room = self.console.height - _FREE_LINES - 1
-            room = max(1, room - bool(waiting or len(working) > room))
+            room = max(1, room - (waiting > 0 or len(working) > room))
             for name, each in [*working.items()][:room]:
                 add(name, each.done, each.total, each.began, self._left_of(name), each.note)
-            counts = {"running": max(0, len(working) - room), "waiting": waiting}
-        others = ", ".join(f"+{count} {what}" for what, count in counts.items() if count)
+            counts = {"running": len(working) - room, "waiting": waiting}
+        others = ", ".join(f"+{number} {what}" for what, number in counts.items() if number > 0)
         return Group(table, Text(others)) if others else Group(table)
 
     def _rest(self, key: str) -> Estimate | None:
@@ -274,8 +273,9 @@ class Display:
         estimate, stage = self._estimates.get(key), self._running.get(key)
         if stage is None:
             return estimate
-        part = (stage.done - stage.first) / max(1, stage.total - stage.first) * bool(stage.total)
-        return left(estimate, time.monotonic() - stage.began, min(1.0, max(0.0, part)))
+        todo = stage.total - stage.first
+        part = (stage.done - stage.first) / todo if todo else 0.0
+        return left(estimate, time.monotonic() - stage.began, part)
 
     def _left_of(self, key: str) -> str:
         """Return the remaining time of a running stage in words; empty if unknown."""
@@ -288,14 +288,14 @@ class Display:
         """Return the remaining time of the run and the use of the machine, in words."""
         with self._lock:
             now = time.monotonic()
-            if now >= self._seen_until and self._stages:
+            if now >= self._next_look and self._stages:
                 keys = [stage.key for stage in self._stages if stage.key not in self._ended]
                 rest = remaining(self._stages, {k: self._rest(k) for k in keys}, *self._capacity)
                 if rest is None:
                     text = "time left unknown"
                 else:
                     text = f"about {rough(rest)} left" if rest or not keys else "overdue"
-                self._seen, self._seen_until = (text, machine_use()), now + _LOOK_S
+                self._seen, self._next_look = (text, machine_use()), now + _LOOK_S
             return self._seen
 
 
@@ -373,10 +373,9 @@ class Durations:
 
     def remember(self, stage: Stage, units: Sequence[Unit], took: Estimate) -> None:
         """Record what these units of a stage took."""
-        amount, key = _work(stage, units), self._key(stage)
-        if amount <= 0 or took.seconds <= 0:
+        if not units:
             return
-        rate = took.times(1 / amount)
+        rate, key = took.times(1 / _work(stage, units)), self._key(stage)
         with Cache("durations") as cache:
             rates = cache.get([key]).get(key, {}).get("rates", [])
             rates = [*rates, [rate.seconds, rate.cpu_s, rate.gpu_s]][-_MOST:]
@@ -392,7 +391,7 @@ class Durations:
         return {s: _estimate(stored.get(key, {}), amount) for s, (key, amount) in asked.items()}
 
     def _key(self, stage: Stage) -> str:
-        settings = _without_amounts(stage.units[0].composed.shared)
+        settings = _without_amounts(next(iter(stage.units)).composed.shared)
         return fingerprint([self._machine, stage.name, settings])
 
 
@@ -402,7 +401,7 @@ def left(estimate: Estimate | None, elapsed: float, part: float) -> Estimate | N
     Once enough of it is done, its own rate counts.
     """
     own = elapsed * (1 - part) / part if part >= _FEWEST else None
-    if estimate is None or estimate.seconds <= 0:
+    if estimate is None or not estimate.seconds:
         return estimate if own is None else Estimate(own)
     rest = max(0.0, estimate.seconds - elapsed) if own is None else own
     return estimate.times(rest / estimate.seconds)
@@ -433,25 +432,24 @@ def remaining(
         start = min(max(map(ends.__getitem__, needs), default=0.0) for needs in stage.starts)
         start += own.seconds if own is not None else 0.0
         ends[stage.key] = max([start, *map(ends.__getitem__, stage.needed_keys)])
-    on_cpus = sum(each.cpu_s for each in known) / cpus if cpus else 0.0
-    on_gpus = sum(each.gpu_s for each in known) / gpus if gpus else 0.0
-    return max([on_cpus, on_gpus, *ends.values()])
+    on_cpus = sum(each.cpu_s for each in known) / cpus
+    on_gpus = [sum(each.gpu_s for each in known) / gpus] if gpus else []
+    return max(on_cpus, *on_gpus, *ends.values())
 
 
-def _work(stage: Stage, units: Sequence[Unit]) -> float:
+def _work(stage: Stage, units: Sequence[Unit]) -> int:
     """Return the size of units: samples or epochs of a training, otherwise their budgets."""
-    if isinstance(units, Units):
-        return float(len(units) * units[0].budget if units else 0)
-    if stage.training is None:
-        return float(sum(unit.budget for unit in units))
-    training = stage.training.settings.training
-    if training.steps:
-        return float(len(units) * training.steps * (training.effective_batch or 1))
-    return float(len(units) * (training.epochs or 1))
+    if isinstance(units, Units):  # there may be a million, each with a budget of one
+        return len(units)
+    work = sum(unit.budget for unit in units)
+    trained = stage.training.settings.training if stage.training is not None else None
+    if trained is not None and trained.length_in == "steps" and trained.effective_batch:
+        work *= trained.effective_batch
+    return work
 
 
-def _estimate(stored: Mapping[str, Any], amount: float) -> Estimate | None:
-    if amount <= 0:
+def _estimate(stored: Mapping[str, Any], amount: int) -> Estimate | None:
+    if not amount:
         return Estimate(0.0)
     rates = stored.get("rates")
     if not rates:

@@ -126,7 +126,8 @@ class _Turns(_Computation):
         #: whether this command has lost its cluster; the others can still compute the units
         self._is_lost = False
         #: how many units to claim at a time, once that is known, and the most per second
-        self._pace, self._fastest = 0, 0.0
+        self._pace: int | None = None
+        self._fastest = 0.0
 
     def run(self) -> bool:
         """Compute what it can claim, until all is settled; return False if others hold units."""
@@ -154,8 +155,8 @@ class _Turns(_Computation):
         """Claim units, if this command has room for them."""
         context, stage, session = self.context, self.context.stage, self.context.session
         with self._shared.exclusively():
-            most = len(session.gpus) if stage.on_gpu else 0
-            most = most or int(sum(node.cpus for node in session.nodes)) or 1
+            gpus = session.gpus if stage.on_gpu else []
+            most = len(gpus) or sum(node.cpus for node in session.nodes)
             others = list(self._computing.values())
             waits = stage.training is not None and any(
                 each.stage.training is not None and each.began is None for each in others
@@ -181,7 +182,7 @@ class _Turns(_Computation):
         finally:
             del self._computing[context.stage.key]
         context.settle(self._shared, is_lost=self._is_lost)
-        rate = len(part.units) / max(time.monotonic() - start, 1e-9)
+        rate = len(part.units) / (time.monotonic() - start)
         if rate > _FASTER * self._fastest:  # of more at a time, fewer wait for the last one
             self._pace, self._fastest = 2 * len(part.units), rate
 
@@ -216,7 +217,8 @@ class GraphRunner:
         #: the stages that were not stored
         self._ran: set[str] = set()
         self._estimates: dict[str, Estimate | None] = {}
-        self._lock, self._due, self._written = threading.Lock(), 0.0, -1
+        self._lock, self._due = threading.Lock(), time.monotonic()
+        self._written: int | None = None  # changes of the ledger that are in the tables
 
     def run(self, stages: Sequence[Stage], at_end: Callable[[], None] = lambda: None) -> str | None:
         """Run the stages that are not finished; a failure stops only the stages that need it.
@@ -309,7 +311,7 @@ class GraphRunner:
         for stage in reversed(stages):
             after = [longest[other.key] for other in stages if stage.key in other.needed_keys]
             longest[stage.key] = 1 + max(after, default=0)
-        self._waiting.extend(sorted(stages, key=lambda stage: -longest[stage.key]))  # stable
+        self._waiting += sorted(stages, key=lambda stage: longest[stage.key], reverse=True)
         self._stages.extend(stages)
         session, ledger = self._session, self._session.ledger
         if session.durations is not None:

@@ -52,7 +52,6 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "WANDB_ERROR_REPORTING": "false",
 }
-_MOST_PARAMETERS = 100  # of MLflow, per request
 _LONGEST_VALUE = 6000
 _MLFLOW_STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED"}
 
@@ -142,8 +141,7 @@ class MlflowTrial(_LoggedTrial):
 
         values = {**self._configuration, **settings}
         new = [Param(self._name(k), str(v)[:_LONGEST_VALUE]) for k, v in values.items()]
-        for start in range(0, len(new), _MOST_PARAMETERS):
-            self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMETERS])
+        self._client.log_batch(self._id, params=new)
         self._client.set_tag(self._id, "raypipe.status", status)
         self.write(max(self.last, 0), metrics)
         self._client.set_terminated(self._id, _MLFLOW_STATUS.get(status, "KILLED"))
@@ -200,9 +198,8 @@ class WandbTrial(_LoggedTrial):
         )
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Store metrics of a step; W&B takes each step once."""
-        if step >= self._run.step:
-            self._run.log(dict(metrics), step=step, commit=True)
+        """Store metrics of a step; W&B ignores steps that it has, as after a restart."""
+        self._run.log(dict(metrics), step=step, commit=True)
 
     def end(self, status: str, settings: Parameters, metrics: Metrics) -> None:
         """Write the settings to the run's configuration, and the outcome to its summary."""

@@ -102,8 +102,7 @@ def test_provenance_outside_a_repository(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_view_has_the_declared_keys_alone():
     settings = SettingsView(SweptSettings(), ("width", "train.loader"), "train")
-    assert settings.width == 4
-    assert settings.train.loader.workers == 0
+    assert (settings.width, settings.train.loader.workers) == (4, 0)
     for read in (lambda: settings.fail, lambda: settings.train.scaling):
         with pytest.raises(AttributeError, match="add it to `reads`"):
             read()

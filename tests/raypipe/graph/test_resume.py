@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from raypipe.store.ledger import Ledger
 from raypipe.store.run_directory import RunDirectory
 from tests.command import EXAMPLES, forget, raypipe, table
+from tests.scenario import cases
 
 TABLES = ("evaluations", "values", "totals", "variants")
 #: how a command ends in or after a unit, and its exit status; the process may just be gone
@@ -88,15 +89,10 @@ class Resumed:
         shutil.rmtree(Path("run/results", name), ignore_errors=True)
 
 
-EVENTS = [
-    *(("run",), *(("more", name) for name in ("numbers", "powers", "runs", "steps"))),
-    *(("end_early", kind, after) for kind in ENDS for after in (0, 1)),
-    *(("tear_the_last_line", part) for part in (0.0, 0.5, 0.99)),
-    *(("delete_a_table", name) for name in ("values", "totals", "stages")),
-]
+CASES = cases(__file__, "resumed")
 
 
-def assert_equals_a_fresh_run(events: list[tuple[Any, ...]]) -> None:
+def assert_equals_a_fresh_run(events: list[list[Any]]) -> None:
     """A run directory after events equals one that is asked for everything at once."""
     with TemporaryDirectory() as folder, chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -104,7 +100,7 @@ def assert_equals_a_fresh_run(events: list[tuple[Any, ...]]) -> None:
         Path("c.yaml").write_text("experiment: resumed\n")
         resumed = Resumed()
         try:
-            for name, *values in (("run",), *events, ("run",)):
+            for name, *values in (["run"], *events, ["run"]):
                 getattr(resumed, name)(*values)
                 ran = Counter(Path("ran.txt").read_text().splitlines())
                 assert sum(ran.values()) - len(ran) <= resumed.lost, ran
@@ -118,15 +114,11 @@ def assert_equals_a_fresh_run(events: list[tuple[Any, ...]]) -> None:
 
 
 def test_a_run_directory_goes_on_after_each_of_these_events() -> None:
-    assert_equals_a_fresh_run([
-        *(("more", "steps"), ("run",), ("delete_a_table", "values"), ("end_early", "error", 0)),
-        *(("run",), ("end_early", "interrupt", 1), ("delete_a_table", "totals"), ("more", "runs")),
-        *(("end_early", "kill", 1), ("tear_the_last_line", 0.5), ("more", "powers")),
-    ])  # fmt: skip
+    assert_equals_a_fresh_run(CASES["all"])
 
 
 @pytest.mark.slow
 @settings(max_examples=6, phases=(Phase.generate,))  # to make a failure smaller takes minutes
-@given(st.lists(st.sampled_from(EVENTS), max_size=8))
+@given(st.lists(st.sampled_from(CASES["events"]), max_size=8))
 def test_a_run_directory_equals_a_fresh_run_whatever_happened_to_it(events) -> None:
     assert_equals_a_fresh_run(events)

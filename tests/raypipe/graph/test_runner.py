@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from raypipe.graph import runner
 from raypipe.graph.context import Session, StageContext
 from raypipe.graph.experiment import Stage, Unit, in_order, with_needs
 from raypipe.graph.launcher import PoolOptions
+from raypipe.graph.progress import Durations
 from raypipe.graph.stored_results import is_done
 from raypipe.graph.tables import CORE
 from raypipe.graph.training_stage import train_stage
@@ -30,12 +33,13 @@ from raypipe.graph.unit_logs import Failure
 from raypipe.launch.inline import InlineLauncher
 from raypipe.store.ledger import Ledger
 from raypipe.store.tables import read_table
-from raypipe.training.job import TrainingJob
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from tests.raypipe.composed import composed, run_stages, session_in
+from tests.raypipe.composed import HERE, composed, run_stages, session_in
+from tests.scenario import cases
 
 Do = Callable[[StageContext], None]
 WAIT_S = 400
+ORDERS = cases(__file__, "orders")
 
 
 class Threads(InlineLauncher):
@@ -99,13 +103,9 @@ def statuses(session: Session) -> dict[str, str]:
 
 
 def test_stages_come_after_their_needs_and_otherwise_as_given() -> None:
-    def names(stages: list[Stage]) -> list[str]:
-        return [each.name for each in stages]
-
-    given = [stage("d", "b", "c"), stage("a"), stage("c", "a"), stage("b", "a")]
-    assert names(in_order(given)) == ["a", "b", "c", "d"]
-    assert names(with_needs(given, ["c"])) == ["a", "c"]
-    assert names(with_needs(given, ["b", "d"])) == ["a", "b", "c", "d"]
+    given = [stage(name, *needs) for name, needs in ORDERS["stages"].items()]
+    for wanted, order in ORDERS["wanted"]:
+        assert [each.name for each in with_needs(given, wanted)] == order
     ladder = [stage("0a"), stage("0b")]
     for step in range(1, 60):  # 2**60 ways down
         above = (f"{step - 1}a", f"{step - 1}b")
@@ -113,17 +113,10 @@ def test_stages_come_after_their_needs_and_otherwise_as_given() -> None:
     assert len(in_order(ladder)) == 120
 
 
-@pytest.mark.parametrize(
-    ("stages", "told"),
-    [
-        ([stage("a"), stage("a")], "same name"),
-        ([stage("a", "b")], "'a' needs 'b', which does not exist"),
-        ([stage("a", "c"), stage("b", "a"), stage("c", "b")], "a -> c -> b -> a"),
-    ],
-)
-def test_stages_that_cannot_be_ordered(stages: list[Stage], told: str) -> None:
+@pytest.mark.parametrize(("stages", "told"), ORDERS["refused"])
+def test_stages_that_cannot_be_ordered(stages: list[list[str]], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        in_order(stages)
+        in_order([stage(*each) for each in stages])
 
 
 @st.composite
@@ -136,8 +129,8 @@ def graphs(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
 
 
 @settings(max_examples=15, deadline=None)
-@given(graphs(), st.data(), st.sampled_from([Threads, InlineLauncher]))
-def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data, launcher):
+@given(graphs(), st.data(), st.sampled_from([Threads, InlineLauncher]), st.integers(1, 3))
+def test_every_stage_runs_once_after_its_needs(tmp_path_factory, graph, data, launcher, most):
     """Also if the graph grows; a failure stops what needs it; some stages run alone."""
     some = st.sets(st.sampled_from([name for name, _ in graph]), max_size=2)
     alone, bad, start = data.draw(some), data.draw(some), data.draw(st.integers(0, len(graph)))
@@ -149,6 +142,7 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
         with lock:
             assert (threading.current_thread() is threading.main_thread()) == is_inline
             assert not running or not alone & {name, *running}
+            assert len(running) < most
             assert set(context.stage.needs) <= set(over)
             running.add(name)
         time.sleep(0.001)
@@ -170,10 +164,24 @@ def test_every_stage_runs_once_after_what_it_needs(tmp_path_factory, graph, data
         return added
 
     session = session_in(tmp_path_factory.mktemp("graph"), launcher())
-    first = runner.GraphRunner(session, grow).run(known)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_MOST_STAGES", most)
+        first = runner.GraphRunner(session, grow).run(known)
     assert statuses(session) == expected
     assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
     assert (first is None) == (set(expected.values()) == {"succeeded"})
+
+
+def test_the_stage_with_the_longest_path_behind_it_starts_first(tmp_path):
+    order: list[str] = []
+
+    def do(context: StageContext) -> None:
+        order.append(context.stage.name)
+        finish(context)
+
+    stages = [stage("x", do=do), stage("a", do=do), stage("b", "a", do=do), stage("c", "b", do=do)]
+    assert run_stages(stages, session_in(tmp_path / "run")) is None
+    assert order == ["a", "b", "x", "c"]
 
 
 def test_the_only_stage_that_is_left_runs_in_this_thread(session):
@@ -323,6 +331,39 @@ def test_the_time_of_a_stage_is_of_all_commands_whose_results_it_has(session):
     assert seconds("d", x=1, derived=True) < 1000
 
 
+def test_the_measured_time_of_a_stage_is_without_its_waits(tmp_path, monkeypatch):
+    """It waits 7 s for each of two tasks, and 100 s for another stage."""
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    for module in ("runner", "context"):
+        monkeypatch.setattr(f"raypipe.graph.{module}.time", clock)
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path))
+    started = threading.Event()
+
+    def turn(seconds: float) -> None:
+        clock.now += seconds
+
+    def study(context: StageContext) -> None:
+        for unit in context.todo():
+            context.call(unit.key, turn, 7)
+            turn(10)
+            context.finish(unit)
+        started.set()
+
+    def train(context: StageContext) -> None:
+        assert started.wait(WAIT_S)
+        while "studies" in [thread.name for thread in threading.enumerate()]:
+            time.sleep(0.001)
+        turn(100)
+        finish(context)
+
+    session = session_in(tmp_path / "run", Threads(), durations=Durations([HERE]))
+    stages = composed([stage("check"), stage("train", do=train), studies(study, (), ("train",))])
+    assert runner.GraphRunner(session).run(stages) is None
+    found = session.durations.estimates([(stages[2], stages[2].units)])["studies"]
+    assert (round(found.seconds), round(found.cpu_s), found.gpu_s) == (20, 0, 0)
+    assert round(session.ledger.get("stages", "studies")["duration_s"]) == 127
+
+
 def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_own(session):
     def full(context: StageContext) -> None:
         raise UnitError("full", "out_of_memory", "too large")
@@ -339,7 +380,7 @@ def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_o
     columns = ["unit", "attempt", "kind", "outcome"]
     assert rows.loc["bad", columns].tolist() == ["bad", 1, "error", "gave up"]
     assert "no luck" in rows.loc["bad", "message"]
-    assert rows.loc["full", "kind"] == "out_of_memory"
+    assert rows.loc["full", columns].tolist() == ["full", 1, "out_of_memory", "gave up"]
     assert rows.loc["task", "unit"] == "broken"
 
 
@@ -354,18 +395,13 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
 @pytest.mark.parametrize(("asked", "workers"), [(2, 2), ("auto", 1)])
 def test_a_training_has_the_workers_that_are_asked_for(tmp_path, asked, workers):
     """On CPUs ``auto`` is one, which uses them all."""
-    given: list[int] = []
-
-    class Noting(Threads):
-        def train(self, job: TrainingJob, *others: Any) -> dict[str, Any]:
-            given.append(job.plan.workers)
-            return super().train(job, *others)
-
+    launcher = Threads()
+    launcher.train = Mock(wraps=launcher.train)
     training = TrainingSettings(micro_batch=4, accumulation=1, effective_batch=8, steps=2)
     settings = TrainStageSettings(training=training, scaling=ScalingSettings(workers=asked))
     stages = [train_stage("train", settings, lambda s, _: Regression())]
-    run_stages(stages, session_in(tmp_path / "run", Noting()))
-    assert given == [workers]
+    run_stages(stages, session_in(tmp_path / "run", launcher))
+    assert launcher.train.call_args.args[0].plan.workers == workers
 
 
 def test_a_memory_trial_finds_what_fits_on_the_longest_samples(capsys, tmp_path, monkeypatch):

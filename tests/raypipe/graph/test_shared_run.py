@@ -6,14 +6,19 @@ import fcntl
 import multiprocessing
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from raypipe.graph import runner
+from raypipe.graph.context import StageContext
+from raypipe.graph.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
+from raypipe.store.shared_ledger import ShareOfRun
 from tests.command import in_process, raypipe
+from tests.raypipe.composed import composed, session_in
 from tests.raypipe.graph.test_resume import rows_of
 from tests.scenario import cases, write_files
 
@@ -48,6 +53,29 @@ def test_each_unit_is_computed_once(folder, monkeypatch, case):
     raypipe(*RUN, "plain", expected=max(case["ended"]))
     for name in case["tables"]:
         assert rows_of("shared", name) == rows_of("plain", name)
+
+
+def test_each_command_claims_its_share_of_what_is_left(tmp_path):
+    session = session_in(tmp_path / "run")
+    (stage,) = composed([Stage("s", print, [Unit(str(n), {"n": n}) for n in range(5)])])
+
+    def claimed(context: StageContext, most: int) -> str:
+        with context.session.shared.exclusively():
+            context.claim(context.session.shared, most)
+        return "".join(unit.key for unit in context.claimed)
+
+    with ShareOfRun(session.run_dir, print) as one, ShareOfRun(session.run_dir, print) as another:
+        ledgers = [share.ledger({}) for share in (one, another)]
+        of_ledger = [replace(session, ledger=each, shared=each) for each in ledgers]
+        first, second = (StageContext(stage, each) for each in of_ledger)
+        assert (claimed(first, 10), claimed(second, 1)) == ("012", "3")
+        first.finish("0")
+        assert (len(first.todo()), first.left) == (2, 4)
+        assert first.count(ledgers[0]) == second.count(ledgers[1]) == (1, 5)
+        second.settle(ledgers[1])
+        first.settle(ledgers[0], is_lost=True)
+        assert (claimed(second, 10), claimed(first, 10)) == ("12", "4")
+        assert first.elsewhere == "3: failed in another job of this run"
 
 
 def test_more_units_are_claimed_at_a_time_while_that_is_faster(monkeypatch):

@@ -6,9 +6,11 @@ import pytest
 
 from raypipe.errors import Trace
 from raypipe.graph import unit_logs
-from raypipe.graph.unit_logs import Failure, UnitLogs, first_line
+from raypipe.graph.unit_logs import Failure, UnitLogs, brief, first_line
 from raypipe.store.run_directory import RunDirectory
+from tests.scenario import cases
 
+CASES = cases(__file__, "unit_logs")
 TRACE = Trace("Traceback ...\nValueError: boom", "code.py:7 in score")
 
 
@@ -31,27 +33,16 @@ def test_attempts_follow_each_other_in_one_log_without_credentials(anywhere):
     assert lines == ["s3://***@c", "at s3://***@bucket/x", "second"]
 
 
-@pytest.mark.parametrize(("number", "named", "more"), [(3, 2, ""), (1000, 100, " and 899 more")])
-def test_of_equal_failures_one_is_shown_and_the_others_are_named(run, number, named, more):
+@pytest.mark.parametrize("case", CASES["failures"], ids=lambda case: case["name"])
+def test_of_equal_failures_one_is_shown_and_the_others_are_named(run, case):
     logs, said = opened(run)
-    for n in range(number):
-        logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE))
-    logs.close()
-    assert len(said) == 2
-    names = ", ".join(f"lda/{n}" for n in range(1, 1 + named))
-    assert said[1] == f"lda/0: the same error {number - 1} more time(s): {names}{more}"
-
-
-def test_different_failures_are_shown_up_to_a_limit(run):
-    logs, said = opened(run)
-    for n in range(200):
-        trace = Trace("trace", f"code.py:{n} in score")
-        logs.failed(Failure(f"lda/{n}", 1, "error", "ValueError", "gave up", trace))
+    for n in range(case["number"]):
+        trace = Trace("trace", case["frame"].format(n))
+        logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", trace))
     logs.failed(Failure("lda/200", 1, "out_of_memory", "as expected", shown=False))
     logs.close()
-    assert [text.count("\n") for text in said] == [2] * 10 + [0]
-    assert said[9].startswith("lda/9: attempt 1: error: ValueError; gave up\n  at code.py:9 ")
-    assert said[-1] == "lda: 190 more failures are in the table `failures`"
+    names = ", ".join(f"lda/{n}" for n in range(1, case["named"]))
+    assert (len(said), said[case["at"]]) == (case["lines"], case["says"].format(names, run.shown))
 
 
 def test_the_number_of_logs_is_bounded(run, monkeypatch):
@@ -74,8 +65,8 @@ def test_every_name_of_a_unit_has_a_log(run, unit):
 
 
 def test_a_first_line_says_what_is_wrong():
-    assert first_line("\n  Error: one\ntwo") == "Error: one"
-    assert first_line("ValueError: \n\nAll fits failed.\nmore") == "ValueError: All fits failed."
-    assert first_line("Error:") == "Error:"
-    assert first_line(" \n") == ""
-    assert len(first_line("a" * 1000)) == 300
+    assert {text: first_line(text) for text in CASES["lines"]} == CASES["lines"]
+    assert first_line("a" * 1000) == "a" * 300
+    for whole in ("a" * 1000, "\n".join("0123456789")):
+        assert brief(whole) == whole
+        assert brief(f"{whole}\n").endswith(" ... (cut; its log has the whole message)")

@@ -353,14 +353,7 @@ def test_a_folder_is_no_package(run, tmp_path, monkeypatch):
         check(["wandb"], run)
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "value", "hint"),
-    [
-        ("tensorboard", None, None, "local run directory"),
-        ("mlflow", "MLFLOW_TRACKING_URI", "http://127.0.0.1:9", "set MLFLOW_TRACKING_URI"),
-        ("wandb", "WANDB_MODE", "online", "set WANDB_MODE=online"),
-    ],
-)
+@pytest.mark.parametrize(("name", "variable", "value", "hint"), CASE["servers"])
 def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hint, monkeypatch):
     monkeypatch.setattr(tracking, "file_of_module", lambda package: True)
     with pytest.raises(ConfigError, match=hint):
@@ -368,19 +361,6 @@ def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hi
     if variable is not None:
         monkeypatch.setenv(variable, value)
         check([name], remote)
-
-
-def test_checking_loads_no_tracker():
-    code = (
-        "import sys\n"
-        "from raypipe.store.run_directory import RunDirectory\n"
-        "from raypipe.graph.tracking import check\n"
-        f"check({HERE}, RunDirectory.at('x'))\n"
-        "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "
-        "if name in sys.modules])"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"
 
 
 # values
