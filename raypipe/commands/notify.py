@@ -10,9 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
-from threading import Thread
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from raypipe.errors import ConfigError
@@ -62,13 +61,17 @@ def send(
         more = {"host": platform.node(), "tags": list(notes.tags), "note": notes.note}
         content = json.dumps(without_secrets({**fields, **more})).encode()
         if words[0].startswith(("http://", "https://")):
-            problem = _post(words[0], content)
+            request = Request(words[0], content, {"Content-Type": "application/json"})
+            build_opener(_NoRedirects).open(request, timeout=_PATIENCE_S).close()
         else:
-            problem = _run(words, content)
-    except OSError as error:
-        problem = type(error).__name__
-    if problem:
-        say(f"WARNING: notify: the message was not delivered: {problem}")
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            subprocess.run(words, input=content, timeout=_PATIENCE_S, check=True, **silent)
+    except (HTTPError, subprocess.CalledProcessError) as error:
+        status = error.code if isinstance(error, HTTPError) else error.returncode
+        say(f"WARNING: notify: the message was not delivered: status {status}")
+    except (OSError, ValueError, HTTPException, subprocess.TimeoutExpired) as error:
+        # its text may have the URL or the command
+        say(f"WARNING: notify: the message was not delivered: {type(error).__name__}")
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -76,36 +79,3 @@ class _NoRedirects(HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         """Return no further request."""
-
-
-def _post(url: str, content: bytes) -> str:
-    """Send a message to a URL; return what went wrong."""
-    problems = [f"no answer within {_PATIENCE_S:g} s"]
-
-    def work() -> None:
-        try:
-            request = Request(url, content, {"Content-Type": "application/json"})
-            build_opener(_NoRedirects).open(request, timeout=_PATIENCE_S).close()
-            problems[0] = ""
-        except URLError as error:
-            problems[0] = str(error)
-        except (OSError, ValueError, HTTPException) as error:  # whose text may have the URL
-            problems[0] = type(error).__name__
-
-    # a timeout of the socket begins again with each byte, and there is none for names
-    thread = Thread(target=work, name="notify", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
-    return problems[0]
-
-
-def _run(words: Sequence[str], content: bytes) -> str:
-    """Run a command with a message on its standard input; return what went wrong."""
-    silent = subprocess.DEVNULL
-    try:
-        done = subprocess.run(
-            words, input=content, stdout=silent, stderr=silent, timeout=_PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"the command took longer than {_PATIENCE_S:g} s and was ended"
-    return f"the command ended with status {done.returncode}" if done.returncode else ""

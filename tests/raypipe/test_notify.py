@@ -23,7 +23,7 @@ SECRET = "S3cr3tS3cr3t"
 class Receiver(ThreadingHTTPServer):
     """A server on this machine: the messages that it got, and the status of its answers.
 
-    Without one it closes the connection; a negative one is an answer that never ends.
+    Without one it closes the connection; a negative one is none at all.
     """
 
     daemon_threads = True
@@ -46,9 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.server.answer
         if answer is None:
             return
-        if answer < 0:  # a byte now and then, so that no wait for a byte is long
-            while not self.server.over.wait(0.02):
-                self.wfile.write(b"H")
+        if answer < 0:
+            self.server.over.wait()
             return
         self.send_response(answer)
         self.send_header("Location", "/elsewhere")
