@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from raypipe.errors import ConfigError
@@ -66,12 +66,12 @@ def send(
         else:
             silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             subprocess.run(words, input=content, timeout=_PATIENCE_S, check=True, **silent)
-    except (HTTPError, subprocess.CalledProcessError) as error:
-        status = error.code if isinstance(error, HTTPError) else error.returncode
-        say(f"WARNING: notify: the message was not delivered: status {status}")
-    except (OSError, ValueError, HTTPException, subprocess.TimeoutExpired) as error:
+    except URLError as error:
+        say(f"WARNING: notify: the message was not delivered: {error}")
+    except (OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
         # its text may have the URL or the command
-        say(f"WARNING: notify: the message was not delivered: {type(error).__name__}")
+        status = f" {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else ""
+        say(f"WARNING: notify: the message was not delivered: {type(error).__name__}{status}")
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -384,18 +384,30 @@ def logs_text(run_dir: str) -> str:
 
 
 def log_text(run_dir: str, unit: str) -> str:
-    """Return the log of a unit, task or trial by its name, the end of it, or its log's name.
+    """Return the log of a unit, task or trial by its name, or by that of its log.
 
-    Without the variant, a name is that of a unit of any variant. The text has no control
+    Without its variant, a name is that of the unit that failed last. The text has no control
     sequences, and a line that was written over, such as that of a progress bar, is its last state.
 
     Raises:
-        ConfigError: there is no such log, or more than one.
+        ConfigError: there is no such log.
 
     """
     run = opened(run_dir)
     failures, logs = Ledger.to_read(run).rows("failures"), run.list(run.logs)
-    name = _chosen(run, unit, logs, failures)
+    asked = unit.removeprefix("logs/").removesuffix(_LOG)
+    by_unit = {row["unit"]: row["log"] for row in failures}
+    known = {*logs, *by_unit.values()}
+    name = run.log(asked).rpartition("/")[2]
+    name = name if name in known else by_unit.get(unit, "")
+    if not known:
+        raise ConfigError(f"{run.shown}: {_NO_LOGS}")
+    if not name:
+        near = did_you_mean(asked.replace("/", "-"), [each.removesuffix(_LOG) for each in known])
+        raise ConfigError(
+            f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has "
+            f"none (`raypipe logs {run.shown}` lists them){near}"
+        )
     if name in logs:
         return shown_log(run.read(run.path("logs", name)).decode(errors="replace"))
     rows = (row for row in failures if row["log"] == name)
@@ -406,34 +418,6 @@ def shown_log(content: str) -> str:
     """Return a log, or a part of it, without credentials and control sequences."""
     lines = map(last_state, without_credentials(content).split("\n"))
     return printable("\n".join(lines), keep="\n\t").rstrip()
-
-
-def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
-    """Return the name of the log that a user means. Raises ConfigError."""
-    known = list(dict.fromkeys([*logs, *(row["log"] for row in failures)]))
-    asked = unit.removeprefix("logs/").removesuffix(_LOG)
-    exact = run.log(asked).rpartition("/")[2]
-    stage = asked.partition("/")[0]
-    rest = exact.removeprefix(stage)
-    failed = {row["log"] for row in failures if row["unit"] == unit}  # a long name is a hash there
-    found = [exact] if exact in known else [name for name in known if name in failed]
-    found = found or [
-        name
-        for name in known
-        if name.endswith(f"-{exact}") or (name.startswith(f"{stage}@") and name.endswith(rest))
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(name.removesuffix(_LOG) for name in found[:10])
-        raise ConfigError(f"{unit}: names several logs: {names}")
-    if not known:
-        raise ConfigError(f"{run.shown}: {_NO_LOGS}")
-    near = did_you_mean(asked.replace("/", "-"), [name.removesuffix(_LOG) for name in known])
-    raise ConfigError(
-        f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has none "
-        f"(`raypipe logs {run.shown}` lists them){near}"
-    )
 
 
 def _full(row: Row) -> str:
