@@ -1,7 +1,7 @@
 """Layout of a table for a terminal, which never cuts a value: texts wrap, columns are left out.
 
-Columns with one value are named below the table, and so are those for which the terminal is too
-narrow. A single row becomes a line per column. Without a terminal every column is one line wide.
+Columns for which the terminal is too narrow are named below the table. A single row becomes a line
+per column. Without a terminal every column is one line wide.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rich.text import Text
 
 from raypipe.redaction import printable, without_credentials
 from raypipe.store.run_directory import BASE
-from raypipe.store.tables import COMMAND_ID, RUN_ID, VARIANT, better
+from raypipe.store.tables import COMMAND_ID, RUN_ID, better
 
-#: columns whose values say nothing to a reader
-_HIDDEN = (RUN_ID.name, COMMAND_ID.name)
+#: columns whose values say nothing to a reader, and values that say nothing if all are like them
+_HIDDEN, _NOTHING = (RUN_ID.name, COMMAND_ID.name), {"", BASE}
 #: characters between columns, and of a cell above which its column needs to be asked for
 _GAP, _LONGEST = 2, 240
 
@@ -69,17 +69,11 @@ def view(
         measures = {}
     if not len(rows):
         return f"(no rows; columns: {', '.join(values)})"
-    if not whole:
-        values = {name: column for name, column in values.items() if name not in _HIDDEN}
     cells = {name: [*map(cell, column)] for name, column in values.items()}
-    numbers = {name for name, column in values.items() if _is_number(column)}
-    same = {
-        name: texts[0]
-        for name, texts in cells.items()
-        if not whole and len({*texts}) == 1
-        if len(rows) > 1 or not texts[0] or (name == VARIANT.name and texts[0] == BASE)
-    }
-    names = [name for name in cells if name not in same] or [*cells][:1]
+    if not whole:  # else without columns that say nothing
+        known = [n for n in cells if n not in _HIDDEN and {*cells[n]} - _NOTHING]
+        cells = {name: cells[name] for name in known or [*cells][:1]}
+    names, numbers = [*cells], {name for name in cells if _is_number(values[name])}
     widest = {name: max(map(cell_len, (name, *cells[name]))) for name in names}
     shown = names
     if width is None:
@@ -89,8 +83,8 @@ def view(
         lines = [f"{name:{longest}}  {cells[name][0]}" for name in names]
     else:
         # texts that repeat, such as that of a method, tell rows apart
-        kinds = [n for n in names if n not in numbers and len({*cells[n]}) < len(rows)]
-        first = [*(first or [*[*values][:1], *kinds, *measures])]
+        kinds = [n for n in names if n not in numbers and 1 < len({*cells[n]}) < len(rows)]
+        first = [*(first or [names[0], *kinds, *measures])]
         ranked = sorted(names, key=lambda name: [*first, name].index(name))
         least = {name: max(map(cell_len, (name, *" ".join(cells[name]).split()))) for name in names}
         shown = []
@@ -103,16 +97,10 @@ def view(
             lines = _plain(shown, cells, widest, numbers)
         else:
             lines = _wrapping(shown, cells, widest, least, numbers, width)
-    others = {name: text for name, text in same.items() if name not in names}
-    left_out = [name for name in names if name not in shown]
-    notes = {
-        "the same in all rows": [f"{k}={v}" for k, v in others.items() if v and v != BASE],
-        "empty": [name for name, text in others.items() if not text],
-        "too wide": left_out,
-    }
-    texts = [f"{title}: {', '.join(named)}" for title, named in notes.items() if named]
-    texts += [f"see {how}"] * bool(left_out)
-    return "\n".join([*lines, *[""] * bool(texts), *(wrapped(text, width) for text in texts)])
+    if left_out := [name for name in names if name not in shown]:
+        texts = f"too wide: {', '.join(left_out)}", f"see {how}"
+        lines += ["", *(wrapped(text, width) for text in texts)]
+    return "\n".join(lines)
 
 
 def wrapped(text: str, width: int | None, indent: int = 2) -> str:
