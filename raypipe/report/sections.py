@@ -379,7 +379,7 @@ def _last(key: str) -> str:
 
 
 def best_points(results: Results, column: Column) -> list[TableView]:
-    """Return the 16 best points by a number with the means of three further ones, if many.
+    """Return the 16 best points by a number, if many.
 
     Of few rows without repetitions the table itself shows as much.
     """
@@ -391,9 +391,6 @@ def best_points(results: Results, column: Column) -> list[TableView]:
     points = found.points.assign(**{column.name: found.mean, "±": found.half})
     if found.runs.nunique() > 1:
         points["repetitions"] = found.runs
-    others = [each.name for each in shape.numbers if each.name != column.name][:3]
-    numbers = rows[others].apply(as_numbers).groupby([rows[name] for name in by], dropna=False)
-    points = points.merge(numbers.mean().reset_index(), "left", by) if others else points
     order = points.sort_values(column.name, ascending=column.better == "lower", kind="stable")
     best = order.head(16)
     best = best.assign(**{name: cells(map(value_label, best[name])) for name in by})
@@ -543,20 +540,15 @@ def race_section(race: pd.DataFrame | None) -> Section:
         return Section("Race", [])
     last = race.sort_values("round", kind="stable").groupby("point", sort=False).tail(1)
     last = last.sort_values("round", ascending=False, kind="stable")
-    winners, rounds = last[last["status"] == "winner"], int(race["round"].max())
-    runs = int(last["runs"].iloc[0])
-    text = f"{len(last)} points, {counted(rounds, 'round')}, up to {counted(runs, 'seed')}."
+    winners = last[last["status"] == "winner"]["point"]
+    text = f"{len(last)} points, {counted(int(race['round'].max()), 'round')}."
     if winners.empty:
-        left = int((last["status"] == "contender").sum())
-        text += f" Undecided between {left} points."
-    names = {point: point_text(json.loads(point)) for point in last["point"]}
-    for point, mean in zip(winners["point"], winners["mean"], strict=True):
-        text += f" {names[point]} wins with a mean of {number(float(mean))}."
-    shown = last.assign(point=cells(Code(names[point]) for point in last["point"]))
-    shown = shown.rename(columns={"round": "last_round"})
-    columns, is_winner = own_columns(shown, ["point"]), list(last["status"] == "winner")
-    view = TableView(shown, columns, "Points of the race", is_winner)
-    folds = [configuration("the winner", json.loads(point)) for point in winners["point"]]
+        text += f" Undecided between {(last['status'] == 'contender').sum()} points."
+    names = cells(Code(point_text(json.loads(point))) for point in last["point"])
+    shown = last.assign(point=names).rename(columns={"round": "last_round"})
+    is_winner = list(last["status"] == "winner")
+    view = TableView(shown, own_columns(shown, ["point"]), "Points of the race", is_winner)
+    folds = [configuration("the winner", json.loads(point)) for point in winners]
     return Section("Race", [text, view, *folds])
 
 

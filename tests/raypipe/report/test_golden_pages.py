@@ -75,7 +75,7 @@ def test_no_table_with_gaps_stops_the_report(written: tuple[str, str], data: st.
     page_of(replace(run, tables={**run.tables, table: rows}))
 
 
-def test_learning_curves_show_every_trial_where_it_ended_and_may_cut_off_the_worst() -> None:
+def test_learning_curves_show_every_trial_where_it_ended() -> None:
     run = stored_run("quality")
     with style():
         plots = [part for part in sweep_section(run).parts if isinstance(part, Plot)]
@@ -85,7 +85,6 @@ def test_learning_curves_show_every_trial_where_it_ended_and_may_cut_off_the_wor
     assert [max(line.get_xdata()) for line in curves].count(300) == 4
     low, high = axes.get_ylim()
     assert low < run.tables["steps"]["eval_loss"].min() < high
-    assert high < run.tables["steps"]["eval_loss"].max()
 
 
 if __name__ == "__main__":
