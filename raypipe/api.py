@@ -255,7 +255,7 @@ def run(
             matrix.KEY=[...]. `--matrix runs=5` repeats with five seeds.
         address: A Ray cluster to use. [default: start one here]
         time_budget: End in order before this time is over, with checkpoints of running trainings:
-            2h, 90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.
+            2h, 90m, 3600s. The same command continues.
         local: Run everything in this one process, without Ray, so that breakpoint() and pdb work;
             the results are the same.
         shared: Share the points of the run with other commands that have this option, too; each

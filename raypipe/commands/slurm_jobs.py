@@ -142,11 +142,7 @@ def cancel(run: RunDirectory) -> str:
         )
     with suppress(psutil.Error):  # it has just ended, or is another user's
         process = psutil.Process(pid)
-        if run.is_local:
-            is_own = run.lock in [file.path for file in process.open_files()]
-        else:
-            is_own = "raypipe" in shlex.join(process.cmdline())
-        if is_own:
+        if run.lock in [file.path for file in process.open_files()]:
             process.terminate()
             return f"process {pid} ends; finished units are kept"
     raise ConfigError(

@@ -544,6 +544,7 @@ def race_section(race: pd.DataFrame | None) -> Section:
     text = f"{len(last)} points, {counted(int(race['round'].max()), 'round')}."
     if winners.empty:
         text += f" Undecided between {(last['status'] == 'contender').sum()} points."
+    text += "".join(f" {point_text(json.loads(point))} wins." for point in winners)
     names = cells(Code(point_text(json.loads(point))) for point in last["point"])
     shown = last.assign(point=names).rename(columns={"round": "last_round"})
     is_winner = list(last["status"] == "winner")

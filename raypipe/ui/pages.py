@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 from jinja2 import Environment
@@ -62,8 +61,6 @@ _SHARE = 0.2
 _MOST_KEPT, _MOST_FAILURES, _MOST_LOGS, _TAIL_BYTES, _MOST_MESSAGES = 30, 10, 5, 8192, 20
 #: sections of a run's page before those of its report
 _OWN = ("Progress", "State", "Failures", "Output")
-#: files of a report
-_KINDS = (".html", ".png", ".svg")
 
 #: titles of sections by their ids, and their HTML
 Made = tuple[Mapping[str, str], Markup]
@@ -159,7 +156,7 @@ class Pages:
             "Message": [Code(shown_log(known.message))] if "\n" in known.message.strip() else [],
             "Command": [Code(cell(known.command))] if known.command else [],
             "Directory": [Code(run.shown)],
-            "Files": list(_files(key, run)),
+            "Report": [Link("of the newest command", f"/run/{key}/report")] * _has_report(run),
         }
         ledger = _state(run, "ledger")
         failures = self._cache.get((run, "failures"), ledger, lambda: _failures(run))
@@ -184,12 +181,12 @@ class Pages:
         period_s = _period_s(chosen.values())
         return _page("run.html", "Comparison", None, sections, period_s, running=())
 
-    def report_file(self, key: str, name: str) -> bytes:
-        """Return a file of a run's report. Raises ConfigError: there is none of this name."""
+    def report(self, key: str) -> bytes:
+        """Return the report that the newest command of a run wrote. Raises ConfigError: none."""
         run = self._summary(key).run
-        if name not in _report_names(run):
-            raise ConfigError("the report of this run has no such file")
-        return run.read(f"{run.report}/{name}")
+        if not _has_report(run):
+            raise ConfigError("this run has no report")
+        return run.read(f"{run.report}/index.html")
 
     def _summary(self, key: str) -> Summary:
         """Return what is known of a run by now. Raises ConfigError: there is none."""
@@ -260,18 +257,9 @@ def _own_files(run: RunDirectory, folder: str) -> list[arrow_fs.FileInfo]:
     return [info for info in files if Path(info.path).resolve().is_relative_to(root)]
 
 
-def _report_names(run: RunDirectory) -> list[str]:
+def _has_report(run: RunDirectory) -> bool:
     paths = (info.path for info in _own_files(run, run.report))
-    return sorted(path.removeprefix(f"{run.report}/") for path in paths if path.endswith(_KINDS))
-
-
-def _files(key: str, run: RunDirectory) -> Iterator[Part]:
-    """Yield links to the page of the last report, and to its figures."""
-    links = {name: Link(name, f"/run/{key}/report/{quote(name)}") for name in _report_names(run)}
-    if page := links.pop("index.html", None):
-        yield Link("the report that the newest command wrote", page.address)
-    if links:
-        yield Fold(counted(len(links), "figure"), list(links.values()))
+    return f"{run.report}/index.html" in paths
 
 
 def _output(found: Summary) -> Iterator[Part]:

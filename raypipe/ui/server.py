@@ -1,7 +1,6 @@
 """Server of ``raypipe ui``: who may ask, what may be asked for, and the answers.
 
-An address names a run by a key, and a file of its report by a name from the folder's listing: no
-text of a request is ever a path.
+An address names a run by a key: no text of a request is ever a path.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from raypipe.ui.pages import Pages, policy
 
 #: the names of this machine, for itself
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_KINDS = {"html": "text/html", "png": "image/png", "svg": "image/svg+xml"}
 #: what the policy of an answer forbids, and that of a page cannot
 _ALONE = "; base-uri 'none'; frame-ancestors 'none'"
 _LEAST_COMPRESSED = 2**14  # bytes
@@ -84,7 +82,7 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
             Route("/", partial(_page, lambda _: pages.table())),
             Route("/compare", comparison),
             Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
-            Route("/run/{key}/report/{name:path}", partial(_file, pages)),
+            Route("/run/{key}/report", partial(_report, pages)),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard, compressed],
         exception_handlers={ConfigError: _refused, OSError: _refused},
@@ -148,9 +146,7 @@ def _page(make: Callable[[Request], str], request: Request) -> Response:
     return Response(content, media_type="text/html", headers=headers)
 
 
-def _file(pages: Pages, request: Request) -> Response:
-    """Return a file of a run's report, which may run raypipe's own script and asks for nothing."""
-    name = request.path_params["name"]
-    content = pages.report_file(request.path_params["key"], name)
+def _report(pages: Pages, request: Request) -> Response:
+    """Return a run's stored report, which may run raypipe's own script and asks for nothing."""
     headers = {"Content-Security-Policy": f"{policy()}{_ALONE}; sandbox allow-scripts"}
-    return Response(content, media_type=_KINDS[name.rpartition(".")[2]], headers=headers)
+    return Response(pages.report(request.path_params["key"]), 200, headers, "text/html")

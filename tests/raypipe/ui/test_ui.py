@@ -60,7 +60,6 @@ def write_run(folder: Path, name: str, best: float = 0.5, **more: Any) -> RunDir
     with writing(run, print):
         Ledger(run).put("failures", {"fit/1": failure})
     run.write(f"{run.report}/index.html", b"<title>report</title>")
-    run.write(f"{run.report}/figures/loss.svg", b"<svg/>")
     return run
 
 
@@ -128,16 +127,9 @@ def test_the_page_of_a_run_has_its_state_failures_output_and_report(client):
                  "line 7 of toy.py", "said by the unit", "rate: 0.75", "Loss: fit"):  # fmt: skip
         assert text in words, text
     assert "epoch 1" not in words  # was written over
-    assert client.get(f"/run/{key}/report/index.html").text == "<title>report</title>"
-    figure = client.get(f"/run/{key}/report/figures/loss.svg")
-    assert figure.headers["content-type"] == "image/svg+xml"
-    assert "sandbox" in figure.headers["Content-Security-Policy"]
-
-
-def test_a_hidden_file_of_a_report_is_one_of_its_kind(client, folder_of_runs):
-    (folder_of_runs / "toy/second/report/figures/.svg").write_text("<svg/>")
-    figure = client.get(f"/run/{keys(client)[0]}/report/figures/.svg")
-    assert figure.headers["content-type"] == "image/svg+xml"
+    report = client.get(f"/run/{key}/report")
+    assert report.text == "<title>report</title>"
+    assert "sandbox" in report.headers["Content-Security-Policy"]
 
 
 def test_a_curve_grows_while_the_run_goes_on(tmp_path, monkeypatch):
@@ -228,7 +220,6 @@ def test_no_text_of_a_run_becomes_markup(tmp_path):
         with writing(each, print):
             Ledger(each).put("failures", {"x": {**hostile, "outcome": HOSTILE, "attempt": 1}})
         each.write(each.notes, json.dumps({"note": HOSTILE, "tags": [HOSTILE]}).encode())
-        each.write(f"{each.report}/figures/{HOSTILE.replace('/', '')}.png", b"")
     client = client_of(tmp_path)
     both = keys(client)
     for address in ("/", *(f"/run/{key}" for key in both), f"/compare?run={'&run='.join(both)}"):
@@ -251,7 +242,8 @@ def test_the_script_takes_no_section_for_an_element_of_its_own():
 def test_what_is_refused(client, folder_of_runs, tmp_path, method, address, headers, status):
     (tmp_path / "outside.html").write_text("outside")
     report = folder_of_runs / "toy/second/report"
-    (report / "linked.html").symlink_to(tmp_path / "outside.html")
+    (report / "index.html").unlink()
+    (report / "index.html").symlink_to(tmp_path / "outside.html")
     (report / "secret.txt").write_text("not of the report")
     answer = client.request(method, address.format(key=keys(client)[0]), headers=headers)
     assert answer.status_code == status
