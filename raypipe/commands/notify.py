@@ -64,8 +64,14 @@ def send(
             request = Request(words[0], content, {"Content-Type": "application/json"})
             build_opener(_NoRedirects).open(request, timeout=_PATIENCE_S).close()
         else:
-            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(words, input=content, timeout=_PATIENCE_S, check=True, **silent)
+            subprocess.run(
+                words,
+                input=content,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_PATIENCE_S,
+                check=True,
+            )
     except URLError as error:
         say(f"WARNING: notify: the message was not delivered: {error}")
     except (OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:

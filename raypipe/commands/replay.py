@@ -42,12 +42,11 @@ from raypipe.provenance import environment_row
 from raypipe.redaction import printable
 from raypipe.store.ledger import INTERNAL, Ledger, Row, writes
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
-from raypipe.store.tables import ADDED, Table, read_rows
+from raypipe.store.tables import ADDED, Table
 from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.tables import SETTINGS, TRIALS
 
-_UNITS, _STEPS, _REPLAY, _CACHE = "units", "steps", "replay", "RAYPIPE_CACHE"
-_MOST_LINES, _MOST_NAMED = 30, 8
+_UNITS, _REPLAY, _CACHE = "units", "replay", "RAYPIPE_CACHE"
 #: units that are computed by default
 _SAMPLE = 3
 #: tables that are not part of the result of a stage
@@ -123,10 +122,7 @@ class Replay:
         """Return the lines for a reader."""
         outcomes = [each.outcome for each in self.units]
         lines = [f"replay of {self.run_dir}: {self.stored} stored units{self.choice}"]
-        first = sorted(self.units, key=lambda each: each.outcome in _SAME)[:_MOST_LINES]
-        lines += [str(each) for each in self.units if each in first]
-        if len(first) < len(self.units):
-            lines.append(f"and {len(self.units) - len(first)} more")
+        lines += map(str, self.units)
         nothing = ("nothing that is recorded; does a seed decide all that is random?",)
         changes = self.changes or (nothing if "differs" in outcomes else ())
         lines += [f"changed since: {each}" for each in changes]
@@ -179,7 +175,7 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
             stage, scratch = keyed[key], RunDirectory.at(folder / str(number))
             _copy_files(run, stage, keyed, scratch)
             stage = replace(stage, units=group, needs=())
-            rows += _computed(run, ledger, work, stage, scratch, tolerance)
+            rows += _computed(ledger, work, stage, scratch, tolerance)
     changes = tuple(_changes(ledger, work, names))
     return Replay(run.shown, len(stored), tuple(rows), changes, choice)
 
@@ -245,8 +241,6 @@ def _compared(
         by_up_to = f" by up to {largest:.2g}" if math.isfinite(largest) else ""
         many = f" in {len(rows)} rows" if len(rows) > 1 else ""
         texts.append(f"{column}{by_up_to}{many} (stored {stored!r}, now {now!r})")
-    if len(texts) > _MOST_NAMED:
-        texts[_MOST_NAMED:] = [f"{len(texts) - _MOST_NAMED} more columns"]
     near = all(by <= tolerance for rows in differing.values() for by, *_ in rows)
     return Replayed(name, "within the tolerance" if near else "differs", "; ".join(texts))
 
@@ -288,7 +282,6 @@ def _changes(ledger: Ledger, work: Work, units: Sequence[str]) -> list[str]:
 
 
 def _computed(
-    run: RunDirectory,
     ledger: Ledger,
     work: Work,
     stage: Stage,
@@ -338,8 +331,6 @@ def _computed(
         if name in units and name not in done:
             yield Replayed(name, "failed", failure)
             continue
-        if name in units and stage.training is not None:
-            of_unit += _steps(run, scratch, stage, units[name])
         yield _compared(name, of_unit, tables, tolerance)
 
 
@@ -368,20 +359,10 @@ def _run_alone(work: Work, stage: Stage, scratch: RunDirectory, ledger: Ledger) 
         return GraphRunner(session).run([stage]) or "did not finish"
 
 
-def _steps(run: RunDirectory, scratch: RunDirectory, stage: Stage, unit: str) -> list[Pair]:
-    """Return the logged steps of a training; none of another unit."""
-    trial = stage.files(run).trial_id(unit)
-    old, recent = (
-        {str(row["step"]): row for row in read_rows(files, _STEPS, trial)}
-        for files in map(stage.files, (run, scratch))
-    )
-    return [(_STEPS, step, old.get(step), recent.get(step)) for step in {**old, **recent}]
-
-
 def _copy_files(
     run: RunDirectory, stage: Stage, stages: Mapping[str, Stage], scratch: RunDirectory
 ) -> None:
-    """Copy what the stages before a stage left for it: artifacts, weights, logged steps."""
+    """Copy what the stages before a stage left for it: artifacts and weights."""
     needed = [*stage.needed_keys]
     for key in needed:  # which grows: they need others
         needed += stages[key].needed_keys
@@ -389,9 +370,7 @@ def _copy_files(
         files = before.files(run)
         infos = files.infos(files.artifact(before.name), recursive=True)
         paths = [info.path for info in infos if info.type == arrow_fs.FileType.File]
-        for unit in before.units:
-            steps = files.partition(_STEPS, files.trial_id(unit.key))
-            paths += filter(files.exists, (files.model(unit.key), steps))
+        paths += filter(files.exists, (files.model(unit.key) for unit in before.units))
         for path in paths:
             copy = scratch.path(path.removeprefix(f"{run.path()}/"))
             scratch.write(copy, run.read(path), durable=False)

@@ -56,8 +56,8 @@ _RESERVE, _LEAST_RESERVE_S = 0.05, 30.0
 #: of these, the seconds after an end that was not orderly
 _CUT_S = 8.0
 _POLL_S = 0.25
-#: results that a baseline beats, and points, of which the end of a run tells
-_MOST_WARNINGS, _MOST_POINTS = 5, 5
+#: points of which the end of a run tells
+_MOST_POINTS = 5
 
 
 def execute(
@@ -446,11 +446,8 @@ def _tell_results(work: Work, session: Session) -> str:
         is_sweep = work.graph.only == (SWEEP,)  # whose end shows its points
         if len(results.bests[0].ranking) > 1 and not is_sweep:
             say(_leading(results.bests[0]))
-    lost = results.beaten
-    for warning in (*results.not_finite, *lost[:_MOST_WARNINGS]):
+    for warning in (*results.not_finite, *results.beaten):
         say(f"WARNING: {warning}")
-    if len(lost) > _MOST_WARNINGS:
-        say(f"WARNING: {len(lost) - _MOST_WARNINGS} more are in the report")
     return results.result
 
 

@@ -26,7 +26,6 @@ from raypipe.graph.unit_logs import first_line
 from raypipe.hardware import bytes_text
 from raypipe.redaction import last_state, printable, without_credentials
 from raypipe.store import run_notes, run_status, tables
-from raypipe.store.call_files import files_of
 from raypipe.store.ledger import REPLACED, Ledger, Row
 from raypipe.store.lock import is_held
 from raypipe.store.run_directory import BASE, RunDirectory, variant_name
@@ -197,10 +196,6 @@ def _lines(found: Summary) -> Iterator[tuple[str, str]]:
     if rows := tables.read_arrow(run, "stages").to_pylist():
         yield "stages", _stages(rows)
     yield from (("result", text) for text in _results(found.results))
-    files = files_of(run, found.results.tables["calls"]) if "calls" in found.results.tables else []
-    if files:
-        calls = {(file.variant, file.call) for file in files}
-        yield "files", f"{len(files)} of {len(calls)} calls, in files/"
     failures = [row for row in ledger.rows("failures") if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
         yield "failure", cell(failure_text(row))

@@ -232,8 +232,8 @@ class Declarations:
     Args:
         sentence: what it does, or empty.
         tables: its tables.
-        core: the tables that every run has by name, with the columns that its trainings add; a
-            table that is in neither is undeclared. None if they are not known.
+        core: the tables that every run has by name, with the columns that its trainings add. None
+            if they are not known.
 
     """
 
@@ -296,11 +296,7 @@ class RunResults:
     @cached_property
     def results(self) -> list[Results]:
         """The tables of the experiment that have rows."""
-        declared = list(self.declared.tables)
-        if self.declared.core is not None:
-            known = {table.name for table in declared} | self.declared.core.keys()
-            declared += [Table(name, "") for name in self.tables if name not in known]
-        written = [table for table in declared if len(self.tables.get(table.name, ()))]
+        written = [t for t in self.declared.tables if len(self.tables.get(t.name, ()))]
         return [joined(table, self.tables[table.name], self.tables) for table in written]
 
     @cached_property

@@ -18,7 +18,6 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -33,7 +32,6 @@ from raypipe.ui.pages import Pages, policy
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 #: what the policy of an answer forbids, and that of a page cannot
 _ALONE = "; base-uri 'none'; frame-ancestors 'none'"
-_LEAST_COMPRESSED = 2**14  # bytes
 _SECONDS = 2  # for which the end waits for answers
 
 
@@ -74,8 +72,6 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK, name])
     if token:
         guard = Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, token))
-    # a list of 1,000 runs is half a megabyte, and a tunnel may be slow
-    compressed = Middleware(GZipMiddleware, minimum_size=_LEAST_COMPRESSED, compresslevel=1)
     comparison = partial(_page, lambda r: pages.comparison(r.query_params.getlist("run")))
     return Starlette(
         routes=[
@@ -84,7 +80,7 @@ def application(pages: Pages, token: str, name: str = "localhost") -> Starlette:
             Route("/run/{key}", partial(_page, lambda r: pages.run(r.path_params["key"]))),
             Route("/run/{key}/report", partial(_report, pages)),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard, compressed],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=_with_policy), guard],
         exception_handlers={ConfigError: _refused, OSError: _refused},
     )
 
