@@ -767,14 +767,13 @@ def logs(run_dir: str, unit: str | None = None) -> str:
     return logs_text(run_dir) if unit is None else log_text(run_dir, unit)
 
 
-def ls(directory: str | None = None, *, tag: Sequence[str] = (), as_json: bool = False) -> str:
+def ls(directory: str | None = None, *, tag: Sequence[str] = ()) -> str:
     """List runs, the newest first: status, age, time, stages, key result, tags and note.
 
     Args:
         directory: A folder or URI with run directories in it, at any depth. [default: RAYPIPE_RUNS,
             else runs]
         tag: Only runs with this tag; may be repeated.
-        as_json: Print JSON.
 
     """
     from raypipe.commands import runs_location
@@ -783,12 +782,6 @@ def ls(directory: str | None = None, *, tag: Sequence[str] = (), as_json: bool =
 
     location = directory or runs_location()
     found = [each for each in runs(location) if {*tag} <= {*each.notes.tags}]
-    if as_json:
-        fields = [
-            {"run_dir": each.run.shown, **asdict(each.details), **asdict(each.notes)}
-            for each in found
-        ]
-        return json.dumps(fields, indent=1)
     return listing_text(found, location, terminal_width(), tag)
 
 
@@ -835,13 +828,7 @@ def show(run_dir: str, *, code: bool = False) -> str:
     return code_text(run) if code else show_text(run)
 
 
-def replay(
-    run_dir: Location,
-    units: Sequence[str] = (),
-    *,
-    every: bool = False,
-    tolerance: float = 1e-5,
-) -> Replay:
+def replay(run_dir: Location, units: Sequence[str] = ()) -> Replay:
     """Compute stored units again and compare: equal, within a tolerance, or what differs and why.
 
     They run in this process, without caches; RUN_DIR is only read. Columns that measure time,
@@ -850,25 +837,20 @@ def replay(
 
     Args:
         run_dir: The directory of a run.
-        units: Names of units, or what such names begin with, e.g. a stage. [default: three]
-        every: All units instead of three that are evenly spaced.
-        tolerance: Relative difference that counts as equal.
+        units: Names of units, or what such names begin with, e.g. a stage. [default: three that
+            are evenly spaced]
 
     Raises:
         ConfigError: a mistake, or nothing that can be computed again.
 
     Examples:
         raypipe replay RUN_DIR
-        raypipe replay RUN_DIR lda/20news/ga/0 --tolerance 1e-4
-        raypipe replay RUN_DIR --all
+        raypipe replay RUN_DIR lda/20news/ga/0
 
     """
     from raypipe.commands.replay import replay as replayed
 
-    if not 0 <= tolerance < 1:
-        raise ConfigError("replay: tolerance must be from 0 to below 1")
-    names = [units] if isinstance(units, str) else units
-    return replayed(os.fspath(run_dir), names, tolerance, every=every)
+    return replayed(os.fspath(run_dir), [units] if isinstance(units, str) else units)
 
 
 def compare(run_dirs: Sequence[str], *, as_json: bool = False) -> str:

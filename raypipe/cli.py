@@ -38,7 +38,7 @@ VERBS: tuple[Callable[..., Any], ...] = (
 #: verbs that start an experiment
 _SLOW = (api.run, api.sweep, api.fit, api.map)
 #: names of options that are not those of the parameter
-_OPTIONS = {"as_json": "--json", "as_csv": "--csv", "every": "--all"}
+_OPTIONS = {"as_json": "--json", "as_csv": "--csv"}
 #: how a terminal names a parameter, and its bounds
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "overrides": {"metavar": "KEY=VALUE"},

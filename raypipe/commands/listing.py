@@ -112,4 +112,4 @@ def listing_text(
         needless.add("experiment")
     rows = [{name: row[name] for name in row if name not in needless} for row in rows]
     first = ("run", "result", "status", "tags", "stages", "started")
-    return view(rows, width, whole=True, first=first, kept=3, how="them with --json")
+    return view(rows, width, whole=True, first=first, kept=3, how="them on a wider terminal")

@@ -47,8 +47,8 @@ from raypipe.study.sweep_settings import SWEEP
 from raypipe.training.tables import SETTINGS, TRIALS
 
 _UNITS, _REPLAY, _CACHE = "units", "replay", "RAYPIPE_CACHE"
-#: units that are computed by default
-_SAMPLE = 3
+#: units that are computed by default, and the relative difference that counts as equal
+_SAMPLE, _TOLERANCE = 3, 1e-5
 #: tables that are not part of the result of a stage
 _NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
@@ -130,14 +130,12 @@ class Replay:
         return printable("\n".join([*lines, ", ".join(counts)]), keep="\n")
 
 
-def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool) -> Replay:
+def replay(location: str, units: Sequence[str]) -> Replay:
     """Compute stored units again and compare them with what is stored.
 
     Args:
         location: the run directory, which is only read.
         units: names of units, or what such names begin with; a sample if empty.
-        tolerance: the relative difference up to which numbers count as equal.
-        every: all units instead of a sample.
 
     Raises:
         ConfigError: a mistake, or nothing that can be computed again.
@@ -159,9 +157,9 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
     rows = [Replayed(name, "changed", _CHANGED) for name in names if name not in done]
     names = [name for name in names if name in done]
     choice = ""
-    if not (units or every) and len(names) > _SAMPLE:  # evenly spaced
+    if not units and len(names) > _SAMPLE:  # evenly spaced
         names = [names[n * (len(names) - 1) // (_SAMPLE - 1)] for n in range(_SAMPLE)]
-        choice = f", a sample of {_SAMPLE} (choose with --all or names)"
+        choice = f", a sample of {_SAMPLE} (name units or stages for others)"
     groups: dict[str, list[Unit]] = {}
     for stage, unit in map(found.__getitem__, names):
         groups.setdefault(stage.key, []).append(unit)
@@ -175,7 +173,7 @@ def replay(location: str, units: Sequence[str], tolerance: float, *, every: bool
             stage, scratch = keyed[key], RunDirectory.at(folder / str(number))
             _copy_files(run, stage, keyed, scratch)
             stage = replace(stage, units=group, needs=())
-            rows += _computed(ledger, work, stage, scratch, tolerance)
+            rows += _computed(ledger, work, stage, scratch)
     changes = tuple(_changes(ledger, work, names))
     return Replay(run.shown, len(stored), tuple(rows), changes, choice)
 
@@ -212,9 +210,7 @@ def _chosen(run: RunDirectory, known: Sequence[str], units: Sequence[str]) -> li
     return list(dict.fromkeys(name for unit in units for name in matching(unit))) or list(known)
 
 
-def _compared(
-    name: str, pairs: Iterable[Pair], tables: Mapping[str, Table], tolerance: float
-) -> Replayed:
+def _compared(name: str, pairs: Iterable[Pair], tables: Mapping[str, Table]) -> Replayed:
     """Compare the rows of a unit, column by column.
 
     Columns that measure or name a place, by the declarations of their tables, are left out.
@@ -241,7 +237,7 @@ def _compared(
         by_up_to = f" by up to {largest:.2g}" if math.isfinite(largest) else ""
         many = f" in {len(rows)} rows" if len(rows) > 1 else ""
         texts.append(f"{column}{by_up_to}{many} (stored {stored!r}, now {now!r})")
-    near = all(by <= tolerance for rows in differing.values() for by, *_ in rows)
+    near = all(by <= _TOLERANCE for rows in differing.values() for by, *_ in rows)
     return Replayed(name, "within the tolerance" if near else "differs", "; ".join(texts))
 
 
@@ -286,7 +282,6 @@ def _computed(
     work: Work,
     stage: Stage,
     scratch: RunDirectory,
-    tolerance: float,
 ) -> Iterator[Replayed]:
     """Compute the units of a stage again, and compare their rows.
 
@@ -331,7 +326,7 @@ def _computed(
         if name in units and name not in done:
             yield Replayed(name, "failed", failure)
             continue
-        yield _compared(name, of_unit, tables, tolerance)
+        yield _compared(name, of_unit, tables)
 
 
 def _owner(key: str, row: Row, units: Container[str]) -> str:

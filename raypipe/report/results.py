@@ -466,18 +466,17 @@ def held_out_columns(
 ) -> list[Column]:
     """Return the held-out metrics among the names of columns, the most important first.
 
-    Monitored metrics come first, then those that are declared with a direction, then those that are
-    declared without one, then others, each time with the loss last. ``better`` is what is declared,
-    else the monitor's mode, else what the name tells; it may be empty. Declarations of other
-    columns are ignored.
+    Monitored metrics come first, then those that are declared with a direction, then others, each
+    time with the loss last. ``better`` is what is declared, else the monitor's mode, else what the
+    name tells; it may be empty. Declarations of other columns are ignored.
     """
     known = {each.name: each for each in declared if each.name.startswith(PREFIX)}
     places = {name: place for place, name in enumerate([*monitors, *known])}
 
-    def importance(column: Column) -> tuple[bool, bool, bool, bool, int]:
+    def importance(column: Column) -> tuple[bool, bool, bool, int]:
         name = column.name
-        is_loss, place = name == f"{PREFIX}loss", places.get(name, 0)
-        return name not in monitors, not column.better, name not in known, is_loss, place
+        is_loss, place = name == f"{PREFIX}loss", places.get(name, len(places))
+        return name not in monitors, not column.better, is_loss, place
 
     found = [known.get(n, Column(n, "real", "")) for n in names if n.startswith(PREFIX)]
     return [

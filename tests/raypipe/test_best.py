@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raypipe as rp
+from raypipe.commands.listing import runs
 from raypipe.launch.inline import InlineLauncher
 from tests.command import forget, in_process, raypipe
 from tests.raypipe.report.page_reader import Page
@@ -60,7 +61,7 @@ def test_all_views_name_the_same_best_result(better, scores):
         forget(Path(folder))
         best = rp.open("r").best()
         end = re.findall(r"^result: (.*)$", ended.output, re.MULTILINE)
-        (listed,) = json.loads(raypipe("ls", "--json", "."))
+        (listed,) = runs(".")
         shown = re.findall(r"^result +calls\.score \(.* is better\): (.*)$", raypipe("show", "r"),
                            re.MULTILINE)  # fmt: skip
         both = json.loads(raypipe("compare", "r", "r", "--json"))["best"].get("calls.score", [])
@@ -69,10 +70,10 @@ def test_all_views_name_the_same_best_result(better, scores):
     finite = [[x for x in of if isinstance(x, float) and math.isfinite(x)] for of in scores]
     if best is None:
         assert not any(finite)
-        assert (end, listed["result"], shown, compared) == ([], "", [], [])
+        assert (end, listed.details.result, shown, compared) == ([], "", [], [])
         return
     assert end == [best.text]
-    assert listed["result"] == best.text
+    assert listed.details.result == best.text
     assert shown[0].startswith(best.text.removeprefix("score "))
     named = [point["method"] for point in best.points if point]
     if named:

@@ -101,7 +101,7 @@ def test_a_run_on_object_storage_is_replayed(folder, remote, monkeypatch):
     raypipe(*MAP, "x=0..2")
     arrow_fs.copy_files(str(folder / "r"), str(folder / "remote"))
     monkeypatch.setattr(command, "opened", lambda _: remote)
-    found = rp.replay("bucket://run", every=True)
+    found = rp.replay("bucket://run")
     assert [each.outcome for each in found.units] == ["equal"] * 3, str(found)
     (fingerprint,) = (key for key, _ in Ledger(remote, writable=False).items("code"))
     assert json.loads(remote.read(remote.code(fingerprint))) == {"mine.py": MODULE}

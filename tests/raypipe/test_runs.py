@@ -294,8 +294,8 @@ def test_tags_and_the_note_change_while_a_run_goes_on(work, monkeypatch):
     raypipe("run", "toy.yaml", "--run-dir", "out", "--tag", "early", "--note", "begun")
     found = rp.open("out")
     assert (found.tags, found.note) == (("early", "late"), "seen")
-    (listed,) = json.loads(raypipe("ls", ".", "--json"))
-    assert (listed["tags"], listed["note"]) == (["early", "late"], "seen")
+    (listed,) = runs(".")
+    assert listed.notes == RunNotes("seen", ("early", "late"))
 
 
 @pytest.mark.parametrize(
