@@ -151,7 +151,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - tail]}\n... {left_out} characters left out ...\n{text[-tail:]}"
 
 
-def named(names: Sequence[str], most: int) -> str:
+def named(names: Sequence[str], most: int = 3) -> str:
     """Return names for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

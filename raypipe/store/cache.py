@@ -90,7 +90,7 @@ class Cache:
         if self._database is None or not rows:
             return
         texts = {key: json.dumps([row]).encode() for key, row in rows.items()}
-        lines = [(key, *encode([("", [key], text)], 0)) for key, text in texts.items()]
+        lines = [(key, *encode([("", [key], text)])) for key, text in texts.items()]
         with self._giving_up():
             self._database.execute("BEGIN IMMEDIATE")
             with self._database:

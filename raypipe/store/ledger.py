@@ -46,8 +46,6 @@ _TOGETHER = 64
 #: bytes of lines whose other rows are kept after reading one: units end in another order than
 #: they are asked for, so that several lines are read by turns
 _MOST_READ = 2**22
-#: bytes that are read at once
-_BLOCK = 2**22
 _MAX_SEGMENTS = 32
 #: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
@@ -65,10 +63,12 @@ SHOWN = "shown"
 CLAIMS = "job_claims"
 #: columns that are added to a row on its way to the ledger
 _ADDED = ("command_id", "variant")
-#: suffix of a segment with damaged lines that was replaced, and the damaged lines that are named
-REPLACED, _MOST_NAMED = ".damaged", 3
+#: suffix of a segment with damaged lines that was replaced
+REPLACED = ".damaged"
+#: the tables that all variants have in common
+_COMMON = frozenset({RUNS, CLAIMS, "identities", "code"})
 #: the runner's own records: they are not results, have no stamp and become no table
-INTERNAL = frozenset({_UNITS, RUNS, CLAIMS, "identities", "code"})
+INTERNAL = frozenset({_UNITS, *_COMMON})
 
 #: types of values that pydantic encodes as Python does
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -216,22 +216,25 @@ class Ledger:
             self._rewrite(entries)
 
     def _append_local(self, entries: Sequence[Entry]) -> None:
-        begin, number = self._end
-        lines = encode(entries, number)
-        with Path(self._run.ledger, self._segments[-1]).open("ab") as stream:
-            # what an append left that was interrupted, or had no room
-            stream.truncate(begin - self._starts[-1])
+        lines = encode(entries, self._end[1])
+        path, size = self._last()
+        with path.open("ab") as stream:
+            stream.truncate(size)  # what an append left that was interrupted, or had no room
             stream.writelines(lines)
             stream.flush()
             os.fsync(stream.fileno())
         self._note_lines(entries, lines)
 
+    def _last(self) -> tuple[Path, int]:
+        """Return the path of the last segment on a file system, and the bytes of its lines."""
+        return Path(self._run.ledger, self._segments[-1]), self._end[0] - self._starts[-1]
+
     def _write_segment(self, entries: Sequence[Entry]) -> None:
         """Write a new segment, and open it."""
-        last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
+        number = int(self._segments[-1][:8]) + 1 if self._segments else 0
         writer = "" if self._run.is_local else f"-{self._token}"
-        name = f"{int(last) + 1:08d}{writer}.jsonl"
-        lines = encode(entries, 0)
+        name = f"{number:08d}{writer}.jsonl"
+        lines = encode(entries)
         content = b"".join(lines)
         self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
@@ -312,7 +315,7 @@ class Ledger:
             del self._places[_UNITS][key]
         places = [f"{line} of {name}" for name, lines in self._damaged.items() for line in lines]
         again = f"{len(known) - len(intact)} of {len(known)} units run again"
-        return f"{named(places, _MOST_NAMED)}; {again}; the others are intact"
+        return f"{named(places)}; {again}; the others are intact"
 
     def _is_intact(self, key: str, unit: Row) -> bool:
         """Whether a unit's row names its results, and they are stored as they were."""
@@ -346,7 +349,7 @@ class Ledger:
         """Read the rows of a segment, and note its damaged lines."""
         file = self._opened(name)
         self._add(file)
-        lines = BufferedReader(file, _BLOCK)
+        lines = BufferedReader(file)
         self._segments.append(name)
         self._read_lines(lines)
         lines.detach()  # or the end of the reader would close the file
@@ -397,9 +400,9 @@ class LedgerView(Ledger):
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
         own, mark = dict(tables), {"variant": self._variant}
-        for table in filter(_has_variant, tables if self._variant != BASE else ()):
+        for table in tables.keys() - _COMMON if self._variant != BASE else ():
             rows = tables[table].items()
-            own[table] = {self._key(table, key): {**row, **mark} for key, row in rows}
+            own[table] = {variant_name(key, self._variant): {**row, **mark} for key, row in rows}
         written = [t for t, rows in tables.items() if self._stage and rows and t not in INTERNAL]
         if new := [table for table in written if not writes(self._ledger, self._stage, table)]:
             entries: dict[str, Row] = {_entry(self._stage, table): {} for table in new}
@@ -408,12 +411,12 @@ class LedgerView(Ledger):
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
         """Remove rows of this variant durably; missing ones are ignored."""
-        self._ledger.remove(table, [self._key(table, key) for key in keys])
+        self._ledger.remove(table, [_key(table, key, self._variant) for key in keys])
 
     def get(self, table: str, key: str) -> Row | None:
         """Return the newest row of a key, or None; this variant's comes first."""
         for variant in self._visible if table != _UNITS else (self._variant,):
-            row = self._ledger.get(table, self._key(table, key, variant))
+            row = self._ledger.get(table, _key(table, key, variant))
             if row is not None:
                 return row
         return None
@@ -435,9 +438,6 @@ class LedgerView(Ledger):
     def _sees(self, row: Row) -> bool:
         return row.get("variant", BASE) in self._visible
 
-    def _key(self, table: str, key: str, variant: str | None = None) -> str:
-        return variant_name(key, variant or self._variant) if _has_variant(table) else key
-
 
 def writes(ledger: Ledger, stage: str, table: str) -> bool:
     """Whether a stage, by its key, has put rows into a table."""
@@ -448,8 +448,8 @@ def _entry(stage: str, table: str) -> str:
     return f"written/{stage}/{table}"
 
 
-def _has_variant(table: str) -> bool:
-    return table not in INTERNAL or table == _UNITS
+def _key(table: str, key: str, variant: str) -> str:
+    return key if table in _COMMON else variant_name(key, variant)
 
 
 def checksum(row: Row) -> int:
@@ -458,7 +458,7 @@ def checksum(row: Row) -> int:
     return zlib.crc32(_json(own))
 
 
-def encode(entries: Iterable[Entry], before: int) -> list[bytes]:
+def encode(entries: Iterable[Entry], before: int = 0) -> list[bytes]:
     """Return the lines of entries, numbered from ``before`` on."""
     lines = []
     for number, (table, keys, rows) in enumerate(entries, start=before + 1):
@@ -477,12 +477,9 @@ def decode(line: Any) -> tuple[str, list[str], bytes, int] | None:
         head, _, rest = content.partition(_ROWS)
         rows, _, number = rest.rpartition(_LINE)
         table, keys = _parsed(head + b"}").values()
-        is_list = rows == _REMOVED or rows[:1] + rows[-1:] == b"[]"
-        if is_list and isinstance(keys, list) and {*map(type, keys)} == {str}:
-            return intern(table), keys, rows, int(number)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        pass
-    return None
+        return intern(table), keys, rows, int(number)
+    except (ValueError, TypeError, AttributeError):
+        return None
 
 
 def _as_entries(table: str, keys: list[str], rows: list[Row]) -> list[Entry]:

@@ -30,7 +30,6 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from filelock import FileLock, Timeout
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import GCSStore, S3Store
-from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError, LostLeaseError
 from raypipe.redaction import without_credentials
@@ -108,9 +107,7 @@ def is_held(run: RunDirectory) -> bool:
     """
     if not run.is_local:
         info = run.fs.get_file_info(run.lock)
-        if info.type != arrow_fs.FileType.File or not info.size:
-            return False
-        return bool(time.time() - info.mtime_ns / 1e9 < Pace.expiry_s)
+        return bool(info.size) and time.time() - info.mtime.timestamp() < Pace.expiry_s
     # commands that share the run have a lock each
     names = [name for name in run.list(run.path()) if name.startswith(".lock")]
     return any(is_locked(run.path(name)) for name in names)
@@ -119,7 +116,7 @@ def is_held(run: RunDirectory) -> bool:
 def is_locked(path: str) -> bool:
     """Whether a process has locked a file for itself, at a glance."""
     with suppress(OSError):  # there is no lock, or the file system has none
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_NONBLOCK)  # to read; a pipe would make it wait
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,13 +133,13 @@ def _file_lock(run: RunDirectory) -> Iterator[None]:
     lock = FileLock(run.lock, timeout=_GLANCE_S, fallback_to_soft=False)
     try:
         make_folder(run.path())
-        held = lock.acquire(poll_interval=_GLANCE_S / 10)
+        held = lock.acquire()
     except Timeout as error:
         holder: dict[str, Any] = {}
         # before a command writes its status, it may have that of a process that was killed
         with suppress(OSError):
             status = run_status.read(run)
-            if status is not None and status.status == "running" and status.pid:
+            if status is not None and status.status == "running":
                 holder = {"pid": status.pid, "host": status.host}
         raise _taken(run, _command(holder)) from error
     except OSError as error:
@@ -191,7 +188,7 @@ class _Lease:
         self._object = ConditionalObject.at(run, run.lock)
         self._version: UpdateVersion | None = None  # the last one seen; None: no object
         # each renewal has another ``beat``, and so another version
-        self._mine = {"owner": secrets.token_hex(8), "pid": os.getpid(), "host": platform.node()}
+        self._mine = {"owner": secrets.token_hex(), "pid": os.getpid(), "host": platform.node()}
         self._beats = itertools.count()
         self._renewed = float("-inf")
         self._renewing = Lock()
@@ -235,7 +232,7 @@ class _Lease:
         )
         start = _now()
         while _now() - start < expiry_s:
-            time.sleep(min(self._pace.beat_s, expiry_s) / 2)
+            time.sleep(self._pace.beat_s)
             content, current = self._object.read()
             if not content:
                 return current

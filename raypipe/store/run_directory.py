@@ -31,9 +31,7 @@ BASE = "base"
 
 #: suffix of a file that ``RunDirectory.write`` has not completed, or of the folder of a call
 UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
-#: names in a message
-_MOST_NAMED = 3
-#: attempts to list a folder that changes
+#: attempts to list a folder that changes, before the last one
 _MOST_LISTINGS = 10
 #: bytes of the name of a log or of a call's folder
 _LONGEST_NAME = 200
@@ -222,13 +220,13 @@ class RunDirectory:
         if others and not is_run(names):
             raise ConfigError(
                 f"--run-dir {self.shown}: is not a run directory and has other files "
-                f"({named(others, _MOST_NAMED)}); use an empty or a new directory"
+                f"({named(others)}); use an empty or a new directory"
             )
 
     @property
     def is_file(self) -> bool:
         """Whether there is a file, and not a directory, at the location."""
-        return bool(self.fs.get_file_info(self.path()).type == arrow_fs.FileType.File)
+        return bool(self.fs.get_file_info(self.path()).is_file)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder at ``path``."""
@@ -241,7 +239,7 @@ class RunDirectory:
     def infos(self, folder: str, *, recursive: bool = False) -> tuple[arrow_fs.FileInfo, ...]:
         """Return what is in a folder, with types and sizes; empty if the folder is missing."""
         selector = arrow_fs.FileSelector(folder, allow_not_found=True, recursive=recursive)
-        for _ in range(_MOST_LISTINGS - 1):
+        for _ in range(_MOST_LISTINGS):
             # Arrow raises the error if another process creates or deletes a folder meanwhile
             with suppress(FileNotFoundError):
                 return tuple(self.fs.get_file_info(selector))
@@ -309,11 +307,11 @@ class RunDirectory:
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with its content; a missing one is ignored."""
-        kind = self.fs.get_file_info(path).type
-        if kind == arrow_fs.FileType.Directory:
-            self.fs.delete_dir(path)
-        elif kind == arrow_fs.FileType.File:
+        found = self.fs.get_file_info(path)
+        if found.is_file:
             self.fs.delete_file(path)
+        elif found.type == arrow_fs.FileType.Directory:
+            self.fs.delete_dir(path)
 
 
 def is_run(names: Collection[str]) -> bool:

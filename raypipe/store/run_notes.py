@@ -37,7 +37,7 @@ def checked(note: str, tags: str | Sequence[str]) -> RunNotes:
         raise ConfigError(f"note {note!r}: must be at most {_LONGEST_NOTE} characters long")
     words = [_line(tag) for tag in ([tags] if isinstance(tags, str) else tags)]
     for word in words:
-        if len(word.split()) != 1 or len(word) > _LONGEST_TAG:
+        if word.split() != [word] or len(word) > _LONGEST_TAG:
             raise ConfigError(
                 f"tag {word!r}: must be one word of at most {_LONGEST_TAG} characters, such as "
                 "baseline"
@@ -81,7 +81,7 @@ def change(
         kept = [tag for tag in old.tags if tag not in remove]
         new = checked(old.note if note is None else note, [*kept, *tags])
         if new != old:
-            run.write(run.notes, json.dumps(asdict(new), indent=1).encode())
+            run.write(run.notes, json.dumps(asdict(new)).encode())
     except OSError as error:
         raise ConfigError(f"{run.shown}/notes.json: cannot be written: {error}") from error
     return new

@@ -26,8 +26,6 @@ from raypipe.provenance import now
 from raypipe.redaction import printable, without_credentials
 from raypipe.store.run_directory import RunDirectory
 
-#: bytes above which a file is not one that raypipe wrote
-_LARGEST = 4 * 2**20
 #: years between which a time is one
 _YEARS = range(1970, 9000)
 log = logging.getLogger(__name__)
@@ -105,7 +103,7 @@ class RunStatus:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return json.dumps(asdict(self), indent=1).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> RunStatus | None:
@@ -123,8 +121,7 @@ def read(run: RunDirectory) -> RunStatus | None:
 
     """
     with suppress(FileNotFoundError):
-        content = run.read(run.status)
-        return RunStatus.parse(content) if len(content) <= _LARGEST else None
+        return RunStatus.parse(run.read(run.status))
     return None
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from raypipe.errors import ConfigError, EndedElsewhereError, LostLeaseError
 from raypipe.store.ledger import CLAIMS, RUNS, SHOWN, Entry, Ledger, Row
@@ -55,11 +55,9 @@ class ShareOfRun(ExitStack):
         """Return the ledger to write, as one of its writers."""
         return SharedLedger(self, stamp)
 
-    def open(self, path: str) -> int:
-        """Open a file until the end, to lock it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self.callback(os.close, descriptor)
-        return descriptor
+    def open(self, path: str) -> IO[bytes]:
+        """Open a file until the end, to lock it: on NFS it has to be read and written for that."""
+        return self.enter_context(Path(path).open("a+b"))
 
 
 class SharedLedger(Ledger):
@@ -75,7 +73,7 @@ class SharedLedger(Ledger):
 
     def __init__(self, share: ShareOfRun, stamp: Row) -> None:
         self.is_alone = self._leaves = False
-        self._share, self._has_appends = share, True
+        self._share, self._has_appends = share, False
         self._appends = share.open(f"{share.run.lock}-ledger")
         #: whether the holders of claims live, since the ledger was locked
         self._alive: dict[int, bool] = {}
@@ -87,10 +85,10 @@ class SharedLedger(Ledger):
                 (folder / "00000000.jsonl").open("ab").close()
                 sync(folder)
             super().__init__(share.run, stamp=stamp)
-            self._number = self._join()
         finally:
-            self._has_appends = False
             fcntl.flock(self._appends, fcntl.LOCK_UN)
+        with self.exclusively():
+            self._number = self._join()
 
     def _join(self) -> int:
         """Take the first number that no living command has, and drop its claims."""
@@ -114,8 +112,9 @@ class SharedLedger(Ledger):
                 fcntl.flock(self._appends, fcntl.LOCK_EX)
                 self._has_appends = True
                 self._alive.clear()
-                with Path(self._run.ledger, self._segments[-1]).open("rb") as file:
-                    file.seek(self._end[0] - self._starts[-1])
+                path, size = self._last()
+                with path.open("rb") as file:
+                    file.seek(size)
                     self._read_lines(file)
                 if self._damaged:
                     self._rewrite()

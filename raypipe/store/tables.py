@@ -286,9 +286,9 @@ def declarations(run_dir: RunDirectory) -> list[Table]:
     """
     found = []
     for name in run_dir.list(run_dir.path("results")):
-        paths = _files(run_dir, name)
-        schema = _schema(paths[0], run_dir) if paths else pa.schema([])
-        with _reading(paths[0] if paths else ""):
+        path = next(iter(_files(run_dir, name)), "")
+        schema = _schema(path, run_dir) if path else pa.schema([])
+        with _reading(path):
             about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
             columns = tuple(Column(**each) for each in about.pop("columns", ()))
             place = int(about.pop("place", 0))
