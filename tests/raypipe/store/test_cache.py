@@ -36,11 +36,8 @@ def test_one_that_is_not_used_touches_nothing(folder):
 @pytest.mark.parametrize("content", [None, b"other" * 99, b"SQLite format 3\0" + b"x" * 4096])
 def test_a_file_that_cannot_be_used_is_reported_once_and_left_alone(folder, content, caplog):
     """None: not even the folder can be created."""
-    file = folder / "values.sqlite"
-    if content is None:
-        file = folder
-    else:
-        folder.mkdir()
+    file = folder if content is None else folder / "values.sqlite"
+    file.parent.mkdir(exist_ok=True)
     file.write_bytes(content or b"")
     with Cache("values") as cache:
         cache.put({"a": {"value": 1.0}})

@@ -19,13 +19,9 @@ from raypipe.store.ledger import RESULTS, Ledger, LedgerView, checksum
 from raypipe.store.run_directory import BASE, RunDirectory
 
 
-def contents(ledger: Ledger) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    return {table: list(ledger.items(table)) for table in ledger.tables()}
-
-
 def only_file(run: RunDirectory) -> Path:
-    (name,) = run.list(run.ledger)
-    return Path(run.ledger, name)
+    assert run.list(run.ledger) == ["00000000.jsonl"]
+    return Path(run.ledger, "00000000.jsonl")
 
 
 TEXT = st.text() | st.just("file \udcff")  # as names of files that are not UTF-8
@@ -107,7 +103,8 @@ def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere, value):
     ledger.put("calls", {"a": {"x": 1}})
     with pytest.raises(TypeError):
         ledger.put("calls", {"b": {"x": 2}, "c": {"x": value}})
-    assert contents(ledger) == contents(Ledger(anywhere)) == {"calls": [("a", {"x": 1})]}
+    for reading in (ledger, Ledger(anywhere)):
+        assert list(reading.items("calls")) == [("a", {"x": 1})]
 
 
 def test_a_reader_writes_nothing(run, caplog):
@@ -225,6 +222,8 @@ def test_what_a_replaced_writer_has_under_way_replaces_nothing(remote, monkeypat
         found = dict(Ledger(remote, writable=False).items("units"))
         assert found.pop("b")["x"] in (2, 3)  # both finished it
         assert found == rows
+    # the one that came late, one of merged rows, and nine
+    assert len(remote.list(remote.ledger)) == 11
     assert not caplog.records
 
 
@@ -288,13 +287,26 @@ def test_a_run_directory_can_move_to_object_storage_and_back(remote, tmp_path):
 
 def test_a_line_that_is_damaged_while_the_ledger_is_open_is_an_error(run):
     ledger = Ledger(run)
-    for key, value in (("a", 1), ("b", 2)):
-        ledger.put("units", {key: {"x": value}})
+    for key, row in {"a": {"x": 1}, "b": {"x": 2}}.items():
+        unit = {key: {RESULTS: {"calls": checksum(row)}}}
+        ledger.put_tables({"calls": {key: row}, "units": unit})
     file = only_file(run)
-    file.write_bytes(file.read_bytes().replace(b'"x":1', b'"x":7'))
-    assert ledger.get("units", "b") == {"x": 2}
+    file.write_bytes(file.read_bytes().replace(b'"x":2', b'"x":7'))
+    assert ledger.get("calls", "a") == {"x": 1}
     with pytest.raises(OSError, match="damaged while this command runs"):
-        ledger.get("units", "a")
+        ledger.get("calls", "b")
+    again = "1 of 2 units run again; the others are intact"
+    assert Ledger.to_read(run).damage == f"line 3 of 00000000.jsonl; {again}"
+
+
+def test_rows_that_are_put_together_share_lines_of_64_rows_or_a_few_mib(run):
+    ledger = Ledger(run)
+    ledger.put("calls", {str(number): {} for number in range(130)})
+    ledger.put(
+        "calls", {str(size): {"x": size * " "} for size in (5_000_000, 2_000_000, 2_000_001)}
+    )
+    lines = only_file(run).read_bytes().splitlines()
+    assert [len(json.loads(line)["keys"]) for line in lines] == [64, 64, 2, 1, 2]
 
 
 def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(run):

@@ -370,12 +370,7 @@ def test_options_and_credentials_of_an_s3_uri(monkeypatch, options, endpoint):
     assert store.config["bucket"] == "bucket"
     assert store.config["region"] == "eu-west-1"
     assert store.config.get("endpoint") == endpoint
-    assert store.credential_provider() == {
-        "access_key_id": "key",
-        "secret_access_key": SECRET,
-        "token": None,
-        "expires_at": None,
-    }
+    assert list(store.credential_provider().values()) == ["key", SECRET, None, None]
     assert SECRET not in repr(subject) + repr(store.config)
 
 

@@ -64,10 +64,8 @@ def test_files_of_calls_are_copied_to_the_bucket(work, uri):
     words = ("map", "own:write", "x=[1,2,3]", "--run-dir", uri)
     assert "ValueError: three" in raypipe(*words, expected=1)
     files = rp.open(uri).files("*.txt")
-    assert [(file.call, file.name) for file in files] == [
-        ("x=1", "a b/note.txt"),
-        ("x=2", "a b/note.txt"),
-    ]
+    named = [(file.call, file.name) for file in files]
+    assert named == [("x=1", "a b/note.txt"), ("x=2", "a b/note.txt")]
     assert files[1].path == uri.replace("?", "/files/calls/x=2/a b/note.txt?")
     assert files[1].open().read() == b"note of 2"
     run = RunDirectory.at(uri)

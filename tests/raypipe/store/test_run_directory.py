@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from raypipe.errors import ConfigError
-from raypipe.store.run_directory import RunDirectory
+from raypipe.store.run_directory import RunDirectory, sync
 
 
 def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(anywhere, tmp_path):
@@ -47,6 +51,13 @@ def test_a_failing_write_leaves_the_old_content_and_nothing_else(run, monkeypatc
     assert run.list(run.path("results")) == ["t.parquet"]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL, errno.ENOSPC])
+def test_only_a_file_system_that_syncs_no_folders_may_leave_one_so(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(code, "not synced")))
+    with nullcontext() if code == errno.EINVAL else pytest.raises(OSError, match="not synced"):
+        sync(tmp_path)
+
+
 def test_a_file_is_whole_and_outlasts_a_loss_of_power(run, monkeypatch):
     path = run.path("a", "b", "file")
     synced: list[tuple[int, bytes]] = []
@@ -65,18 +76,16 @@ def test_a_file_is_whole_and_outlasts_a_loss_of_power(run, monkeypatch):
     assert contents == [b"", b"", b"", b"", b"old", b"old", b"new content"]
 
 
-def test_tables_have_folders_of_their_own():
-    run = RunDirectory("/runs/x")
-    assert len({run.partition(name) for name in ("a", ".a", "a/b", "a-b", "a\0b")}) == 5
-
-
 def test_a_name_is_one_file_and_whole_up_to_200_bytes():
     run = RunDirectory("/runs/x")
+    assert len({run.partition(name) for name in ("a", ".a", "a/b", "a-b", "a\0b")}) == 5
+    files = [Path(RunDirectory("/runs/x", v).partition("t")).name for v in ("a=1", "base", "c=1")]
+    assert files == ["a=1.parquet", "data.parquet", "c=1.parquet"]
     assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
     assert run.checkpoints("sweep/0") == "/runs/x/checkpoints/sweep-0"
     assert run.model("sweep/0") == "/runs/x/models/sweep-0.safetensors"
     assert run.log("ß" * 100) == f"/runs/x/logs/{'ß' * 100}.log"
-    assert run.log("a" * 201).startswith(f"/runs/x/logs/{'a' * 25}-")
+    assert run.log("a" * 201) == f"/runs/x/logs/{'a' * 25}-a92efd821093.log"
 
 
 def test_locations(tmp_path, monkeypatch):
@@ -89,8 +98,8 @@ def test_locations(tmp_path, monkeypatch):
     assert as_uri.is_local
     as_uri.write(as_uri.path("x"), b"1")
     assert (tmp_path / "mine" / "x").read_bytes() == b"1"
-    new = RunDirectory.new("runs", "main")
-    assert new.location.startswith(str(tmp_path / "runs" / "main"))
+    new = RunDirectory.new("runs/", "main")
+    assert re.fullmatch(rf"{tmp_path}/runs/main/\d{{8}}-\d{{6}}-[0-9a-f]{{4}}", new.location)
     assert new != RunDirectory.new("runs", "main")
 
 
