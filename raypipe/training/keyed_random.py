@@ -52,7 +52,7 @@ def words(seed: int, stream: int, samples: Tensor, n: int) -> Tensor:
         raise ValueError(f"the seed is {seed}; it must lie in [0, 2**64)")
     if not 0 <= stream <= _WORD:
         raise ValueError(f"the stream is {stream}; it must lie in [0, 2**32)")
-    blocks = -(-n // 4)
+    blocks = math.ceil(n / 4)
     block = torch.arange(blocks, device=samples.device).expand(len(samples), blocks)
     sample = samples[:, None].expand(len(samples), blocks)
     counter = (block, torch.full_like(block, stream), sample & _WORD, (sample >> 32) & _WORD)

@@ -18,7 +18,7 @@ from raypipe.training import parallel
 from raypipe.training.settings import TrainingSettings
 
 #: entries of a bf16 weight that are updated at a time, in fp32
-_AT_ONCE = 2**24
+_AT_ONCE = 16_777_216
 
 
 def build(
@@ -58,8 +58,8 @@ def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:
     """Return the matrices of blocks, each once, without embeddings."""
     modules = [module for block in blocks for module in block.modules()]
     looked_up = {p for m in modules if isinstance(m, nn.Embedding) for p in m.parameters()}
-    found = dict.fromkeys(p for m in modules for p in m.parameters(recurse=False) if p.ndim == 2)
-    return [parameter for parameter in found if parameter not in looked_up]
+    every = dict.fromkeys(p for module in modules for p in module.parameters())
+    return [p for p in every if p.ndim == 2 and p not in looked_up]
 
 
 class Muon(torch.optim.Muon):
@@ -116,7 +116,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._parts: Sequence[torch.optim.Optimizer] = [muon, *rest]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
-    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take an optimizer step; ``closure`` is ignored."""
         del closure
@@ -141,12 +140,13 @@ def orthogonalized(update: Tensor, group: dict[str, Any]) -> Tensor:
     These are the Newton-Schulz iterations of ``torch.optim.Muon``, in the type of ``update``.
     """
     a, b, c = group["ns_coefficients"]
-    wide = update.T if update.shape[0] > update.shape[1] else update
+    rows, columns = update.shape
+    wide = update.T if rows > columns else update
     wide = wide / wide.norm().clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
-    return wide.T if update.shape[0] > update.shape[1] else wide
+    return wide.T if rows > columns else wide
 
 
 class Adafactor(torch.optim.Adafactor):
@@ -172,9 +172,8 @@ class Adafactor(torch.optim.Adafactor):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for index, values in state_dict["state"].items():
             parameter = parameters[index]
-            if parameter.dtype == torch.bfloat16:
-                for key in values.keys() - {"step"}:
-                    self.state[parameter][key] = values[key].to(parameter.device)
+            for key in values.keys() - {"step"}:
+                self.state[parameter][key] = values[key].to(parameter.device)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

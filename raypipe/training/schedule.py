@@ -35,7 +35,9 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
         return phase.learning_rate * (step + 1) / warmup
     if training.schedule == "warmup-stable-decay":
         warmup = max(warmup, length - _steps(training.decay_steps, length))
-    done = max(0, step - warmup) / max(1, length - warmup)
+    if step < warmup:  # and stable
+        return phase.learning_rate
+    done = (step - warmup) / (length - warmup)
     left = {
         "constant": 1.0,
         "linear": 1.0 - done,

@@ -188,9 +188,11 @@ def by_hand(job: TrainingJob) -> tuple[list[tuple[float, float, float, str]], di
     model = task.build_model()
     points = task.build_dataset()
     given: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-    optimizer: Any = torch.optim.AdamW(model.parameters(), betas=training.betas, **given)
     if training.optimizer == "adafactor":
-        optimizer = torch.optim.Adafactor(model.parameters(), **given)
+        optimizer: Any = torch.optim.Adafactor(model.parameters(), **given)
+    else:
+        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+        optimizer = kind(model.parameters(), betas=training.betas, **given)
     if type(task).optimizer is not rp.TrainTask.optimizer:
         optimizer = task.optimizer(model, training)
     factors = [group["lr"] / training.learning_rate for group in optimizer.param_groups]

@@ -28,14 +28,12 @@ def test_a_sample_s_draws_do_not_depend_on_its_batch(draw) -> None:
     assert torch.equal(draw(3, 4, SAMPLES, 6), together[:, :6])
 
 
-def test_seed_stream_sample_and_position_each_change_the_draw() -> None:
-    draws = [
-        keyed_random.words(seed, stream, SAMPLES, 8).flatten()
-        for seed in (0, 1, 2**32, 2**63)
-        for stream in (0, 1)
-    ]
-    values = torch.cat(draws)
-    assert len(values.unique()) == len(values)
+def test_seed_stream_sample_and_position_make_the_counter_and_the_key() -> None:
+    """Also the largest; the words of a position are those of a block of four."""
+    drawn = keyed_random.words(2**64 - 2, 2**32 - 1, SAMPLES, 9)
+    block, stream = (torch.full_like(SAMPLES, word) for word in (2, 2**32 - 1))
+    counter = (block, stream, SAMPLES % 2**32, SAMPLES // 2**32)
+    assert torch.equal(drawn[:, 8], keyed_random.philox(counter, (2**32 - 2, 2**32 - 1))[:, 0])
 
 
 def test_distributions() -> None:
@@ -48,9 +46,13 @@ def test_distributions() -> None:
         assert scipy.stats.kstest(draws.flatten().double().numpy(), law.cdf).pvalue > 1e-3
     double = keyed_random.uniform(0, 0, samples, 101, torch.float64)
     assert torch.equal(keyed_random.uniform(0, 0, samples, 101).double(), double)
+    upper = keyed_random.words(0, 0, samples, 101) // 2**9  # of which none rounds to 1
+    assert torch.equal(double, (2 * upper + 1) / 2**24)
 
 
-@pytest.mark.parametrize(("seed", "stream"), [(-1, 0), (2**64, 0), (0, -1), (0, 2**32)])
+@pytest.mark.parametrize(
+    ("seed", "stream"), [(-1, 0), (2**64, 0), (2**64 + 1, 0), (0, -1), (0, 2**32)]
+)
 def test_refuses_what_does_not_fit_the_counter(seed: int, stream: int) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         keyed_random.words(seed, stream, SAMPLES, 4)

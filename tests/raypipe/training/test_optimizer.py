@@ -15,13 +15,13 @@ from raypipe.training.settings import TrainingSettings
 
 
 class Small(nn.Module):
-    """An embedding, a block with a matrix, a norm and an embedding of its own, and a head."""
+    """An embedding, a block with a matrix, a kernel and an embedding of its own, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
         self.block = nn.ModuleDict(
-            {"linear": nn.Linear(4, 3), "norm": nn.LayerNorm(3), "positions": nn.Embedding(2, 3)}
+            {"linear": nn.Linear(4, 3), "kernel": nn.Conv1d(3, 2, 2), "positions": nn.Embedding(2, 3)}
         )
         self.head = nn.Linear(3, 5)
 
@@ -105,6 +105,7 @@ def test_small_updates_of_half_precision_weights_add_up() -> None:
     drawn = torch.rand(64, 500, generator=torch.Generator().manual_seed(2)).bfloat16()
     half, whole = nn.Parameter(drawn.clone()), nn.Parameter(drawn.float())
     optimizers = [Adafactor([w], lr=1e-4, weight_decay=0.1) for w in (half, whole)]
+    before = torch.get_rng_state()
     for _ in range(100):
         for weight, optimizer in zip((half, whole), optimizers, strict=True):
             weight.grad = torch.full_like(weight, 1e-6)  # as of a sum that is a mean later
@@ -113,6 +114,7 @@ def test_small_updates_of_half_precision_weights_add_up() -> None:
     assert moved < -1e-3
     torch.testing.assert_close((half.float() - drawn.float()).mean(), moved, rtol=0.03, atol=0)
     assert optimizers[0].state[half]["row_var"].dtype == torch.float32
+    assert torch.equal(torch.get_rng_state(), before)  # a model's draws stay the same
 
 
 @pytest.mark.parametrize("size", [(4, 3), (16, 64), (64, 16), (1, 5)])
@@ -134,7 +136,8 @@ def test_directions_on_a_cpu_are_those_in_full_precision(size: tuple[int, int]) 
 
 def test_in_half_precision_plain_matrices_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a card, whose products are in bf16."""
-    monkeypatch.setattr(module, "product_type", lambda device: torch.bfloat16)
+    real, card = module.product_type, torch.device("cuda")
+    monkeypatch.setattr(module, "product_type", lambda device: real(card))
     given: dict[str, Any] = {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}
     for size in ((4, 3), (3, 4)):
         found, expected = ([nn.Parameter(torch.ones(size))] for _ in range(2))
