@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,12 @@ class Monitor:
         judged = [row for row in rows if _measures(row) and self._is_judged(row["step"], until)]
         if not judged:
             return None
-        metric, sign = self._metric(judged[-1])
-        values = [row.get(metric) for row in judged]
-        costs = [math.nan if value is None else sign * value for value in values]
-        finite = [number for number, cost in enumerate(costs) if math.isfinite(cost)]
+        metric, choose = self._metric(judged[-1])
+        values = [math.nan if (value := row.get(metric)) is None else value for row in judged]
+        finite = [number for number, value in enumerate(values) if math.isfinite(value)]
         if not finite:
             return None
-        best = min(finite, key=lambda number: costs[number])
+        best = choose(finite, key=values.__getitem__)
         since = len(judged) - 1 - best
         return BestEvaluation(metric, judged[best]["step"], since, judged[-1]["step"])
 
@@ -92,8 +91,8 @@ class Monitor:
             return step == self._whole or self.is_evaluated(step)
         return step <= until and self.is_evaluated(step)
 
-    def _metric(self, row: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the monitored column of a row, and 1 if less of it is better, else -1."""
+    def _metric(self, row: Mapping[str, Any]) -> tuple[str, Callable[..., int]]:
+        """Return the monitored column of a row, and ``min`` or ``max``, which is better of it."""
         names, settings = _measures(row), self._settings or MonitorSettings()
         if settings.metric is None:
             declared = {column.name for column in self._declared}
@@ -108,7 +107,7 @@ class Monitor:
                 )
         column = held_out_columns(wanted, self._declared)[0]
         mode = settings.mode or ("max" if column.better == "higher" else "min")
-        return column.name, -1 if mode == "max" else 1
+        return column.name, {"min": min, "max": max}[mode]
 
 
 def _measures(row: Mapping[str, Any]) -> list[str]:

@@ -75,12 +75,10 @@ class Throughput:
 
     def cut(self) -> Interval:
         """End the current interval, start the next one and return the ended one."""
-        going = self._since is not None
         self.pause()
         ended, self._open = self._open, Interval()
         self.intervals.append(ended)
-        if going:
-            self.start()
+        self.start()
         return ended
 
     def summary(self) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from raypipe.store import tables as results
 from raypipe.store.tables import Column
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.early_stopping import Monitor
+from raypipe.training.early_stopping import BestEvaluation, Monitor
 from raypipe.training.ending import Agreement, Ending
 from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
@@ -120,7 +120,7 @@ def test_a_training_reports_and_stores_what_it_did(tmp_path: Path) -> None:
     assert outcome["eval_mse"] == rows[-1]["eval_mse"]
     assert outcome["parameters"] == 2 * (25 + 5) + 6
     assert outcome["gpu_peak_bytes"] is outcome["gpu_util_mean"] is outcome["energy_j"] is None
-    assert outcome["step_time_s"] > 0
+    assert outcome["tokens_per_s"] == pytest.approx(steps["tokens_per_s"][1:].mean())
     assert torch.get_float32_matmul_precision() == "highest"
     assert 0 < outcome["loader_wait_share"] < 1
     assert outcome["flops_per_s"] == pytest.approx(1e3 * outcome["samples_per_s"])
@@ -212,6 +212,8 @@ def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
         run(job(Regression(), tmp_path, precision="tf32"))
     with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
         run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
+    with pytest.raises(ValueError, match="muon: this task names no blocks with matrices"):
+        run(job(Unnamed(), tmp_path, optimizer="muon"))
     with pytest.raises(ValueError, match="phase second: 5 samples per step"):
         train(job(TwoPhases(), tmp_path, (4, 1, 24, 6)), Worker(0, CPU, 6))
     with pytest.raises(ValueError, match=r"training\.epochs: the dataset is a stream"):
@@ -261,7 +263,7 @@ def test_batch_normalization_is_warned_about(
 
 
 #: the measures of the evaluations, one every second step
-CURVE = [5.0, 3.0, 4.0, 2.9, 3.5, 3.4, 1.0, 6.0]
+CURVE = [5.0, 3.0, 4.0, 2.9, 3.5, 3.4, 1.0, 4.5]
 
 
 class Curve(Regression):
@@ -312,13 +314,16 @@ def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
         train(curve(tmp_path, {"metric": "loss"}), Worker(0, CPU))
 
 
-def test_the_name_of_a_declared_metric_tells_what_is_better(tmp_path: Path) -> None:
+def test_evaluations_of_any_longer_training_are_compared_and_the_last(tmp_path: Path) -> None:
+    """By a declared metric, whose name tells that more is better, rather than by the loss."""
     table = STEPS.extended([Column("eval_accuracy", "real", "Of held-out samples.")])
-    asked = replace(job(Regression(), tmp_path, monitor=MonitorSettings()), steps_table=table)
-    rows = [{"step": step, "eval_accuracy": 1 / step} for step in (1, 2)]
-    best = Monitor(asked, has_held_out=True).best(rows)
-    assert best is not None
-    assert (best.metric, best.step) == ("eval_accuracy", 1)
+    asked = job(Regression(), tmp_path, eval_every=2, monitor=MonitorSettings())
+    monitor = Monitor(replace(asked, steps_table=table), has_held_out=True)
+    values = enumerate([1.0, 5.0, 9.0, 6.0, 8.0, 4.0, 7.0], start=1)
+    rows = [{"step": step, "eval_loss": -step, "eval_accuracy": value} for step, value in values]
+    best = [monitor.best(rows, until) for until in (None, *range(1, 8))]
+    assert [each and each.step for each in best] == [7, None, 2, 2, 4, 4, 4, 4]
+    assert best[-1] == BestEvaluation("eval_accuracy", 4, since=1, last=6)
 
 
 def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
@@ -333,7 +338,8 @@ def test_by_default_held_out_data_chooses_the_model(tmp_path: Path) -> None:
     outcome = train(whole, Worker(0, CPU))
     rows = results.read_table(whole.run_dir, "steps")
     scheduled = [s for s in range(1, 81) if Monitor(whole, has_held_out=True).is_evaluated(s)]
-    assert scheduled[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    by_octave = (range(1, 8), range(8, 16, 2), range(16, 32, 4), range(32, 64, 8), (64, 80))
+    assert scheduled == [step for steps in by_octave for step in steps]
     assert list(rows["step"]) == [step for step in scheduled if step <= outcome["steps"]]
     best = rows.loc[rows["eval_loss"].idxmin()]
     assert outcome["best_step"] == best["step"]
