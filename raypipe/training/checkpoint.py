@@ -152,10 +152,11 @@ class CheckpointStore:
         The models of earlier best steps are deleted, but for those of the steps ``keep``.
         """
         write_weights(self.run, self._best(step), model, {"step": str(step)})
+        kept = {self._best(each) for each in (step, *keep)}
         for name in self.run.list(self._folder):
-            number = name.removeprefix("best_").removesuffix(".safetensors")
-            if name != number and number.isdigit() and int(number) not in {step, *keep}:
-                self.run.delete(f"{self._folder}/{name}")
+            path = f"{self._folder}/{name}"
+            if name.startswith("best_") and path not in kept:
+                self.run.delete(path)
 
     def best(self, step: int) -> dict[str, Tensor]:
         """Return the model of the best step, on the CPU.

@@ -128,8 +128,7 @@ class _Loop:
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
         self.monitor = Monitor(job, has_held_out=self.held_out is not None)
-        keep = self.training.keep_checkpoints
-        self.store = CheckpointStore(job.run_dir, job.trial_id, keep)
+        self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
@@ -372,9 +371,9 @@ class _Loop:
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
         flops, rate = self.task.flops_per_sample(self.model), summary["samples_per_s"]
         achieved = flops * rate if flops and rate else None
-        peak, device = None, self.worker.device
-        if achieved and device.type == "cuda":
-            peak = peak_flops(torch.cuda.get_device_name(device), self.training.precision)
+        device = self.worker.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        peak = peak_flops(name, self.training.precision)
         mfu = achieved / (peak * self.plan.workers) if achieved and peak else None
         return {**summary, "flops_per_s": achieved, "mfu": mfu}
 

@@ -59,7 +59,7 @@ def build(
     precision.store(model, training.weights)
     plan = job.plan.for_workers(worker.workers)
     names = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
-    if names and (plan.accumulation > 1 or plan.workers > 1):
+    if names and plan.micro_batch < plan.effective_batch:
         report(
             f"WARNING: {names[0]} is a batch normalization: its statistics are those of a "
             f"micro-batch of {plan.micro_batch} on one worker, so the result depends on "

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _SHA256, _METADATA, _SUFFIX = "sha256", "__metadata__", ".safetensors"
 _LONGEST_MESSAGE = 2000
-#: a header is some hundred bytes per tensor
-_LONGEST_HEADER = 100 * 2**20
+#: as safetensors has it; a header is some hundred bytes per tensor
+_LONGEST_HEADER = 100_000_000
 
 
 def write_weights(

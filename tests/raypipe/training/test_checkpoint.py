@@ -28,8 +28,7 @@ def checkpoint(step: int) -> Checkpoint:
 
 def assert_is(found: Checkpoint | None, step: int) -> None:
     """It is the checkpoint of a step, bit for bit."""
-    assert found is not None
-    torch.testing.assert_close(vars(found), vars(checkpoint(step)), rtol=0, atol=0)
+    torch.testing.assert_close(found and vars(found), vars(checkpoint(step)), rtol=0, atol=0)
 
 
 @pytest.fixture

@@ -50,9 +50,7 @@ def test_distributions() -> None:
     assert torch.equal(double, (2 * upper + 1) / 2**24)
 
 
-@pytest.mark.parametrize(
-    ("seed", "stream"), [(-1, 0), (2**64, 0), (2**64 + 1, 0), (0, -1), (0, 2**32)]
-)
+@pytest.mark.parametrize(("seed", "stream"), [(-1, 0), (2**64, 0), (0, -1), (0, 2**32)])
 def test_refuses_what_does_not_fit_the_counter(seed: int, stream: int) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         keyed_random.words(seed, stream, SAMPLES, 4)

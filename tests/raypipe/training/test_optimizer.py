@@ -31,14 +31,8 @@ def made(**training: Any) -> tuple[Small, torch.optim.Optimizer]:
     return model, build(model, [model.block], TrainingSettings(**training))
 
 
-def test_the_length_of_a_decay_is_part_of_the_identity_where_it_has_an_effect() -> None:
-    assert "decay_steps" not in TrainingSettings().identity()
-    assert "decay_steps" in TrainingSettings(schedule="warmup-stable-decay").identity()
-
-
 def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
-    given = {"learning_rate": 0.02, "weight_decay": 0.1, "betas": (0.8, 0.9)}
-    model, both = made(optimizer="muon", **given)
+    model, both = made(optimizer="muon", learning_rate=0.02, weight_decay=0.1, betas=(0.8, 0.9))
     expected = made()[0]
     matrix = expected.block["linear"].weight
     others = [p for p in expected.parameters() if p is not matrix]
@@ -132,12 +126,11 @@ def test_in_half_precision_plain_matrices_are_torchs(monkeypatch: pytest.MonkeyP
     """As on a card, whose products are in bf16."""
     real, card = module.product_type, torch.device("cuda")
     monkeypatch.setattr(module, "product_type", lambda device: real(card))
-    given: dict[str, Any] = {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}
     for size in ((4, 3), (3, 4)):
         found, expected = ([nn.Parameter(torch.ones(size))] for _ in range(2))
         for parameters, kind in ((found, Muon), (expected, torch.optim.Muon)):
             parameters[0].grad = torch.arange(12.0).view(size)
-            kind(parameters, **given).step()
+            kind(parameters, lr=0.02, adjust_lr_fn="match_rms_adamw").step()
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
