@@ -64,9 +64,9 @@ def test_each_stage_has_one_line_that_fits_the_terminal(monkeypatch, clock, colu
     display.begin(LONG, 100_000, 20_000)
     clock.now += 83.16
     display.advance("lda", 0, "0 computed, 3 running")
-    display.advance(LONG, 40_000, "loss 0.6874  304 samples/s" * 5)
+    display.advance(LONG, 40_000, note := "loss 0.6874  304 samples/s" * 5)
     assert shown(display, columns) == lines
-    assert display.snapshot()["running"][0] == CASES["running"]
+    assert display.snapshot()["running"][-1] == CASES["running"] | {"note": note}
     assert [number for number, _ in display.snapshot()["messages"]] == [1, 2, 3]
 
 
@@ -85,10 +85,10 @@ def test_stages_without_a_line_are_counted_in_one(height, stages, working, lines
     assert shown_lines[-1].startswith(last)
 
 
-def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypatch):
+def test_a_terminal_alone_has_colors_and_the_live_display(capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     long = "b: succeeded in 1.0 s, eval loss 0.5" + 30 * " of 5"
-    for color in ("1", ""):
+    for color in ("", "1"):
         monkeypatch.setenv("FORCE_COLOR", color)
         with Display(live=False) as display:
             display.say(f"WARNING: {color}")
@@ -96,9 +96,14 @@ def test_warnings_and_failures_have_a_color_on_a_terminal_alone(capsys, monkeypa
             display.end("a", "failed", 1.0)
             display.end("b", "succeeded", 1.0, long[23:])
     lines = capsys.readouterr().out.splitlines()
-    assert ["\x1b[33m" in line for line in lines] == [True] + 7 * [False]
-    assert ["\x1b[31m" in line for line in lines] == [False, True, True] + 5 * [False]
+    assert ["\x1b[33m" in line for line in lines] == 4 * [False] + [True] + 3 * [False]
+    assert ["\x1b[31m" in line for line in lines] == 5 * [False] + [True, True, False]
     assert lines[3] == lines[7] == long
+    with Display() as display:
+        display.begin("a", 2)
+    shown = capsys.readouterr().out
+    assert "started" not in shown
+    assert (shown[:6], shown[-23:]) == ("\x1b[?25l", "\x1b[?25h\r" + 2 * "\x1b[1A\x1b[2K")
 
 
 def test_a_stage_that_advances_has_a_line_every_ten_seconds(capsys, clock):
@@ -117,8 +122,8 @@ def test_a_stage_that_advances_has_a_line_every_ten_seconds(capsys, clock):
 
 def test_messages_do_not_act_on_the_terminal_and_equal_warnings_are_shown_once(capsys):
     with Display() as display:
-        display.say("calls/x=1: \x1b[31mred\x1b[0m\x07\nsecond line")
-        for number in range(3):
+        display.say("calls/x=1: [b]\x1b[31mred\x1b[0m\x07\nsecond line")
+        for number in range(2):
             display.say("WARNING: a column is empty", f"train@seed={number}")
         display.say("WARNING: another")
     assert capsys.readouterr().out.splitlines() == CASES["messages"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -164,27 +164,14 @@ def test_every_stage_runs_once_after_its_needs(tmp_path_factory, graph, data, la
         return added
 
     session = session_in(tmp_path_factory.mktemp("graph"), launcher())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_MOST_STAGES", most)
+    with patch.object(runner, "_MOST_STAGES", most):
         first = runner.GraphRunner(session, grow).run(known)
     assert statuses(session) == expected
     assert sorted(over) == sorted(name for name in expected if expected[name] != "skipped")
     assert (first is None) == (set(expected.values()) == {"succeeded"})
 
 
-def test_the_stage_with_the_longest_path_behind_it_starts_first(tmp_path):
-    order: list[str] = []
-
-    def do(context: StageContext) -> None:
-        order.append(context.stage.name)
-        finish(context)
-
-    stages = [stage("x", do=do), stage("a", do=do), stage("b", "a", do=do), stage("c", "b", do=do)]
-    assert run_stages(stages, session_in(tmp_path / "run")) is None
-    assert order == ["a", "b", "x", "c"]
-
-
-def test_the_only_stage_that_is_left_runs_in_this_thread(session):
+def test_one_stage_at_a_time_runs_in_this_thread_and_the_longest_path_first(session, tmp_path):
     run_stages([stage("a")], session)
     ran: list[tuple[str, bool]] = []
 
@@ -193,7 +180,10 @@ def test_the_only_stage_that_is_left_runs_in_this_thread(session):
         finish(context)
 
     assert run_stages([stage("a", do=do), stage("b", do=do)], session) is None
-    assert ran == [("b", True)]
+    assert ran == [("b", True)]  # the only one that is left
+    stages = [stage("x", do=do), stage("a", do=do), stage("b", "a", do=do), stage("c", "b", do=do)]
+    assert run_stages(stages, session_in(tmp_path / "inline")) is None
+    assert ran[1:] == [(name, True) for name in "abxc"]
 
 
 def test_a_stage_whose_failure_cannot_be_recorded_has_failed(session, monkeypatch):
@@ -388,8 +378,7 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
     run_stages([stage("a")], session)
     written = set(session.run_dir.list(session.run_dir.path("results")))
     assert {table.name for table in CORE if not table.partitioned} <= written
-    for table in written:
-        assert "run_id" in read_table(session.run_dir, table)
+    assert all("run_id" in read_table(session.run_dir, table) for table in written)
 
 
 @pytest.mark.parametrize(("asked", "workers"), [(2, 2), ("auto", 1)])
