@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, is_dataclass
 from decimal import Decimal
 from numbers import Integral, Real
-from pathlib import PurePath
 from typing import Any
 
 from raypipe.config.validation import did_you_mean
@@ -63,19 +61,14 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
-    A dataclass and a named tuple are mappings of their fields. NumPy's and torch's scalars become
-    Python's, decimals and fractions the nearest float, paths and dates text. A masked value and the
-    missing values of pandas are None.
+    NumPy's and torch's scalars become Python's, decimals and fractions the nearest float, dates
+    text. A masked value and the missing values of pandas are None.
 
     Raises:
         ValueError: it is not a row, a name is also that of an argument or of another column, or
             a value must be a number and is not.
 
     """
-    if is_dataclass(returned) and not isinstance(returned, type):
-        returned = asdict(returned)
-    elif hasattr(returned, "_asdict"):
-        returned = returned._asdict()
     if returned is None:
         raise ValueError(_NO_ROW.format("nothing (None)"))
     if not isinstance(returned, Mapping):
@@ -129,8 +122,6 @@ def _single(value: Any, of: str = "") -> Any:
         return int(value)
     if isinstance(value, Real | Decimal):  # also a long double, which `tolist` leaves as it is
         return float(value)
-    if isinstance(value, PurePath):
-        return str(value)
     if isinstance(value, datetime.date):
         return value.isoformat()
     if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist"):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections import namedtuple
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,12 +19,6 @@ CASES = cases(__file__, "returned")
 NANOSECONDS = "2026-01-02T03:04:05.000000006"
 
 
-@dataclass
-class Scores:
-    accuracy: float
-    name: str
-
-
 @pytest.mark.parametrize(
     ("returned", "row"),
     [
@@ -37,9 +28,7 @@ class Scores:
         (np.longdouble("0.5"), {"value": 0.5}),
         ({"a": Decimal("0.1"), "b": Fraction(1, 3)}, {"a": 0.1, "b": 1 / 3}),
         ({"a": np.int64(3), "b": np.bool_(True)}, {"a": 3, "b": True}),
-        ({"a": datetime.date(2026, 1, 2), "b": Path("a/b")}, {"a": "2026-01-02", "b": "a/b"}),
-        (Scores(0.5, "x"), {"accuracy": 0.5, "name": "x"}),
-        (namedtuple("Pair", "a b")(1, 2), {"a": 1, "b": 2}),
+        (datetime.date(2026, 1, 2), {"value": "2026-01-02"}),
         ({"x": 1, "y": 2}, {"y": 2}),  # an argument, returned as it was given
         ({"a": pd.NaT, "b": pd.NA}, {"a": None, "b": None}),
         ({"a": np.datetime64("NaT"), "b": np.ma.masked}, {"a": None, "b": None}),
