@@ -81,20 +81,8 @@ class RaceSettings(MetricSettings):
 
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Level of significance in each round."""
-    first_runs: int | None = Field(None, ge=2)
-    """Seeds of every point before the first test; by default the fewest with which a point can be
-    dropped.
-    """
     most_runs: int = Field(20, ge=2)
     """Most seeds of a point."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> RaceSettings:
-        if self.first_runs is not None and self.first_runs > self.most_runs:
-            raise ValueError(
-                f"first_runs = {self.first_runs}: exceeds most_runs = {self.most_runs}"
-            )
-        return self
 
 
 def _listed(axis: Any) -> list[Any]:

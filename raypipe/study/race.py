@@ -76,9 +76,7 @@ class Standing:
 
 
 def first_runs(settings: RaceSettings, points: int) -> int:
-    """Return the seeds of the first round, by default the fewest that can drop a point."""
-    if settings.first_runs is not None:
-        return settings.first_runs
+    """Return the seeds of the first round: the fewest that can drop a point."""
     return min(runs_needed(points - 1, settings.alpha), settings.most_runs)
 
 
