@@ -162,20 +162,6 @@ class Run:
         return summary(self.directory).status
 
     @property
-    def tags(self) -> tuple[str, ...]:
-        """The tags that its user gave it, which ``raypipe tag`` changes."""
-        from raypipe.store.run_notes import read
-
-        return read(self.directory).tags
-
-    @property
-    def note(self) -> str:
-        """The note of its user; empty without one."""
-        from raypipe.store.run_notes import read
-
-        return read(self.directory).note
-
-    @property
     def failures(self) -> pd.DataFrame:
         """The failed attempts, with their tracebacks."""
         return self.table("failures")

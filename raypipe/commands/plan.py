@@ -221,15 +221,11 @@ def plan(
 ) -> list[Row]:
     """Return a row per stage: its units, how many are finished, and their workload.
 
-    What this machine cannot run is planned as well, since a cluster may; a line on stderr says so.
+    What this machine cannot run is planned as well, since a cluster may.
     """
     nodes = [hardware.detect()]
     work = work_of(resolve(document, overrides, profile, nodes), only, nodes)
     graph, ledger, stored = work.graph, None, set[str]()
-    try:
-        work.check(may_grow=False)
-    except ConfigError as misfit:
-        print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     if run_dir is not None:
         run = RunDirectory.at(os.fspath(run_dir))
         run.check_new()
