@@ -80,7 +80,7 @@ _LARGEST = 1e300  # matplotlib overflows beyond
 _LEAST_DOTS = 3  # the headline compares two
 _LEAST_PARALLEL, _MOST_PARALLEL = 10, 300  # points; of fewer the best tenth is none
 _MOST_UPRIGHT = 7  # axes of points as lines
-_MOST_PICTURES, _MOST_NAMES = 8, 50  # of the files that calls wrote
+_MOST_PICTURES = 8  # of the files that calls wrote
 _LARGEST_PICTURE = 2**19  # bytes
 #: media types of pictures and their first bytes, by the ends of their names
 _JPEG = "image/jpeg", b"\xff\xd8\xff"
@@ -127,7 +127,7 @@ def table_section(results: Results, search: Searched | None = None) -> Section:
 
 
 def files_section(run: RunResults) -> Section:
-    """Return pictures that calls wrote, those of the best calls first, and the names of others."""
+    """Return pictures that calls wrote, those of the best calls first; the calls name all files."""
     calls = next((each for each in run.results if each.table.name == "calls"), None)
     if calls is None or FILES not in calls.rows or run.directory is None:
         return Section("Files", [])
@@ -137,13 +137,9 @@ def files_section(run: RunResults) -> Section:
         rows = rows.sort_values(column.name, ascending=is_rising, key=as_numbers, kind="stable")
     files = files_of(run.directory, rows)
     pictures = [each for each in files if PurePath(each.name).suffix.lower() in _PICTURES]
-    images = {each: image for each in pictures[:_MOST_PICTURES] if (image := _image(each))}
-    others = [(each.call, each.name) for each in files if each not in images]
+    images = filter(None, map(_image, pictures[:_MOST_PICTURES]))
     text = f"{counted(len(files), 'file')}, in files/ of the run directory."
-    names = pd.DataFrame(others[:_MOST_NAMES], columns=["call", "file"])
-    caption = f"The first {_MOST_NAMES} of {len(others)}." if len(others) > _MOST_NAMES else ""
-    listed_names = [TableView(names, label="Further files", caption=caption)] if others else []
-    return Section("Files", [text, *images.values(), *listed_names])
+    return Section("Files", [text, *images])
 
 
 def _image(file: RunFile) -> Image | None:

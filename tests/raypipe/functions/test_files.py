@@ -69,7 +69,7 @@ def test_the_page_follows_no_link_and_refuses_other_names(folder):
     raypipe("report", "r")
     page = (folder / "r/report/index.html").read_text()
     assert "<img" not in page
-    assert "<td>plot.svg</td>" in page
+    assert "plot.svg" in page
     rows = rp.open("r").table("calls").assign(files='["../../../../secret.svg"]')
     with pytest.raises(rp.ConfigError, match="cannot be a path in a run directory"):
         files_of(RunDirectory.at("r"), rows)
