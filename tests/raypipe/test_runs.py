@@ -217,7 +217,7 @@ def test_a_running_command_reports_its_progress(work, monkeypatch):
     ended = RunStatus.parse(Path("out/status.json").read_bytes())
     assert ended is not None
     assert (ended.status, ended.ended, ended.commands, ended.running) == ("succeeded", 2, 1, ())
-    assert (ended.earlier_s, ended.jobs) == (0.0, 0)
+    assert (ended.earlier_s, ended.jobs, ended.period_s) == (0.0, 0, 0.01)
     assert ended == seen[1]
     assert ended.messages[-1][1].startswith("done: ")
     raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,8]", "--run-dir", "out", expected=130)

@@ -10,8 +10,8 @@ from raypipe.store.cache import Cache
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "new" / "cache"))
+    return tmp_path / "new" / "cache"
 
 
 def test_rows_are_found_again_and_the_newest_counts(folder):
@@ -26,6 +26,14 @@ def test_rows_are_found_again_and_the_newest_counts(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["others.sqlite", "values.sqlite"]
 
 
+def test_it_lies_in_the_users_cache_unless_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAYPIPE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for caches, place in (("", ".cache/raypipe"), (str(tmp_path / "own"), "own/raypipe")):
+        monkeypatch.setenv("XDG_CACHE_HOME", caches)
+        assert Cache.directory() == tmp_path / place
+
+
 def test_one_that_is_not_used_touches_nothing(folder):
     with Cache("values", enabled=False) as cache:
         cache.put({"a": {"value": 1.0}})
@@ -37,7 +45,7 @@ def test_one_that_is_not_used_touches_nothing(folder):
 def test_a_file_that_cannot_be_used_is_reported_once_and_left_alone(folder, content, caplog):
     """None: not even the folder can be created."""
     file = folder if content is None else folder / "values.sqlite"
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True)
     file.write_bytes(content or b"")
     with Cache("values") as cache:
         cache.put({"a": {"value": 1.0}})

@@ -47,20 +47,8 @@ def test_commands_on_a_bucket(work, uri, case):
         assert len(run.read(run.path(*file.split("/")))) > 30
 
 
-WRITER = """
-import raypipe as rp
-
-def write(x):
-    (rp.output_dir() / "a b").mkdir()
-    (rp.output_dir() / "a b" / "note.txt").write_text(f"note of {x}")
-    if x == 3:
-        raise ValueError("three")
-    return {"y": x}
-"""
-
-
 def test_files_of_calls_are_copied_to_the_bucket(work, uri):
-    (work / "own.py").write_text(WRITER)
+    (work / "own.py").write_text(cases(__file__, "uris")["writer"])
     words = ("map", "own:write", "x=[1,2,3]", "--run-dir", uri)
     assert "ValueError: three" in raypipe(*words, expected=1)
     files = rp.open(uri).files("*.txt")
