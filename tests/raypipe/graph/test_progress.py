@@ -80,8 +80,7 @@ def test_stages_without_a_line_are_counted_in_one(height, stages, working, lines
     for name in names[working : working + 5]:
         display.start(name, "waiting for resources", waits=True)
     shown_lines = shown(display, 80, height)
-    assert len(shown_lines) == lines
-    assert shown_lines[1].startswith("train lr=0 s1 ")
+    assert (len(shown_lines), shown_lines[1][:14]) == (lines, "train lr=0 s1 ")
     assert shown_lines[-1].startswith(last)
 
 

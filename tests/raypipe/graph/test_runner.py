@@ -322,7 +322,10 @@ def test_the_time_of_a_stage_is_of_all_commands_whose_results_it_has(session):
 
 
 def test_the_measured_time_of_a_stage_is_without_its_waits(tmp_path, monkeypatch):
-    """It waits 7 s for each of two tasks, and 100 s for another stage."""
+    """It waits 7 s for each of two tasks, and 100 s for another stage.
+
+    Tables that take 10 s to write are written after the first stage and at the end.
+    """
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
     for module in ("runner", "context"):
         monkeypatch.setattr(f"raypipe.graph.{module}.time", clock)
@@ -346,12 +349,15 @@ def test_the_measured_time_of_a_stage_is_without_its_waits(tmp_path, monkeypatch
         turn(100)
         finish(context)
 
+    writes = Mock(side_effect=lambda *_: turn(10))
+    monkeypatch.setattr(runner.tables, "write_tables", writes)
     session = session_in(tmp_path / "run", Threads(), durations=Durations([HERE]))
     stages = composed([stage("check"), stage("train", do=train), studies(study, (), ("train",))])
     assert runner.GraphRunner(session).run(stages) is None
     found = session.durations.estimates([(stages[2], stages[2].units)])["studies"]
     assert (round(found.seconds), round(found.cpu_s), found.gpu_s) == (20, 0, 0)
     assert round(session.ledger.get("stages", "studies")["duration_s"]) == 127
+    assert writes.call_count == 2
 
 
 def test_a_failure_is_a_row_with_its_kind_and_out_of_memory_is_a_status_of_its_own(session):
